@@ -23,6 +23,13 @@ BENCHMARKS = (
     ),
     Benchmark("step-overhead", ("C16",), "scheduler and packing without a model", "engine.bench.step_overhead"),
     Benchmark(
+        "launch-overhead",
+        (),
+        "CPU time of kernel launches per layer, without a GPU",
+        "engine.bench.launch_overhead",
+        has_cpu_floors=False,
+    ),
+    Benchmark(
         "gpu-decode",
         ("G1", "G2", "G3", "G13", "G14"),
         "on a GPU: decode and prefill steps as fractions of their floor; idle time",

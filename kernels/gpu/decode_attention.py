@@ -5,6 +5,8 @@ writes the result of a row that is one chunk; a second kernel merges the chunks 
 programs without work end at once.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +14,7 @@ import triton.language as tl
 from kernels.gpu.attend import LOG2_E, attend, dot_queries, first_block_ids, weighted_mean
 from kernels.gpu.decode_plan import CHUNK_UNIT, MAX_CHUNKS_PER_ROW, DecodePlan
 from kernels.gpu.kv_cache import GpuKVCache
-from kernels.gpu.launch import is_compile_only, launch
+from kernels.gpu.launch import BoundKernel, is_compile_only
 from kernels.gpu.tiles import AttentionTile
 from kernels.metadata import AttentionMetadata
 
@@ -46,9 +48,16 @@ def decode_attention(
     assert CHUNK_UNIT % tile.block_n == 0, f"steps of {tile.block_n} keys cross the borders of chunks"
     num_heads, head_dim = q.shape[1:]
     num_chunks, num_rows = plan.chunks.shape[0], plan.first_chunks.shape[0] - 1
-    padded_head_dim = triton.next_power_of_2(head_dim)
+    launch, merge = _bind(
+        tile,
+        num_heads // kv_cache.num_kv_heads,
+        head_dim,
+        kv_cache.block_size,
+        kv_cache.is_quantized,
+        sliding_window is not None,
+        soft_cap is not None,
+    )
     launch(
-        _decode_attention_kernel,
         (num_chunks, kv_cache.num_kv_heads),
         out,
         plan.parts,
@@ -65,32 +74,46 @@ def decode_attention(
         sliding_window or 0,
         scale * LOG2_E.value,
         float(soft_cap or 0.0),
-        GROUP_SIZE=num_heads // kv_cache.num_kv_heads,
+    )
+    if num_chunks > num_rows or is_compile_only():
+        merge((num_rows, num_heads), out, plan.parts, plan.part_lse, plan.first_chunks)
+
+
+@cache
+def _bind(
+    tile: AttentionTile,
+    group_size: int,
+    head_dim: int,
+    block_size: int,
+    is_quantized: bool,
+    has_window: bool,
+    has_soft_cap: bool,
+) -> tuple[BoundKernel, BoundKernel]:
+    """Returns the kernel, and the one that merges the chunks of rows."""
+    padded_head_dim = triton.next_power_of_2(head_dim)
+    kernel = BoundKernel(
+        _decode_attention_kernel,
+        GROUP_SIZE=group_size,
         HEAD_DIM=head_dim,
-        BLOCK_SIZE=kv_cache.block_size,
+        BLOCK_SIZE=block_size,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_D=padded_head_dim,
-        IS_QUANTIZED=kv_cache.is_quantized,
-        HAS_WINDOW=sliding_window is not None,
-        HAS_SOFT_CAP=soft_cap is not None,
+        IS_QUANTIZED=is_quantized,
+        HAS_WINDOW=has_window,
+        HAS_SOFT_CAP=has_soft_cap,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    if num_chunks > num_rows or is_compile_only():
-        launch(
-            _merge_chunks_kernel,
-            (num_rows, num_heads),
-            out,
-            plan.parts,
-            plan.part_lse,
-            plan.first_chunks,
-            HEAD_DIM=head_dim,
-            BLOCK_D=padded_head_dim,
-            MAX_CHUNKS=MAX_CHUNKS_PER_ROW,
-            CHUNKS_AT_ONCE=_CHUNKS_AT_ONCE,
-            num_warps=4,
-        )
+    merge = BoundKernel(
+        _merge_chunks_kernel,
+        HEAD_DIM=head_dim,
+        BLOCK_D=padded_head_dim,
+        MAX_CHUNKS=MAX_CHUNKS_PER_ROW,
+        CHUNKS_AT_ONCE=_CHUNKS_AT_ONCE,
+        num_warps=4,
+    )
+    return kernel, merge
 
 
 @triton.jit(

@@ -1,4 +1,4 @@
-"""The single launch function of all kernels, so that start-up can compile all of them without running any.
+"""The single way to launch a kernel, so that start-up can compile all of them without running any.
 
 The set of specializations is closed: it follows from the model, the target and the flags. At start the operations are
 called once for each of them inside `compile_only`. A later compile is a defect and is counted.
@@ -10,40 +10,140 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache, reduce
+from operator import or_
 from typing import Any
 
+import torch
 import triton
+from triton.runtime import driver
 
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.progress import Progress, no_progress
 
+_INT32_END = 2**31
+_MISSING_DIMENSIONS = ((1, 1, 1), (1, 1), (1,), ())
+_ENTER_HOOKS = triton.knobs.runtime.launch_enter_hook
+_EXIT_HOOKS = triton.knobs.runtime.launch_exit_hook
 _requested: ContextVar[list[Any] | None] = ContextVar("kernels_to_compile", default=None)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launches a Triton kernel, or only compiles it inside `compile_only`.
+class BoundKernel:
+    """A Triton kernel with its constexpr parameters. Launches of a known specialization skip Triton's dispatch.
 
-    Args:
-        kernel: decorated with `triton.jit`.
-        grid: programs in up to three dimensions; an empty grid is skipped.
-        args: tensors and numbers, in the order of the kernel's parameters.
-        options: its constexpr parameters, num_warps and num_stages.
+    Triton's dispatch derives the specialization from every argument and looks the compiled kernel up by a string, which
+    takes several times as long as the launch itself. Here the lookup key is made of everything that Triton specialises
+    on: the device, dtypes, the alignment of pointers, and of integers the value 1 and divisibility by 16. Arguments
+    with equal keys therefore use the same compiled kernel. A new key goes through Triton, which compiles if necessary.
     """
-    requested = _requested.get()
-    if requested is not None:
-        requested.append(kernel.warmup(*args, grid=grid, **options))
-    elif all(grid):
-        kernel[grid](*args, **options)
+
+    def __init__(self, kernel: Any, **options: Any) -> None:
+        """Compiles nothing.
+
+        Args:
+            kernel: decorated with `triton.jit`; takes tensors, then numbers, then constexpr parameters.
+            options: its constexpr parameters, num_warps and num_stages.
+        """
+        self._kernel = kernel
+        self._options = options
+        self._is_interpreted = not isinstance(kernel, triton.JITFunction)
+        self._compiled: dict[tuple[object, ...], tuple[Callable[..., None], object, object]] = {}
+        self._num_tensors = 0
+        self._number_types: tuple[type, ...] | None = None  # known from the first launch
+        self._specialized_numbers: tuple[int, ...] = ()
+        if self._is_interpreted:
+            return
+        constants = [parameter.name for parameter in kernel.params if parameter.is_constexpr]
+        assert kernel.arg_names[-len(constants) :] == constants, f"{kernel}: constexpr parameters are not the last ones"
+        self._constants = [options[name] for name in constants]
+
+    def __call__(self, grid: tuple[int, ...], *args: Any) -> None:
+        """Launches the kernel, or only compiles it inside `compile_only`.
+
+        Args:
+            grid: programs in up to three dimensions; an empty grid is skipped.
+            args: tensors, then numbers, in the order of the kernel's parameters.
+        """
+        requested = _requested.get()
+        if requested is not None:
+            requested.append(self._kernel.warmup(*args, grid=grid, **self._options))
+            return
+        if 0 in grid:
+            return
+        if self._is_interpreted or _ENTER_HOOKS.calls or _EXIT_HOOKS.calls:  # hooks of a profiler
+            self.dispatch(grid, *args)
+            return
+        if self._number_types is None:
+            self._learn_types(args)
+        tensors, numbers = args[: self._num_tensors], args[self._num_tensors :]
+        if tuple(map(type, numbers)) != self._number_types or (numbers and max(numbers) >= _INT32_END):
+            self.dispatch(grid, *args)
+            return
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        active = driver.active
+        device = active.get_current_device()
+        key = (
+            device,
+            reduce(or_, pointers, 0) & 15 and tuple([pointer & 15 for pointer in pointers]),
+            self._specialized_numbers
+            and tuple([16 if numbers[i] == 1 else numbers[i] & 15 for i in self._specialized_numbers]),
+            *[tensor.dtype for tensor in tensors],
+        )
+        known = self._compiled.get(key)
+        if known is None:
+            kernel = self.dispatch(grid, *args)
+            if kernel.metadata.target.backend == "cuda":  # ROCm specialises on the sizes of tensors too
+                self._compiled[key] = (kernel.run, kernel.function, kernel.packed_metadata)
+            return
+        run, function, metadata = known
+        run(
+            *grid,
+            *_MISSING_DIMENSIONS[len(grid)],
+            active.get_current_stream(device),
+            function,
+            metadata,
+            None,  # metadata for hooks, and the hooks
+            None,
+            None,
+            *pointers,
+            *numbers,
+            *self._constants,
+        )
+
+    def dispatch(self, grid: tuple[int, ...], *args: Any) -> Any:
+        """Launches the kernel through Triton's dispatch and returns the compiled kernel."""
+        return self._kernel[grid](*args, **self._options)
+
+    def _learn_types(self, args: tuple[Any, ...]) -> None:
+        self._num_tensors = sum(isinstance(arg, torch.Tensor) for arg in args)
+        numbers = args[self._num_tensors :]
+        parameters = self._kernel.params[self._num_tensors :]
+        self._number_types = tuple(map(type, numbers))
+        self._specialized_numbers = tuple(
+            index
+            for index, (number, parameter) in enumerate(zip(numbers, parameters, strict=False))
+            if isinstance(number, int) and not parameter.do_not_specialize
+        )
+
+
+@cache
+def _bind(kernel: Any, **options: Any) -> BoundKernel:
+    return BoundKernel(kernel, **options)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Launches a kernel with these constexpr parameters; see `BoundKernel`, which callers of each layer keep."""
+    _bind(kernel, **options)(grid, *args)
 
 
 def is_compile_only() -> bool:
-    """Tells whether `launch` only compiles; callers should then launch every specialization of later calls."""
+    """Tells whether launches only compile; callers should then launch every specialization of later calls."""
     return _requested.get() is not None
 
 
 @contextmanager
 def compile_only(*, num_threads: int | None = None, progress: Progress = no_progress) -> Iterator[list[Any]]:
-    """Makes `launch` compile instead of run; all compiles have finished when the block ends.
+    """Makes launches compile instead of run; all compiles have finished when the block ends.
 
     Args:
         num_threads: compile threads; None is one per core.

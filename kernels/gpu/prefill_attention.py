@@ -5,13 +5,15 @@ them and matrix instructions are full. Each program finds its row and tokens on 
 shapes alone.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
 from kernels.gpu.attend import LOG2_E, attend, dot_queries, first_block_ids, weighted_mean
 from kernels.gpu.kv_cache import GpuKVCache
-from kernels.gpu.launch import launch
+from kernels.gpu.launch import BoundKernel
 from kernels.gpu.tiles import AttentionTile
 from kernels.metadata import AttentionMetadata
 
@@ -47,8 +49,16 @@ def prefill_attention(
     group_size = num_heads // kv_cache.num_kv_heads
     num_rows = metadata.num_reqs - first_row
     max_tiles = (q.shape[0] - first_row) // (tile.block_m // group_size) + num_rows
+    launch = _bind(
+        tile,
+        group_size,
+        head_dim,
+        kv_cache.block_size,
+        kv_cache.is_quantized,
+        sliding_window is not None,
+        soft_cap is not None,
+    )
     launch(
-        _prefill_attention_kernel,
         (max_tiles, kv_cache.num_kv_heads),
         out,
         q,
@@ -67,15 +77,30 @@ def prefill_attention(
         sliding_window or 0,
         scale * LOG2_E.value,
         float(soft_cap or 0.0),
+    )
+
+
+@cache
+def _bind(
+    tile: AttentionTile,
+    group_size: int,
+    head_dim: int,
+    block_size: int,
+    is_quantized: bool,
+    has_window: bool,
+    has_soft_cap: bool,
+) -> BoundKernel:
+    return BoundKernel(
+        _prefill_attention_kernel,
         GROUP_SIZE=group_size,
         HEAD_DIM=head_dim,
-        BLOCK_SIZE=kv_cache.block_size,
+        BLOCK_SIZE=block_size,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_D=triton.next_power_of_2(head_dim),
-        IS_QUANTIZED=kv_cache.is_quantized,
-        HAS_WINDOW=sliding_window is not None,
-        HAS_SOFT_CAP=soft_cap is not None,
+        IS_QUANTIZED=is_quantized,
+        HAS_WINDOW=has_window,
+        HAS_SOFT_CAP=has_soft_cap,
         ROWS_AT_ONCE=_ROWS_AT_ONCE,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -36,10 +36,11 @@ def empty_rows(
 
     Returns: the result, and the tensors that a kernel writes: values, and scales, which are unused if not quantised.
     """
-    values = torch.empty(len(like), n, dtype=quantize or like.dtype, device=like.device)
+    num_rows = like.shape[0]  # len() of a tensor is slow
+    values = torch.empty(num_rows, n, dtype=quantize or like.dtype, device=like.device)
     if quantize is None:
         return values, values, values
-    scales = torch.empty(len(like), 1, dtype=torch.float32, device=like.device)
+    scales = torch.empty(num_rows, 1, dtype=torch.float32, device=like.device)
     return QuantizedRows(values, scales), values, scales
 
 

@@ -3,11 +3,13 @@
 A row is read once, kept in registers, and written once.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.launch import launch
+from kernels.gpu.launch import BoundKernel
 from kernels.gpu.quantize import QuantizedRows, empty_rows, store_quantized_rows
 from kernels.gpu.rows import check_rows
 from kernels.gpu.tiles import row_tile
@@ -55,26 +57,27 @@ def _normed(
     num_rows, n = x.shape
     if weight.shape != (n,):
         raise ValueError(f"weight has shape {list(weight.shape)}, rows of x have {n} values")
-    tile = row_tile(n, x.itemsize)
+    launch, block_m = _bind(n, x.itemsize, residual is not None, quantize is not None)
     out, values, scales = empty_rows(x, n, quantize)
-    launch(
+    grid = (-(-num_rows // block_m),)
+    launch(grid, x, x if residual is None else residual, weight, values, scales, num_rows, eps)
+    return out
+
+
+@cache
+def _bind(n: int, itemsize: int, adds: bool, quantizes: bool) -> tuple[BoundKernel, int]:
+    """Returns the kernel for rows of n values, and its rows per program."""
+    tile = row_tile(n, itemsize)
+    kernel = BoundKernel(
         _rms_norm_kernel,
-        (triton.cdiv(num_rows, tile.block_m),),
-        x,
-        x if residual is None else residual,
-        weight,
-        values,
-        scales,
-        num_rows,
-        eps,
         N=n,
-        ADDS=residual is not None,
-        QUANTIZES=quantize is not None,
+        ADDS=adds,
+        QUANTIZES=quantizes,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         num_warps=tile.num_warps,
     )
-    return out
+    return kernel, tile.block_m
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -4,13 +4,15 @@ One launch over the output of the QKV projection, with an RMSNorm of each query 
 model has one. A program takes one token and some of its heads: queries, or keys with their values. Computes in fp32.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
 from kernels.gpu.float8 import float8_scale, store_float8
 from kernels.gpu.kv_cache import GpuKVCache
-from kernels.gpu.launch import launch
+from kernels.gpu.launch import BoundKernel
 from kernels.gpu.rows import check_rows
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import head_tile
@@ -45,7 +47,7 @@ def rotate_and_store(
     """
     check_rows(qkv=qkv)
     head_dim, num_kv_heads = kv_cache.head_dim, kv_cache.num_kv_heads
-    num_tokens, num_heads = len(qkv), kv_cache.num_query_heads(qkv, cos, sin)
+    num_tokens, num_heads = qkv.shape[0], kv_cache.num_query_heads(qkv, cos, sin)
     if not positions.shape == slot_mapping.shape == (num_tokens,):
         raise ValueError(
             f"qkv has {num_tokens} tokens, positions {list(positions.shape)}, slot_mapping {list(slot_mapping.shape)}"
@@ -54,10 +56,16 @@ def rotate_and_store(
     assert sin.is_contiguous()
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     q_norm, k_norm = (cos, cos) if head_norms is None else head_norms
-    tile = head_tile(num_heads, head_dim, target.warp_size)
-    num_groups = triton.cdiv(num_heads, tile.block_h) + triton.cdiv(num_kv_heads, tile.block_h)
+    launch, num_groups = _bind(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        kv_cache.block_size,
+        head_norms is not None,
+        kv_cache.is_quantized,
+        target.warp_size,
+    )
     launch(
-        _rotate_and_store_kernel,
         (num_tokens, num_groups),
         qkv,
         positions,
@@ -72,17 +80,35 @@ def rotate_and_store(
         kv_cache.k_scales,
         kv_cache.v_scales,
         eps,
+    )
+    return q
+
+
+@cache
+def _bind(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    norms: bool,
+    quantizes: bool,
+    warp_size: int,
+) -> tuple[BoundKernel, int]:
+    """Returns the kernel for these heads, and its programs per token."""
+    tile = head_tile(num_heads, head_dim, warp_size)
+    kernel = BoundKernel(
+        _rotate_and_store_kernel,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
-        BLOCK_SIZE=kv_cache.block_size,
-        NORMS=head_norms is not None,
-        QUANTIZES=kv_cache.is_quantized,
+        BLOCK_SIZE=block_size,
+        NORMS=norms,
+        QUANTIZES=quantizes,
         BLOCK_H=tile.block_h,
         BLOCK_D=tile.block_d,
         num_warps=tile.num_warps,
     )
-    return q
+    return kernel, triton.cdiv(num_heads, tile.block_h) + triton.cdiv(num_kv_heads, tile.block_h)
 
 
 @triton.jit

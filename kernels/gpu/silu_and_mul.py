@@ -1,10 +1,12 @@
 """The gate of SwiGLU feed-forward layers (arXiv:2002.05202), with its result in the model's dtype or in 8 bits."""
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.launch import launch
+from kernels.gpu.launch import BoundKernel
 from kernels.gpu.quantize import QuantizedRows, empty_rows, store_quantized_rows
 from kernels.gpu.rows import check_rows
 from kernels.gpu.tiles import column_tile, row_tile
@@ -21,25 +23,29 @@ def silu_and_mul(gate_up: torch.Tensor, *, quantize: torch.dtype | None = None) 
     Raises: ValueError: another shape or dtype.
     """
     check_rows(gate_up=gate_up)
-    num_rows, n = gate_up.shape[0], gate_up.shape[1] // 2
-    if gate_up.shape[1] != 2 * n:
-        raise ValueError(f"gate_up has rows of {gate_up.shape[1]} values, which are not two halves")
-    tile = column_tile(n) if quantize is None else row_tile(n, gate_up.itemsize)
+    num_rows, width = gate_up.shape
+    n = width // 2
+    if width % 2:
+        raise ValueError(f"gate_up has rows of {width} values, which are not two halves")
+    launch, block_m, num_columns = _bind(n, gate_up.itemsize, quantize is not None)
     out, values, scales = empty_rows(gate_up, n, quantize)
-    launch(
+    launch((-(-num_rows // block_m), num_columns), gate_up, values, scales, num_rows)
+    return out
+
+
+@cache
+def _bind(n: int, itemsize: int, quantizes: bool) -> tuple[BoundKernel, int, int]:
+    """Returns the kernel for rows of n results, its rows per program and its programs per row."""
+    tile = row_tile(n, itemsize) if quantizes else column_tile(n)
+    kernel = BoundKernel(
         _silu_and_mul_kernel,
-        (triton.cdiv(num_rows, tile.block_m), triton.cdiv(n, tile.block_n)),
-        gate_up,
-        values,
-        scales,
-        num_rows,
         N=n,
-        QUANTIZES=quantize is not None,
+        QUANTIZES=quantizes,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         num_warps=tile.num_warps,
     )
-    return out
+    return kernel, tile.block_m, triton.cdiv(n, tile.block_n)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -101,6 +101,54 @@ def test_launches_compile_in_the_block_and_are_counted_after_it(tmp_path):
     )
 
 
+def test_later_launches_run_the_same_binary_as_triton_would(tmp_path):
+    """For each alignment, dtype and kind of integer, and for other devices; only first launches go through Triton."""
+    script(
+        tmp_path,
+        NEGATE,
+        """
+        from kernels.gpu.launch import BoundKernel
+        from kernels.gpu.compile_only_driver import CompileOnlyDriver
+
+        ran = []
+
+        class Launcher:
+            def __init__(self, src, metadata):
+                self.binary = src.signature, src.attrs, metadata.target
+
+            def __call__(self, x, y, z, stream, function, metadata, _, enter, exit, *args):
+                pointer = args[0] if isinstance(args[0], int) else args[0].data_ptr()
+                ran.append((self.binary, metadata, (x, y, z), pointer, args[1:]))
+
+        def use(target):
+            driver = CompileOnlyDriver(TARGETS[target])
+            driver.launcher_cls = Launcher
+            triton.runtime.driver.set_active(driver)
+
+        use("sm_80")
+        host = torch.zeros(1024)
+        dispatched = []
+        dispatch = BoundKernel.dispatch
+        BoundKernel.dispatch = lambda *args: dispatched.append(args) or dispatch(*args)
+        kernel = BoundKernel(negate, BLOCK=32, num_warps=1)
+        binaries = set()
+        for args in ((host, 17), (host[1:], 17), (host, 16), (host, 1), (host.int(), 17), (host, 2**31), (host, 17.0)):
+            for number, grid in enumerate([(3,), (2, 3), (4, 5, 6)]):
+                dispatched.clear()
+                kernel(grid, *args)
+                dispatch(kernel, grid, *args)
+                assert ran[-1] == ran[-2], ran[-2:]
+                always_dispatched = args[1] == 2**31 or isinstance(args[1], float)
+                assert len(dispatched) == (number == 0 or always_dispatched), (args[1:], number)
+            binaries.add(str(ran[-1][0]))
+        assert len(binaries) == 7, binaries
+        use("sm_90")
+        kernel((1,), host, 17)
+        assert ran[-1][0][2].arch == 90, ran[-1]
+        """,
+    )
+
+
 @pytest.mark.slow
 def test_compile_errors_are_collected_and_later_compiles_work(tmp_path):
     script(
