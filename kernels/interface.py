@@ -21,7 +21,7 @@ KVCache: TypeAlias = Any
 """Keys and values of one layer as returned by `make_kv_cache`; opaque outside of the family that made them."""
 
 Step: TypeAlias = Callable[[StepInputs], torch.Tensor]
-"""A step of the model: inputs -> logits [S, vocab_size] fp32 of the rows that sample."""
+"""A step of the model: inputs -> logits [S, vocab_size] fp32 of the rows that sample, in `inputs.logits` if given."""
 
 Quantization: TypeAlias = Literal["int8"]
 

@@ -55,9 +55,11 @@ class StepInputs:
         input_ids, positions: [num_tokens] int64.
         metadata: rows of the batch and places of their KV.
         logits_indices: [S] int64, tokens whose logits are computed.
+        logits: [S, vocab_size] float32, to which the step writes its result; None: it allocates one.
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     metadata: AttentionMetadata
     logits_indices: torch.Tensor
+    logits: torch.Tensor | None = None

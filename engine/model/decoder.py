@@ -96,7 +96,7 @@ class Decoder:
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
         """Computes a ragged batch; returns logits [S, vocab_size] fp32 of the tokens in `logits_indices`."""
         hidden = self.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata)
-        return self.compute_logits(self._ops.gather_rows(hidden, inputs.logits_indices))
+        return self.compute_logits(self._ops.gather_rows(hidden, inputs.logits_indices), inputs.logits)
 
     @torch.inference_mode()
     def forward(
@@ -130,12 +130,15 @@ class Decoder:
         return x
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Computes logits [S, vocab_size] fp32 of rows [S, hidden_size] of the result of `forward`."""
+    def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes logits [S, vocab_size] fp32 of rows [S, hidden_size] of the result of `forward`.
+
+        Writes them to `out` if given.
+        """
         logits = self._group.all_gather_columns(self._ops.linear(hidden, self._packed_lm_head))
         if logits.shape[1] != self.config.vocab_size:  # remove the padding rows of the last ranks
             logits = logits[:, : self.config.vocab_size].contiguous()
-        return logits.float()
+        return logits.float() if out is None else out.copy_(logits)
 
     def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[T] -> [T, hidden_size]: each rank embeds the tokens of its rows, and adds zeros for the others."""

@@ -7,6 +7,9 @@ from engine.errors import ConfigError
 
 _GIB = 2**30
 
+_MAX_CONTEXT_BYTES = 3 * _GIB // 2
+"""Most memory that the CUDA context and NCCL's buffers take before the engine allocates any; typically 0.3 to 1 GiB."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -27,6 +30,14 @@ class GpuMemory:
     utilization: float
 
     @property
+    def context_bytes(self) -> int:
+        """Memory of this process's CUDA context and communication buffers: all that is in use, up to a bound.
+
+        What is in use beyond the bound belongs to other processes.
+        """
+        return min(self.total_bytes - self.free_bytes, _MAX_CONTEXT_BYTES)
+
+    @property
     def budget_bytes(self) -> int:
         """Total memory that this engine may use."""
         return int(self.total_bytes * self.utilization)
@@ -36,11 +47,12 @@ class GpuMemory:
 
         Raises: ConfigError: other processes use part of it.
         """
-        if self.free_bytes < self.budget_bytes:
-            most = self.free_bytes / self.total_bytes
+        usable_bytes = self.free_bytes + self.context_bytes
+        if usable_bytes < self.budget_bytes:
+            most = usable_bytes / self.total_bytes
             raise ConfigError(
                 f"--gpu-memory-utilization {self.utilization:g} asks for {_gib(self.budget_bytes)} of the "
-                f"{_gib(self.total_bytes)} of {self.name}, {_gib(self.free_bytes)} is free: stop other processes on "
+                f"{_gib(self.total_bytes)} of {self.name}, {_gib(usable_bytes)} is free: stop other processes on "
                 f"it, or use at most --gpu-memory-utilization {int(most * 100) / 100:.2f}"
             )
 
@@ -62,11 +74,13 @@ class MemoryUse:
     """Measured memory use besides the KV cache, in bytes.
 
     Attributes:
+        context_bytes: see `GpuMemory`.
         weights_bytes: weights, and memory that libraries keep.
         step_bytes: peak of the largest step: activations, logits, workspaces.
-        graphs_bytes: CUDA graphs.
+        graphs_bytes: CUDA graphs and their logits.
     """
 
+    context_bytes: int
     weights_bytes: int
     step_bytes: int
     graphs_bytes: int
@@ -74,7 +88,7 @@ class MemoryUse:
     @property
     def total_bytes(self) -> int:
         """Sum of all."""
-        return self.weights_bytes + self.step_bytes + self.graphs_bytes
+        return self.context_bytes + self.weights_bytes + self.step_bytes + self.graphs_bytes
 
 
 def kv_cache_bytes(memory: GpuMemory, use: MemoryUse) -> int:
@@ -84,9 +98,10 @@ def kv_cache_bytes(memory: GpuMemory, use: MemoryUse) -> int:
     """
     left = memory.budget_bytes - use.total_bytes
     _log.info(
-        "GPU memory: %s of %s may be used; weights %s, largest step %s, CUDA graphs %s, KV cache %s",
+        "GPU memory: %s of %s may be used; CUDA context %s, weights %s, largest step %s, CUDA graphs %s, KV cache %s",
         _gib(memory.budget_bytes),
         _gib(memory.total_bytes),
+        _gib(use.context_bytes),
         _gib(use.weights_bytes),
         _gib(use.step_bytes),
         _gib(use.graphs_bytes),
@@ -94,20 +109,13 @@ def kv_cache_bytes(memory: GpuMemory, use: MemoryUse) -> int:
     )
     if left <= 0:
         raise ConfigError(
-            f"no memory is left for the KV cache: weights {_gib(use.weights_bytes)}, largest step "
-            f"{_gib(use.step_bytes)} and CUDA graphs {_gib(use.graphs_bytes)} take {_gib(-left)} more than the "
-            f"{_gib(memory.budget_bytes)} that --gpu-memory-utilization {memory.utilization:g} allows. Raise it, lower "
-            "--max-num-batched-tokens or --max-num-seqs, or use --quantization fp8"
+            f"no memory is left for the KV cache: CUDA context {_gib(use.context_bytes)}, weights "
+            f"{_gib(use.weights_bytes)}, largest step {_gib(use.step_bytes)} and CUDA graphs {_gib(use.graphs_bytes)} "
+            f"take {_gib(-left)} more than the {_gib(memory.budget_bytes)} that --gpu-memory-utilization "
+            f"{memory.utilization:g} allows. Raise it, lower --max-num-batched-tokens or --max-num-seqs, or use "
+            "--quantization fp8"
         )
     return left
-
-
-def graphs_bytes(first_bytes: int, second_bytes: int, num_graphs: int) -> int:
-    """Estimates the memory of all CUDA graphs from recording the two largest.
-
-    Graphs share one memory pool: the largest fills it, and every other one adds as much as the second one.
-    """
-    return 0 if num_graphs == 0 else first_bytes + (num_graphs - 1) * second_bytes
 
 
 def _gib(num_bytes: int) -> str:

@@ -1,7 +1,8 @@
 """Measures the GPU memory needed besides the KV cache, before the cache is allocated."""
 
 import gc
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable
 
 import torch
 
@@ -12,14 +13,17 @@ from engine.interfaces import ModelRunner
 from engine.model.config import ModelConfig
 from engine.runner.kv_cache import KVCachePlan
 from engine.startup.gpu import Gpu
-from engine.startup.gpu_memory import MemoryUse, graphs_bytes
+from engine.startup.gpu_memory import MemoryUse
 from engine.startup.warm_up import run_largest_step
+from kernels.gpu.memory import free_bytes
 from kernels.gpu.ops import GpuOps
 from kernels.interface import KernelOps
 from kernels.metadata import AttentionMetadata
 
-MakeRunner = Callable[[KVCachePlan, Sequence[int]], ModelRunner]
-"""(plan of the cache, batch sizes to record) -> a runner of the loaded model."""
+_log = logging.getLogger(__name__)
+
+MakeRunner = Callable[[KVCachePlan, bool], ModelRunner]
+"""(plan of the cache, whether to record CUDA graphs) -> a runner of the loaded model."""
 
 
 def measure_memory(
@@ -28,12 +32,12 @@ def measure_memory(
     make_runner: MakeRunner,
     *,
     limits: StepLimits,
-    decode_sizes: Sequence[int],
+    has_graphs: bool,
     cache: KVCachePlan,
     vocab_size: int,
     run_longest_attention: Callable[[], None] | None = None,
 ) -> MemoryUse:
-    """Runs the largest possible step and records two CUDA graphs, with the smallest sufficient cache.
+    """Runs the largest possible step and records all CUDA graphs, with the smallest sufficient cache.
 
     All ranks of a group must call it together. Its allocations are freed afterwards.
 
@@ -42,7 +46,7 @@ def measure_memory(
         ops: operations of the model.
         make_runner: makes a runner of the model.
         limits: limits of a step.
-        decode_sizes: batch sizes for which graphs will be recorded, ascending.
+        has_graphs: whether CUDA graphs will be recorded.
         cache: `smallest_cache` of these limits.
         vocab_size: vocabulary of the model.
         run_longest_attention: attends over the longest context, for operations whose temporary memory grows with it;
@@ -54,9 +58,7 @@ def measure_memory(
     """
     device, memory = gpu.device, gpu.memory
     gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.synchronize(device)
-    free_after_loading = torch.cuda.mem_get_info(device)[0]
+    free_after_loading = free_bytes(device)
     reserved_after_loading = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
 
@@ -68,15 +70,15 @@ def measure_memory(
         max_model_len=min(cache.num_tokens, cache.max_model_len),
     )
     try:
-        run_largest_step(make_runner(cache, ()), config, vocab_size)
+        run_largest_step(make_runner(cache, False), config, vocab_size)
         torch.cuda.synchronize(device)
         peak_bytes = torch.cuda.max_memory_reserved(device) - reserved_after_loading
         # Memory of libraries outside torch's allocator: workspaces and kernels.
         taken_bytes = free_after_loading - torch.cuda.mem_get_info(device)[0]
         other_bytes = taken_bytes - (torch.cuda.memory_reserved(device) - reserved_after_loading)
         attention_bytes = _peak_bytes(run_longest_attention, device) if run_longest_attention is not None else 0
-        if decode_sizes:
-            make_runner(cache, decode_sizes[-2:])
+        if has_graphs:
+            make_runner(cache, True)
     except (torch.OutOfMemoryError, StepError) as error:
         reason = error.__cause__ if isinstance(error, StepError) else error
         if not isinstance(reason, torch.OutOfMemoryError):
@@ -85,15 +87,20 @@ def measure_memory(
             f"the largest step, {limits.max_num_seqs} requests and {limits.max_num_batched_tokens} tokens, does not "
             f"fit beside the weights: {str(reason).splitlines()[0]} Lower --max-num-batched-tokens or --max-num-seqs"
         ) from error
-    recorded_bytes = ops.graphs_bytes if isinstance(ops, GpuOps) else ()
-    first_bytes, second_bytes = (*recorded_bytes, 0, 0)[:2]
     gc.collect()
     torch.cuda.empty_cache()
     return MemoryUse(
+        context_bytes=memory.context_bytes,
         weights_bytes=memory.free_bytes - free_after_loading,
         step_bytes=max(0, peak_bytes + other_bytes - cache.num_bytes) + attention_bytes,
-        graphs_bytes=graphs_bytes(first_bytes, second_bytes, len(decode_sizes)),
+        graphs_bytes=ops.graphs_bytes if has_graphs and isinstance(ops, GpuOps) else 0,
     )
+
+
+def log_memory_in_use(gpu: Gpu) -> None:
+    """Logs the memory of the GPU that is in use when everything has been allocated."""
+    free, total = torch.cuda.mem_get_info(gpu.device)
+    _log.info("GPU memory in use, with other processes: %.2f of %.2f GiB", (total - free) / 2**30, total / 2**30)
 
 
 def smallest_cache(limits: StepLimits, block_size: int, bytes_per_token: int, max_model_len: int) -> KVCachePlan:

@@ -181,6 +181,7 @@ def _cpu_ops(task: RankTask, startup: StartupProgress) -> "CpuOps":
 
 def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: StartupProgress) -> RankParts:
     from engine.startup.gpu_profile import (  # and with it Triton, which takes half a second
+        log_memory_in_use,
         longest_attention,
         measure_memory,
         smallest_cache,
@@ -205,7 +206,8 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     try:
         model = _load(task, group, ops, gpu.device, startup)
 
-        def make_runner(plan: KVCachePlan, sizes: Sequence[int]) -> TorchModelRunner:
+        def make_runner(plan: KVCachePlan, has_graphs: bool) -> TorchModelRunner:
+            sizes = decode_sizes if has_graphs else ()
             return _make_runner(task, group, model, ops, plan, stream=stream, decode_sizes=sizes)
 
         cache_bytes = config.kv_cache_memory_bytes or 0  # unused if the number of blocks is given
@@ -224,7 +226,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
                 ops,
                 make_runner,
                 limits=task.limits,
-                decode_sizes=decode_sizes,
+                has_graphs=bool(decode_sizes),
                 cache=cache,
                 vocab_size=shard.vocab_size,
                 run_longest_attention=longest if is_torch else None,
@@ -235,8 +237,10 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
             shard, task.kv_dtype, config.block_size, cache_bytes, config.max_model_len, config.num_gpu_blocks_override
         )
         startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")
-        runner = make_runner(kv_plan, decode_sizes)
+        runner = make_runner(kv_plan, True)
         _log_recording(is_measured or is_torch, len(decode_sizes), startup)
+        if is_measured:
+            log_memory_in_use(gpu)
         return RankParts(runner, kv_plan)
     except NoRoomError as error:
         raise ConfigError(str(error)) from error

@@ -6,7 +6,6 @@ GPU takes to run them. The batch builder pads batches between two recorded sizes
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 
@@ -18,10 +17,8 @@ from kernels.metadata import StepInputs
 class DecodeGraphs:
     """Replays the graph of the batch's size if there is one, and runs the step eagerly otherwise.
 
-    All graphs share one memory pool: only one runs at a time, and its result is read before the next.
-
-    Attributes:
-        num_bytes: device memory of each graph, the largest size first.
+    All graphs share one memory pool, because only one runs at a time. Their logits are written to one buffer: a result
+    that stays in use keeps its part of the pool, so separate results would add up over all sizes.
     """
 
     def __init__(self, step: Step, largest: StepInputs, sizes: Sequence[int], progress: Progress = no_progress) -> None:
@@ -29,36 +26,35 @@ class DecodeGraphs:
 
         Args:
             step: only launches kernels on the current stream.
-            largest: the whole persistent buffers, which hold a valid batch.
+            largest: the whole persistent buffers, which hold a valid batch, and the buffer of the logits.
             sizes: batch sizes.
             progress: shows progress.
         """
+        assert largest.logits is not None
         self._step = step
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._logits = largest.logits
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         pool = torch.cuda.graph_pool_handle()
-        device = largest.input_ids.device
-        free_bytes = [torch.cuda.mem_get_info(device)[0]]
         # the largest first: smaller ones fit into its memory
         for size in progress(sorted(sizes, reverse=True), desc="recording CUDA graphs", total=len(sizes)):
-            step(
-                decode_inputs(largest, size)
-            )  # libraries choose and load their kernels for this size, which is not allowed in a capture
-            torch.cuda.synchronize(device)
+            # libraries choose and load their kernels for this size, which is not allowed in a capture
+            step(decode_inputs(largest, size))
+            torch.cuda.synchronize(self._logits.device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 # with new metadata, so that what layers share is computed in the graph too
                 logits = step(decode_inputs(largest, size))
-            self._graphs[size] = (graph, logits)
-            free_bytes.append(torch.cuda.mem_get_info(device)[0])
-        self.num_bytes = tuple(max(0, before - after) for before, after in pairwise(free_bytes))
+            assert logits.data_ptr() == self._logits.data_ptr(), "the step does not write its logits to the buffer"
+            self._graphs[size] = graph
 
     def __call__(self, inputs: StepInputs) -> torch.Tensor:
-        """Runs the step on views of the beginnings of the buffers -> logits [S, vocab_size]."""
-        if inputs.metadata.max_query_len == 1 and inputs.metadata.num_reqs in self._graphs:
-            graph, logits = self._graphs[inputs.metadata.num_reqs]
-            graph.replay()
-            return logits[: inputs.logits_indices.shape[0]]
-        return self._step(inputs)
+        """Runs the step on views of the beginnings of the buffers -> logits [S, vocab_size], valid until the next."""
+        logits = self._logits[: inputs.logits_indices.shape[0]]
+        graph = self._graphs.get(inputs.metadata.num_reqs) if inputs.metadata.max_query_len == 1 else None
+        if graph is None:
+            return self._step(replace(inputs, logits=logits))
+        graph.replay()
+        return logits
 
 
 def decode_inputs(largest: StepInputs, num_reqs: int) -> StepInputs:
@@ -77,4 +73,5 @@ def decode_inputs(largest: StepInputs, num_reqs: int) -> StepInputs:
             num_one_token_reqs=num_reqs,
         ),
         logits_indices=largest.logits_indices[:num_reqs],
+        logits=None if largest.logits is None else largest.logits[:num_reqs],
     )

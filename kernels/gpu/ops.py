@@ -1,6 +1,7 @@
 """`KernelOps` in Triton; matrix products by the vendor's library."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,6 +11,7 @@ from kernels.gpu.kernel_cache import use_kernel_cache
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.launch import compile_only, load_kernels
 from kernels.gpu.linear import PackedLinear, linear, pack_linear, pack_quantized
+from kernels.gpu.memory import free_bytes
 from kernels.gpu.paged_attention import paged_attention
 from kernels.gpu.progress import Progress, no_progress
 from kernels.gpu.quantize import QuantizedRows
@@ -27,7 +29,7 @@ class GpuOps:
     """One GPU's operations; they run on the current stream.
 
     Attributes:
-        graphs_bytes: memory that each CUDA graph of the last compiled step took, the largest batch first.
+        graphs_bytes: memory that the CUDA graphs of the last compiled step took, with their logits.
     """
 
     name = "triton"
@@ -62,7 +64,7 @@ class GpuOps:
         self._quantize_weights = quantize_weights
         self._row_dtype = target.require_fp8("--quantization fp8") if quantize_weights or quantize_inputs else None
         self._progress = progress
-        self.graphs_bytes: tuple[int, ...] = ()
+        self.graphs_bytes = 0
         # operations that are the functions of their modules
         self.rotate_and_store = partial(rotate_and_store, target=target)
         self.paged_attention = partial(paged_attention, target=target, num_processors=num_processors)
@@ -93,11 +95,13 @@ class GpuOps:
             logits = step(decode_inputs(largest, 1))
             self.sample(logits, greedy_batch(logits.shape[0], self._device, max_top_logprobs=0))
         load_kernels(kernels)
-        self.graphs_bytes = ()
+        self.graphs_bytes = 0
         if not decode_sizes:
             return step
-        graphs = DecodeGraphs(step, largest, decode_sizes, self._progress)
-        self.graphs_bytes = graphs.num_bytes
+        free_before = free_bytes(self._device)
+        buffer = torch.empty(largest.logits_indices.shape[0], logits.shape[1], dtype=torch.float32, device=self._device)
+        graphs = DecodeGraphs(step, replace(largest, logits=buffer), decode_sizes, self._progress)
+        self.graphs_bytes = max(0, free_before - free_bytes(self._device))
         return graphs
 
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -38,10 +38,12 @@ STEP_BYTES = 5 * MIB
 class FakeGraphs:
     """Computes what a graph would replay; records the batch sizes requested."""
 
-    num_bytes = (2 * MIB, 64 * 1024)
+    num_bytes = 2 * MIB
+    held_bytes: ClassVar[int] = 0
     seen: ClassVar[set[int]] = set()
 
     def __init__(self, step: Step, largest: StepInputs, sizes: Sequence[int], _progress: object) -> None:
+        FakeGraphs.held_bytes += self.num_bytes
         self.step = step
         assert list(sizes) == sorted(sizes)
 
@@ -68,11 +70,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     )
     monkeypatch.setattr("engine.startup.rank.InlineStream", LateStream)
     monkeypatch.setattr("kernels.gpu.ops.DecodeGraphs", FakeGraphs)
+    monkeypatch.setattr("engine.startup.gpu_memory._MAX_CONTEXT_BYTES", 4 * MIB)
+    monkeypatch.setattr(FakeGraphs, "held_bytes", 0)
     FakeGraphs.seen = set()
     for name, value in {
         "empty_cache": lambda: None,
         "synchronize": lambda _: None,
-        "mem_get_info": lambda _: (gpu.total - WEIGHTS_BYTES, gpu.total),
+        "mem_get_info": lambda _: (gpu.total - gpu.held - WEIGHTS_BYTES - FakeGraphs.held_bytes, gpu.total),
         "memory_reserved": lambda _: WEIGHTS_BYTES,
         "max_memory_reserved": lambda _: WEIGHTS_BYTES + STEP_BYTES,
         "reset_peak_memory_stats": lambda _: None,
@@ -127,15 +131,16 @@ def test_answers_equal_those_of_a_cpu_with_and_without_graphs_and_steps_in_fligh
     assert not FakeGraphs.seen
 
 
-def test_the_cache_gets_the_memory_left_by_weights_graphs_and_the_largest_step(
+def test_the_cache_gets_the_memory_left_by_context_weights_graphs_and_the_largest_step(
     gpu: SimpleNamespace, model_dir: Path
 ) -> None:
+    gpu.held = MIB  # CUDA context
     parts = build(model_dir, gpu_memory_utilization=0.75)
     block_bytes = 2 * 2 * 16 * 16 * 4  # keys and values of 2 heads of 16, 16 tokens, float32
     # The cache of the largest step: one block for each of 2 requests of 4 tokens.
     step_bytes = STEP_BYTES - 2 * block_bytes
-    graphs_bytes = 2 * MIB + 64 * 1024  # graphs of 1 and 2 rows
-    assert parts.info.num_kv_blocks == (48 * MIB - WEIGHTS_BYTES - step_bytes - graphs_bytes) // block_bytes
+    used_bytes = MIB + WEIGHTS_BYTES + step_bytes + FakeGraphs.num_bytes
+    assert parts.info.num_kv_blocks == (48 * MIB - used_bytes) // block_bytes
 
 
 def test_torch_kernels_run_without_graphs_and_pay_for_attention_over_the_longest_context(
@@ -217,7 +222,7 @@ def test_a_gpu_with_too_little_free_memory_is_reported_before_loading(
     monkeypatch.setattr("engine.startup.rank.load_model", pytest.fail)
     gpu.held = 32 * MIB
     with pytest.raises(
-        ConfigError, match=r"--gpu-memory-utilization 0\.92 asks for .* at most --gpu-memory-utilization 0\.50"
+        ConfigError, match=r"--gpu-memory-utilization 0\.92 asks for .* at most --gpu-memory-utilization 0\.56"
     ):
         build(model_dir)
 

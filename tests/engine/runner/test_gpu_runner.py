@@ -83,7 +83,6 @@ def test_replayed_steps_give_the_greedy_tokens_of_transformers(
     if graphs is not None:
         assert [num_rows for num_rows, _ in graphs.recorded] == [4, 2, 1]
         assert graphs.replayed == [{3: 4}.get(num_rows, num_rows) for num_rows in decodes if num_rows]
-        assert recording_ops.graphs_bytes == (0, 0, 0)
     want = engine_on(path, reference_ops()).serve(prompts, **options)
     assert [answer.token_ids for answer in run.answers] == [answer.token_ids for answer in want.answers]
     _assert_close(run.answers[4].prompt_logprobs, want.answers[4].prompt_logprobs, 2)

@@ -5,16 +5,20 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.runner.buckets import decode_buckets
 from kernels.gpu.decode_graphs import DecodeGraphs, decode_inputs
+from kernels.gpu.memory import free_bytes
 from tests.support.kernels.batches import make_step_buffers
+from tests.support.kernels.gpu_memory import FakeGpuMemory
 from tests.support.kernels.graphs import FakeGraphs
 
+META = torch.device("meta")
 MAX_REQS, MAX_TOKENS, MAX_BLOCKS, VOCAB = 8, 20, 3, 7
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    graphs = FakeGraphs(free_bytes=[1000, 900, 870, 880])
+    graphs = FakeGraphs()
     for name, replacement in graphs.patches().items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     return graphs
@@ -23,7 +27,7 @@ def graphs(monkeypatch):
 @pytest.fixture
 def largest():
     """Buffers before the first batch, filled with rows of padding."""
-    return make_step_buffers(MAX_REQS, MAX_TOKENS, MAX_BLOCKS)
+    return replace(make_step_buffers(MAX_REQS, MAX_TOKENS, MAX_BLOCKS), logits=torch.empty(MAX_REQS, VOCAB))
 
 
 def step(inputs):
@@ -32,7 +36,8 @@ def step(inputs):
     values = inputs.input_ids + 100 * inputs.positions + 1e4 * metadata.slot_mapping
     rows = metadata.seq_lens + 50 * metadata.block_table.sum(1) + 1e3 * metadata.query_start_loc[1:]
     values = values.double() + 1e6 * torch.repeat_interleave(rows.double(), metadata.query_start_loc.diff())
-    return (values[inputs.logits_indices][:, None] * torch.arange(1, VOCAB + 1)).float()
+    logits = (values[inputs.logits_indices][:, None] * torch.arange(1, VOCAB + 1)).float()
+    return logits if inputs.logits is None else inputs.logits.copy_(logits)
 
 
 def fill(largest, num_rows, seed, *, num_padded=0, num_wanted=None, query_len=1):
@@ -73,9 +78,31 @@ def test_the_largest_is_recorded_first_and_all_share_one_pool(graphs, largest):
     assert graphs.replayed == []
 
 
-def test_memory_is_reported_per_graph_and_never_negative(graphs, largest):
-    """Free memory may grow meanwhile, as other processes end."""
-    assert DecodeGraphs(graphs.recordable(step), largest, [1, 2, 4]).num_bytes == (100, 30, 0)
+def test_graphs_of_all_sizes_keep_one_buffer_of_logits_and_the_memory_of_the_largest(monkeypatch):
+    """The default sizes of 256 slots; separate logits would take 16.5 times the largest."""
+    memory, vocab_size = FakeGpuMemory(), 1000
+    for name, replacement in FakeGraphs(memory).patches().items():
+        monkeypatch.setattr(torch.cuda, name, replacement)
+
+    def step(inputs):
+        hidden = inputs.input_ids[inputs.logits_indices][:, None].expand(-1, vocab_size).bfloat16()
+        return inputs.logits.copy_(hidden)
+
+    with memory:
+        largest = make_step_buffers(256, 2048, MAX_BLOCKS, device="meta")
+        logits = torch.empty(256, vocab_size, device="meta")
+        buffers_bytes, before = memory.live_bytes, free_bytes(META)
+        graphs = DecodeGraphs(step, replace(largest, logits=logits), decode_buckets(256))
+        assert memory.live_bytes == buffers_bytes
+        ids_bytes, bf16_bytes = 256 * 8, 256 * vocab_size * 2
+        assert before - free_bytes(META) == ids_bytes + bf16_bytes
+        del graphs
+        assert free_bytes(META) == before
+
+
+def test_a_step_that_returns_other_memory_than_the_buffer_is_an_error(graphs, largest):
+    with pytest.raises(AssertionError, match="does not write its logits to the buffer"):
+        DecodeGraphs(graphs.recordable(lambda inputs: step(replace(inputs, logits=None))), largest, [1])
 
 
 def test_steps_of_recorded_sizes_replay_on_the_current_buffers(graphs, largest):
@@ -83,7 +110,7 @@ def test_steps_of_recorded_sizes_replay_on_the_current_buffers(graphs, largest):
     sizes = (4, 1, 8, 2, 4, 4, 1)
     for seed, num_rows in enumerate(sizes):
         inputs = fill(largest, num_rows, seed)
-        want = step(inputs)
+        want = step(replace(inputs, logits=None))
         assert torch.equal(replaying(inputs), want)
     assert graphs.replayed == list(sizes)
 
@@ -94,7 +121,7 @@ def test_a_padded_step_yields_logits_of_the_wanted_rows_only(graphs, largest):
         inputs = fill(largest, num_rows, num_rows, num_padded=num_padded, num_wanted=num_wanted)
         logits = replaying(inputs)
         assert logits.shape == (num_wanted, VOCAB)
-        assert torch.equal(logits, step(inputs))
+        assert torch.equal(logits, step(replace(inputs, logits=None)))
     assert graphs.replayed == [8, 4, 8, 8]
 
 
@@ -103,7 +130,7 @@ def test_other_steps_run_eagerly(graphs, largest):
     replaying = DecodeGraphs(graphs.recordable(step), largest, [2, 4])
     for num_rows, query_len in ((4, 5), (2, 3), (3, 1), (8, 1), (1, 1)):
         inputs = fill(largest, num_rows, num_rows, query_len=query_len)
-        assert torch.equal(replaying(inputs), step(inputs))
+        assert torch.equal(replaying(inputs), step(replace(inputs, logits=None)))
     assert graphs.replayed == []
 
 

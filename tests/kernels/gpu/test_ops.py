@@ -1,6 +1,6 @@
 """`GpuOps` beyond its single kernels; tests/engine/model/test_gpu_decoder.py runs whole models on it."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 
 import pytest
@@ -12,6 +12,7 @@ from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.targets import TARGETS, UnsupportedTargetError
 from kernels.sampling import RowStatus
 from tests.support.kernels.batches import make_step_buffers
+from tests.support.kernels.gpu_memory import FakeGpuMemory
 from tests.support.kernels.graphs import FakeGraphs
 
 NUM_PROCESSORS = 132
@@ -60,25 +61,37 @@ class Step:
     def __call__(self, inputs):
         self.calls.append(inputs)
         ids = inputs.input_ids[inputs.logits_indices]
-        return torch.nn.functional.one_hot(ids, self.vocab_size).float()
+        logits = torch.empty(len(ids), self.vocab_size, device=ids.device) if inputs.logits is None else inputs.logits
+        return logits.zero_().scatter_(1, ids[:, None], 1.0)
 
 
 def test_step_without_decode_sizes_is_unchanged(make_ops, device):
     ops, step = make_ops(), Step(50)
     assert ops.compile_step(step, make_step_buffers(4, 9, 2, device=device)) is step
-    assert ops.graphs_bytes == ()
+    assert ops.graphs_bytes == 0
     assert [inputs.metadata.num_reqs for inputs in step.calls] == [1]  # to compile what it launches
 
 
-def test_the_memory_of_graphs_is_that_of_the_last_compiled_step(make_ops, device, monkeypatch):
-    graphs = FakeGraphs(free_bytes=[1000, 900, 870])
+def test_the_memory_of_graphs_is_measured_with_an_empty_cache(make_ops, monkeypatch):
+    """A capture empties the cache, so 3 GiB become free while graphs take memory."""
+    memory = FakeGpuMemory()
+    graphs = FakeGraphs(memory, bytes_per_graph=2**20)
     for name, replacement in graphs.patches().items():
         monkeypatch.setattr(torch.cuda, name, replacement)
-    ops, step = make_ops(), Step(50)
-    ops.compile_step(graphs.recordable(step), make_step_buffers(4, 9, 2, device=device), (1, 4))
-    assert ops.graphs_bytes == (100, 30)
-    ops.compile_step(step, make_step_buffers(4, 9, 2, device=device))
-    assert ops.graphs_bytes == ()
+    monkeypatch.setattr(kernels.gpu.ops, "compile_only", lambda **_: nullcontext([]))
+    meta = torch.device("meta")
+    with memory:
+        ops, buffers = (
+            GpuOps(meta, TARGETS["sm_90"], num_processors=NUM_PROCESSORS),
+            make_step_buffers(4, 9, 2, device=meta),
+        )
+        ops.sample = lambda *_: None
+        _ = torch.empty(3 * 2**30, dtype=torch.int8, device=meta).add(1)
+        ops.compile_step(graphs.recordable(Step(50)), buffers, (1, 4))
+        logits_bytes, ids_bytes = 1024, 512
+        assert ops.graphs_bytes == 2 * 2**20 + logits_bytes + ids_bytes
+        ops.compile_step(Step(50), buffers)
+    assert ops.graphs_bytes == 0
 
 
 def test_progress_is_shown_for_compiling_and_recording(make_ops, device, monkeypatch):

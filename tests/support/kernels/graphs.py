@@ -1,51 +1,66 @@
 """Fake CUDA graphs on tensors of any device, for tests of the code that records and replays them.
 
-They are stricter than a GPU: replaying any graph overwrites the results of all others, as graphs share memory.
+A capture records each operation and each kernel launch without computing it, and a replay computes them again from what
+their inputs hold then. Operations that wait for the device are errors in a capture. On tensors without memory a capture
+records nothing.
 """
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.interpreter import InterpretedFunction
 
 from kernels.interface import Step
 from kernels.metadata import StepInputs
+from tests.support.kernels.gpu_memory import FakeGpuMemory
+
+_WAITS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
 
 class FakeGraph:
-    """Has the interface of `torch.cuda.CUDAGraph`."""
+    """Has the interface of `torch.cuda.CUDAGraph`.
+
+    Attributes:
+        calls: recorded work.
+        size: number of tokens, if a step begins with this graph.
+    """
 
     def __init__(self, graphs: "FakeGraphs") -> None:
         self._graphs = graphs
-        self.recorded: tuple[Step, StepInputs, torch.Tensor] | None = None
+        self.calls: list[Callable[[], None]] = []
+        self.size: int | None = None
 
+    @torch.inference_mode()
     def replay(self) -> None:
-        """Computes the step again, from what its inputs hold now, into the tensor that recording returned."""
-        assert self.recorded is not None, "nothing was recorded"
-        self._graphs.forget_outputs()
-        step, inputs, logits = self.recorded
-        # a replay computes again what the layers share
-        logits.copy_(step(replace(inputs, metadata=replace(inputs.metadata))))
-        self._graphs.replayed.append(inputs.metadata.num_reqs)
+        """Computes what was recorded."""
+        if self.size is not None:
+            self._graphs.replayed.append(self.size)
+        for call in self.calls:
+            call()
 
 
 class FakeGraphs:
-    """The memory and graphs of a fake GPU; tests replace attributes of `torch.cuda` with `patches`.
+    """The graphs of a fake GPU; tests replace attributes of `torch.cuda` with `patches`.
 
     Attributes:
-        made: the graphs.
-        recorded: (rows, pool) of each graph, in order.
-        replayed: rows of each replay, in order.
+        recorded: (tokens, pool) of each recorded step, in order.
+        replayed: tokens of each replayed step, in order.
+        memory: memory of the GPU, of which each graph takes some.
     """
 
-    def __init__(self, free_bytes: Sequence[int] = ()) -> None:
-        """free_bytes: successive results of `mem_get_info`; the last one, or 0, is repeated."""
+    def __init__(self, memory: FakeGpuMemory | None = None, *, bytes_per_graph: int = 0) -> None:
+        self.memory = memory or FakeGpuMemory()
+        self._bytes_per_graph = bytes_per_graph
         self.recorded: list[tuple[int, object]] = []
         self.replayed: list[int] = []
-        self._free_bytes = list(free_bytes) or [0]
         self._pools: list[object] = []
-        self.made: list[FakeGraph] = []
         self._recording: tuple[FakeGraph, object] | None = None
         self._computed: set[int] = set()
         self._ready: set[int] = set()
@@ -57,46 +72,35 @@ class FakeGraphs:
         class Graph(FakeGraph):  # a class, as others may use the name as a type
             def __init__(self) -> None:
                 super().__init__(graphs)
-                graphs.made.append(self)
 
         return {
             "CUDAGraph": Graph,
             "graph": self._record,
             "graph_pool_handle": self._make_pool,
-            "mem_get_info": self._memory,
             "synchronize": self._synchronize,
+            **self.memory.patches(),
         }
 
     def recordable(self, step: Step) -> Step:
-        """Wraps a step so that it computes nothing while a graph is recorded, and checks that it ran before."""
+        """Wraps a step to check that it ran, and was waited for, before it is recorded."""
 
         def call(inputs: StepInputs) -> torch.Tensor:
+            size = len(inputs.input_ids)
             if self._recording is None:
-                self._computed.add(inputs.metadata.num_reqs)
+                self._computed.add(size)
                 return step(inputs)
             graph, pool = self._recording
-            num_reqs = inputs.metadata.num_reqs
-            assert num_reqs in self._ready, f"{num_reqs} rows were not computed, and waited for, before recording"
+            assert size in self._ready, f"{size} tokens were not computed, and waited for, before recording"
             assert not inputs.metadata.derived, "a replay would not compute what was derived before the recording"
-            logits = torch.full_like(step(inputs), torch.nan)
-            graph.recorded = (step, inputs, logits)
-            self.recorded.append((num_reqs, pool))
-            return logits
+            graph.size = size
+            self.recorded.append((size, pool))
+            return step(inputs)
 
         return call
-
-    def forget_outputs(self) -> None:
-        """Overwrites the results of all graphs with NaN."""
-        for graph in self.made:
-            if graph.recorded is not None:
-                graph.recorded[2].fill_(torch.nan)
 
     def _make_pool(self) -> object:
         self._pools.append(object())
         return self._pools[-1]
-
-    def _memory(self, device: torch.device) -> tuple[int, int]:
-        return (self._free_bytes.pop(0) if len(self._free_bytes) > 1 else self._free_bytes[0]), 1 << 40
 
     def _synchronize(self, device: torch.device) -> None:
         self._ready |= self._computed
@@ -104,7 +108,59 @@ class FakeGraphs:
     @contextmanager
     def _record(self, graph: FakeGraph, pool: object) -> Iterator[None]:
         assert pool in self._pools, "the pool was not made by graph_pool_handle"
-        self._recording = graph, pool
-        yield
-        self._recording = None
-        assert graph.recorded is not None, "nothing was recorded"
+        assert self._recording is None, "two captures at a time"
+        self.memory.empty_cache()
+        self.memory.use(self._bytes_per_graph)
+        self.memory.num_graphs[pool] += 1
+        weakref.finalize(graph, self._destroy, pool)
+        self._recording, self.memory.pool = (graph, pool), pool
+
+        def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+            if not any(tensor.is_meta for tensor in _tensors(args)):
+                graph.calls.append(partial(run, kernel, *args, grid=grid, warmup=warmup, **options))
+
+        run = InterpretedFunction.run
+        try:
+            with mock.patch.object(InterpretedFunction, "run", launch), _Capture(graph.calls):
+                yield
+        finally:
+            self._recording = self.memory.pool = None
+
+    def _destroy(self, pool: object) -> None:
+        self.memory.num_graphs[pool] -= 1
+        self.memory.use(-self._bytes_per_graph)
+
+
+class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records operations; new floating-point results hold NaN until a replay."""
+
+    def __init__(self, calls: list[Callable[[], None]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._calls = calls
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        assert func not in _WAITS, f"{func} waits for the device"
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        inputs, outputs = _tensors((args, kwargs)), _tensors(result)
+        if any(tensor.is_meta for tensor in outputs):
+            return result
+        given = {tensor.untyped_storage()._cdata for tensor in inputs}
+        is_new = [tensor.untyped_storage()._cdata not in given for tensor in outputs]
+        for tensor, new in zip(outputs, is_new, strict=True):
+            if new and tensor.is_floating_point() and tensor.itemsize > 1:
+                tensor.fill_(torch.nan)
+
+        def again() -> None:
+            for old, tensor, new in zip(outputs, _tensors(func(*args, **kwargs)), is_new, strict=True):
+                if new:
+                    old.copy_(tensor)
+
+        self._calls.append(again)
+        return result
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
