@@ -15,6 +15,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from tests.hang import HANG_S
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -85,7 +87,7 @@ _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes
 
 
 def _openssl(*arguments: object) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=HANG_S)
 
 
 @pytest.fixture(scope="session")

@@ -67,7 +67,7 @@ def start(root: Path) -> Iterator[Start]:
     yield start_one
     for process in processes:
         process.terminate()  # it passes that on; killed, it would leave its engine behind
-        process.communicate(timeout=10)
+        process.communicate(timeout=HANG_S)
 
 
 def line(process: "subprocess.Popen[str]") -> str:
@@ -124,13 +124,13 @@ def test_engine_serves_while_the_other_one_loads_then_drains_and_stands_by(
     assert line(process) == "engine runs"
     other = listen(address)
     for _ in range(3):
-        assert other.asked.acquire(timeout=10)  # an engine that drains asks no more
+        assert other.asked.acquire(timeout=HANG_S)  # an engine that drains asks no more
     other.serve()
     assert line(process) == "drained"
     assert line(process) == f"an engine serves at {address}: this one stands by"
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(HANG_S) == 0
 
 
 def test_engine_is_not_started_where_the_other_one_serves_already(
@@ -140,7 +140,7 @@ def test_engine_is_not_started_where_the_other_one_serves_already(
     process = start(address)
     assert line(process).endswith("this one stands by")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(HANG_S) == 0
 
 
 def test_listener_that_is_no_engine_is_none(start: Start) -> None:
@@ -154,12 +154,12 @@ def test_without_another_engine_it_is_the_engine(start: Start, address: str) -> 
     assert line(process) == "engine runs"
     process.send_signal(signal.SIGTERM)
     assert line(process) == "drained"
-    assert process.wait(10) == 0
+    assert process.wait(HANG_S) == 0
 
 
 def test_signal_that_comes_while_the_engine_is_started_reaches_it(start: Start, address: str) -> None:
     code = "import signal; signal.pause()"  # so early, the signal itself ends it
-    assert start(address, code, EARLY_SIGNAL).wait(10) == 128 + signal.SIGTERM
+    assert start(address, code, EARLY_SIGNAL).wait(HANG_S) == 128 + signal.SIGTERM
 
 
 def test_unknown_name_is_no_engine(start: Start) -> None:
@@ -167,11 +167,11 @@ def test_unknown_name_is_no_engine(start: Start) -> None:
 
 
 def test_exit_status_is_the_engines(start: Start, address: str) -> None:
-    assert start(address, "import sys; sys.exit(2)").wait(10) == 2
+    assert start(address, "import sys; sys.exit(2)").wait(HANG_S) == 2
 
 
 def test_killed_engine_is_told_from_others_in_one_line(start: Start, address: str) -> None:
     process = start(address, "import os; os.kill(os.getpid(), 9)")
-    assert process.wait(10) == 128 + 9
+    assert process.wait(HANG_S) == 128 + 9
     assert "ENGINE_MEMORY" in line(process)
     assert line(process) == ""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from tests.hang import HANG_S
 from tests.support.engine.client import AttachClient, engine_status, submission
 from tests.support.engine.process import ENVIRONMENT, engine_process
 
@@ -25,7 +26,7 @@ def run(*flags: object, cwd: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "engine", *map(str, flags)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_S,
         env=ENVIRONMENT,
         cwd=cwd,
         check=False,
@@ -124,6 +125,7 @@ def test_the_log_level_applies_to_the_engine_and_not_to_its_libraries() -> None:
     code = """
 import logging
 from chairlift.service.logs import log_to_stderr
+from tests.hang import HANG_S
 log_to_stderr("chairlift-engine", "debug", "text")
 logging.getLogger("engine.step_loop").debug("ours")
 logging.getLogger("numba.core.byteflow").debug("noise: hundreds of lines for each kernel that is compiled")

@@ -15,6 +15,7 @@ from engine.errors import ConfigError
 from engine.serving.listener import Listener
 from engine.serving.server import EngineService
 from engine.tls import Handshakes, check_exposure, server_credentials
+from tests.hang import HANG_S
 
 FILES: dict[str, Any] = {"tls_cert": Path("c"), "tls_key": Path("k"), "tls_client_ca": Path("a")}
 
@@ -47,7 +48,7 @@ def config_of(served: Any, ca: Path) -> EngineConfig:
 
 async def ask(address: str, credentials: grpc.ChannelCredentials) -> pb.EngineState:
     async with grpc.aio.secure_channel(address, credentials, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        answer = await EngineServiceStub(channel).GetEngineStatus(pb.GetEngineStatusRequest(), timeout=20)
+        answer = await EngineServiceStub(channel).GetEngineStatus(pb.GetEngineStatusRequest(), timeout=HANG_S)
         return answer.status.state
 
 

@@ -16,6 +16,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
@@ -62,7 +63,7 @@ class Pair:
 
     async def idle(self) -> None:
         """Waits until nothing is left of any request, on either side."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while not self._is_idle():  # again if a call that its client has long left comes only now
                 await self.app.calls.wait_idle()
                 await self.engine.wait_for(lambda: self.engine.num_open == 0)
@@ -92,7 +93,7 @@ async def started_pairs() -> AsyncIterator[MakePair]:
         pairs.append(pair)
         await pair.app.start()
         if wait:
-            await pair.app.wait_serving(10)
+            await pair.app.wait_serving(HANG_S)
         return pair
 
     yield make

@@ -16,6 +16,7 @@ from frontend.api.grpc.server import SERVICE_NAME
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
+from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
@@ -36,7 +37,7 @@ async def test_broken_chat_template_is_logged_at_the_start_and_text_is_served(ca
     engine = FakeEngine(files=files)
     app = FrontendApp(FrontendConfig(port=0, http=False, engine=(await engine.start(),)), warm_up=True)
     await app.start()
-    async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
+    async with asyncio.timeout(HANG_S), grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
         await app.wait_serving(None)
         await app._warm_up
         stub = GenerationServiceStub(channel)
@@ -126,7 +127,7 @@ async def test_drain_finishes_running_calls_and_refuses_new_ones(pair, text_requ
     stub = pair.stub()
     calls = [stub.StreamGenerate(text_request("abc")) for _ in range(3)]
     await pair.engine.wait_for(lambda: pair.engine.num_open == 3)
-    drain = asyncio.create_task(pair.app.drain(10.0))
+    drain = asyncio.create_task(pair.app.drain(HANG_S))
     await asyncio.sleep(0)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Generate(pb.GenerateRequest(spec=text_request("abc").spec))
@@ -177,10 +178,10 @@ async def test_drain_waits_until_answers_have_been_sent(make_pair, text_request)
     pair.channels.append(channel)
     request = pb.GenerateRequest(spec=text_request("x" * 150_000, max_tokens=150_000).spec)
     answer = asyncio.ensure_future(GenerationServiceStub(channel).Generate(request))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         await proxy.has_begun.wait()
         await pair.app.calls.wait_idle()
-        drain = asyncio.create_task(pair.app.drain(10.0))
+        drain = asyncio.create_task(pair.app.drain(HANG_S))
         await asyncio.wait([drain], timeout=0.3)
         assert not drain.done()
         proxy.is_open.set()

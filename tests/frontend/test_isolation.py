@@ -1,7 +1,8 @@
 """Thirty large requests over both endpoints, valid and invalid, do not block the event loop.
 
 Measures the CPU time of the loop's longest iteration, and of other threads' longest calls into C, which hold the GIL.
-A busy machine therefore has no effect; the limits of a slow one are scaled by a reference computation.
+The limits of a slow machine are scaled by a reference computation. Neighbours that share a core's caches only add CPU
+time: a request that takes too long is measured twice more, and its least time counts.
 """
 
 import asyncio
@@ -20,12 +21,17 @@ MOST_S = 0.020
 @pytest.mark.timeout(300)
 async def test_large_requests_do_not_block_the_event_loop():
     most_s = MOST_S * slowness()
-    held = {}
-    async with aclosing(measured(list(LARGE_REQUESTS))) as answers:
-        async for one in answers:
-            assert one.outcome.code == LARGE_REQUESTS[one.name].code, one
-            if one.held_s > most_s:
-                held[one.name] = f"{one.held_s * 1e3:.1f} ms, {one.by}"
+    names = list(LARGE_REQUESTS)
+    for _ in range(3):
+        held = {}
+        async with aclosing(measured(names)) as answers:
+            async for one in answers:
+                assert one.outcome.code == LARGE_REQUESTS[one.name].code, one
+                if one.held_s > most_s:
+                    held[one.name] = f"{one.held_s * 1e3:.1f} ms, {one.by}"
+        names = list(held)
+        if not names:
+            break
     assert not held, f"more than {most_s * 1e3:.1f} ms of one turn"
 
 

@@ -11,6 +11,7 @@ from grpc_status import rpc_status
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.grpc import error_interceptor as interceptor
 from frontend.api.http import call_runner as runner
+from tests.hang import HANG_S
 
 REQUEST = pb.GenerateRequest(spec=pb.GenerationSpec(text="x"))
 
@@ -31,7 +32,7 @@ async def http_answer(pair, head):
     """Returns the head of a request, whose body is never sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.http_port)
     writer.write(head)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         status = int((await reader.readline()).split()[1])
         headers = {}
         while line := (await reader.readline()).strip():

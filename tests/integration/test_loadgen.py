@@ -39,7 +39,12 @@ def write_trace(path: Path, *, num_requests: int, gap_s: float) -> Path:
 
 def loadgen(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "loadgen", *arguments], cwd=cwd, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-m", "loadgen", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
     )
 
 
@@ -114,7 +119,7 @@ def test_an_engine_that_dies_in_the_middle_makes_errors_and_no_hang(
         if re.search(r"done [1-9]", line):
             break
     own_pair.engine.kill()
-    stdout, stderr = process.communicate(timeout=100)
+    stdout, stderr = process.communicate(timeout=HANG_S)
     assert process.returncode == 3, stdout + stderr
     statuses = [record["status"] for record in read_records(out)]
     assert "OK" in statuses

@@ -45,8 +45,8 @@ async def test_metrics_say_what_the_clients_were_told(app: FrontendApp) -> None:
     await wait_until_idle(app)  # other tests used the engine before
     before = values(app)
     async with AsyncClient(f"127.0.0.1:{app.port}") as client:
-        first = await client.generate(prompt, max_tokens=4, timeout_s=60)
-        others = await asyncio.gather(*(client.generate(prompt, max_tokens=20, timeout_s=60) for _ in range(8)))
+        first = await client.generate(prompt, max_tokens=4, timeout_s=HANG_S)
+        others = await asyncio.gather(*(client.generate(prompt, max_tokens=20, timeout_s=HANG_S) for _ in range(8)))
     await wait_until_idle(app)
     usages = [answer.finished.usage for answer in (first, *others)]
     seen = {name: value - before.get(name, 0.0) for name, value in values(app).items()}

@@ -37,7 +37,7 @@ def test_token_ids_are_served_until_the_engine_is_killed(tiny_pair: PairAddress)
         assert caught.value.status is grpc.StatusCode.INVALID_ARGUMENT
         assert kill_under_streams(client, tiny_pair.engine) == [grpc.StatusCode.UNAVAILABLE] * 8
         with pytest.raises(GenerationError) as caught:
-            client.generate(token_ids=[5, 6, 7], timeout_s=5)
+            client.generate(token_ids=[5, 6, 7], timeout_s=HANG_S)
         assert caught.value.status is grpc.StatusCode.UNAVAILABLE
         assert caught.value.retry_delay_s is not None
 

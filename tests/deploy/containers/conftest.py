@@ -25,6 +25,7 @@ import yaml
 
 from chairlift import Client, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
+from tests.hang import HANG_S
 
 ROOT = Path(__file__).resolve().parents[3]
 # What a start may take on two busy cores: the first one compiles the CPU kernels.
@@ -187,7 +188,7 @@ class Stack:
 
     def get(self, path: str, port: str = "HTTP_PORT") -> str:
         """The answer of a port to GET."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.settings[port]}{path}", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.settings[port]}{path}", timeout=HANG_S) as response:
             return str(response.read().decode())
 
     def metric(self, name: str) -> dict[str, float]:
@@ -217,7 +218,7 @@ class Stack:
             nonlocal is_done
             token_ids: list[int] = []
             with Client(self.target) as client:
-                stream = client.stream("Once upon a time", seed=seed, timeout_s=90.0, **LONG)
+                stream = client.stream("Once upon a time", seed=seed, timeout_s=HANG_S, **LONG)
                 for chunk in stream:
                     assert chunk.first_token_index == len(token_ids)
                     token_ids += chunk.token_ids
@@ -268,7 +269,7 @@ class Stack:
     def cut_off(self, act: Callable[[], object]) -> GenerationError:
         """A long stream in which `act` is done at the first chunk; returns how it fails."""
         with self.slow_engines(), Client(self.target) as client:
-            stream = iter(client.stream("Once upon a time", timeout_s=90.0, **LONG))
+            stream = iter(client.stream("Once upon a time", timeout_s=HANG_S, **LONG))
             next(stream)
             act()
             with pytest.raises(GenerationError) as caught:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.hang import HANG_S
+
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,7 +44,7 @@ def test_answers_stream_through_both_doors(stack: Any) -> None:
         json.dumps(body).encode(),
         {"content-type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=HANG_S) as response:
         events = [line[6:] for line in response.read().decode().splitlines() if line.startswith("data: ")]
     assert events[-1] == "[DONE]"
     chunks = [json.loads(event) for event in events[:-1]]

@@ -11,6 +11,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from tests.hang import HANG_S
 from tests.support.frontend.fake_engine import FakeEngine
 
 HERE = Path(__file__).parent
@@ -36,7 +37,7 @@ async def page(prefix: str) -> AsyncIterator[str]:
     address = await engine.start()
     app = FrontendApp(FrontendConfig(port=0, http=False, engine=(address,), metrics_prefix=prefix))
     await app.start()
-    await app.wait_serving(10)
+    await app.wait_serving(HANG_S)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
         await GenerationServiceStub(channel).Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="abc")))
     await app.calls.wait_idle()

@@ -20,6 +20,7 @@ from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from loadgen.processes import held_port
+from tests.hang import HANG_S
 from tests.support.frontend.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus, a package of Debian's")
@@ -38,7 +39,7 @@ async def frontend() -> AsyncIterator[FrontendApp]:
     addresses = (await engine.start(), await mortal.start())
     app = FrontendApp(FrontendConfig(port=0, http_port=0, engine=addresses, api_key=(KEY,)))
     await app.start()
-    await app.wait_serving(10)
+    await app.wait_serving(HANG_S)
 
     async def talk() -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
@@ -97,7 +98,7 @@ async def prometheus(frontend: FrontendApp, monitoring: Path, tmp_path: Path, po
 
     def read(path: str, parameters: dict[str, str]) -> Any:
         url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=HANG_S) as answer:
             return json.load(answer)["data"]
 
     async def ask(path: str, **parameters: str) -> Any:

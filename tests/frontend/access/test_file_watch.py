@@ -13,6 +13,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.access import file_watch
 from frontend.access.file_watch import FileWatch
 from frontend.errors import ConfigError
+from tests.hang import HANG_S
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def look_often(monkeypatch):
 
 async def logged(caplog, text, count=1):
     """Waits until a text has been logged."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while caplog.text.count(text) < count:
             await asyncio.sleep(0.01)
 
@@ -38,7 +39,7 @@ def served_by(port, ca):
     """Returns the name on the certificate that a new connection gets."""
     context = ssl.create_default_context(cafile=ca)
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as connection,
     ):
         return dict(entry for (entry,) in connection.getpeercert()["subject"])["commonName"]

@@ -14,6 +14,7 @@ from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
+from tests.hang import HANG_S
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ async def mtls_pair(make_pair, served, authority):
 
 async def over_grpc(pair, tls):
     async with AsyncClient(f"127.0.0.1:{pair.app.port}", tls=tls) as client:
-        return (await client.generate("abc", timeout_s=10)).text
+        return (await client.generate("abc", timeout_s=HANG_S)).text
 
 
 async def over_http(pair, tls):
@@ -69,7 +70,7 @@ async def test_grpc_and_http_are_served_over_tls(tls_pair, authority):
 async def test_blocking_client_uses_tls(tls_pair, authority):
     def call():
         with Client(f"127.0.0.1:{tls_pair.app.port}", tls=Tls(ca=authority.ca)) as client:
-            return client.generate("abc", timeout_s=10).text
+            return client.generate("abc", timeout_s=HANG_S).text
 
     assert await asyncio.to_thread(call) == "abc"
 
@@ -80,7 +81,7 @@ async def test_client_that_trusts_another_ca_refuses_the_server(tls_pair, make_a
 
 async def test_plain_text_connections_are_refused(tls_pair):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await tls_pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="abc")), timeout=10)
+        await tls_pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="abc")), timeout=HANG_S)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.ClientError):
@@ -100,7 +101,7 @@ async def test_api_key_is_required_over_tls(make_pair, served, authority, monkey
     pair = await make_pair(tls_cert=served.cert, tls_key=served.key, api_key=("the-key",))
     target, tls = f"127.0.0.1:{pair.app.port}", Tls(ca=authority.ca)
     async with AsyncClient(target, tls=tls, api_key="the-key") as client:
-        assert (await client.generate("abc", timeout_s=10)).text == "abc"
+        assert (await client.generate("abc", timeout_s=HANG_S)).text == "abc"
     with pytest.raises(GenerationError) as caught:
         await over_grpc(pair, tls)
     assert caught.value.status is grpc.StatusCode.UNAUTHENTICATED
@@ -113,7 +114,7 @@ async def test_grpc_checks_the_servers_name(tls_pair, authority):
     options = [("grpc.ssl_target_name_override", "other.example.org"), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(f"127.0.0.1:{tls_pair.app.port}", credentials, options=options) as channel:
         with pytest.raises(grpc.aio.AioRpcError):
-            await GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=10)
+            await GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=HANG_S)
 
 
 def test_unusable_files_are_named_in_the_error(authority, served, tmp_path):

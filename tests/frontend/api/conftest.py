@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from tests.hang import HANG_S
 from tests.support.frontend.fake_engine import FakeEngine
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the clients' own reads certificates, which takes 20 ms
@@ -95,7 +96,7 @@ def blocking_client() -> Iterator[openai.OpenAI]:
             FrontendConfig(port=0, http_port=0, engine=(await engine.start(),), tool_call_parser="hermes")
         )
         await app.start()
-        await app.wait_serving(10)
+        await app.wait_serving(HANG_S)
         stop = asyncio.Event()
         stops.append((asyncio.get_running_loop(), stop))
         port.set_result(app.http_port)
@@ -107,7 +108,7 @@ def blocking_client() -> Iterator[openai.OpenAI]:
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     base_url = f"http://127.0.0.1:{port.result(20)}/v1"
-    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=HANG_S) as client:
         yield client
     for loop, stop in stops:
         loop.call_soon_threadsafe(stop.set)

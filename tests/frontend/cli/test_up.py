@@ -18,6 +18,7 @@ import pytest
 from chairlift import Client, GenerationError
 from frontend.cli import up as up_command
 from frontend.cli.smoke_test import next_steps
+from tests.hang import HANG_S
 
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 RUN_UP = """\
@@ -105,7 +106,7 @@ def wait_draining(client: Client) -> None:
 
 
 def wait_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     while is_running(pid):
         assert time.monotonic() < deadline, f"process {pid} still runs"
         time.sleep(0.01)
@@ -220,7 +221,7 @@ def test_pair_serves_both_apis_and_forwards_flags_and_shows_example_calls(start_
     up.read_until("Ctrl-C")
     headers = {"content-type": "application/json", "authorization": "Bearer the-key"}
     request = urllib.request.Request(url + "/completions", data=b'{"prompt": "abc"}', headers=headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=HANG_S) as answer:
         assert json.load(answer)["choices"][0]["text"] == "abc"
     argv = up.starts[0]["argv"]
     assert argv[:5] == engine_flags

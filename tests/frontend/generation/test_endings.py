@@ -57,9 +57,9 @@ async def test_channel_that_closes_cancels_everything_on_it(pair, text_request):
 
 async def test_deadline_travels_to_the_engine_and_ends_the_request(pair, text_request):
     pair.engine.pause()
-    call = pair.stub().StreamGenerate(text_request("abc"), timeout=0.5)
+    call = pair.stub().StreamGenerate(text_request("abc"), timeout=5.0)  # longer than a busy machine stalls
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
-    assert 0 < pair.engine.submissions[0].remaining_ms <= 500
+    assert 0 < pair.engine.submissions[0].remaining_ms <= 5050  # gRPC rounds it
     error = await failure(call)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await pair.engine.wait_for(lambda: len(pair.engine.cancels) == 1)

@@ -3,6 +3,7 @@
 import asyncio
 
 from frontend.generation.turn_limiter import TurnLimiter
+from tests.hang import HANG_S
 
 
 async def test_max_per_turn_tasks_pass_and_the_others_follow_in_order():
@@ -45,5 +46,5 @@ async def test_cancelled_task_takes_no_turn():
     tasks = [asyncio.create_task(one(number)) for number in range(4)]
     await asyncio.sleep(0)
     tasks[1].cancel()
-    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), HANG_S)
     assert passed == [0, 2, 3]

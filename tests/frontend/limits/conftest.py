@@ -6,6 +6,7 @@ import grpc
 import pytest_asyncio
 
 from chairlift.v1 import generation_service_pb2 as pb
+from tests.hang import HANG_S
 
 END_TOKEN_ID = 256
 
@@ -19,11 +20,11 @@ async def pair(module_pair):
     spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=ids), output=pb.OutputOptions(text=False, token_ids=True))
     spec.stop.max_tokens = len(ids) + 1
     call = pair.stub().StreamGenerate(pb.StreamGenerateRequest(spec=spec))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         await call.read()
     yield pair
     got = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while (message := await call.read()) is not grpc.aio.EOF:
             got += message.chunk.token_ids
     assert got == [*ids, END_TOKEN_ID], "the neighbour was disturbed"

@@ -10,6 +10,7 @@ import pytest
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend import app
 from frontend.generation.answer import prompt_echo
+from tests.hang import HANG_S
 
 MANY_IDS = list(range(300))
 TOOL = json.dumps({"type": "function", "function": {"name": "f"}})
@@ -245,7 +246,7 @@ async def test_silent_connection_is_closed(make_pair, monkeypatch):
     monkeypatch.setattr(app, "_HANDSHAKE_TIMEOUT_S", 0.3)
     pair = await make_pair()
     reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.port)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         await reader.read()  # ends when the server closes
     writer.close()
 

@@ -8,6 +8,7 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
+from tests.hang import HANG_S
 from tests.support.frontend.fake_engine import FakeEngine, rejection
 
 
@@ -24,7 +25,7 @@ async def read_all(call):
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while not condition():
             await asyncio.sleep(0)
 
@@ -135,10 +136,10 @@ async def test_deadline_counts_whether_the_engine_or_grpc_reports_it(pair, text_
         await asyncio.Event().wait()
 
     pair.engine.pause()
-    calls = [pair.stub().StreamGenerate(text_request("abc"), timeout=0.8)]
+    calls = [pair.stub().StreamGenerate(text_request("abc"), timeout=5.0)]  # longer than a busy machine stalls
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
     monkeypatch.setattr("frontend.generation.pipeline.tokenize", endless)
-    calls.append(pair.stub().StreamGenerate(text_request("abc"), timeout=0.8))
+    calls.append(pair.stub().StreamGenerate(text_request("abc"), timeout=5.0))
     for call in calls:
         assert await status_of(call) is grpc.StatusCode.DEADLINE_EXCEEDED
     await pair.engine.wait_for(lambda: pair.engine.cancels == [(1, engine_pb.CANCEL_REASON_DEADLINE)])
@@ -244,7 +245,7 @@ async def test_request_without_an_engine_is_refused(make_pair, text_request, end
     assert await status_of(pair.stub().StreamGenerate(text_request("abc"))) is grpc.StatusCode.UNAVAILABLE
     assert ended(pair) == {"ENGINE_UNAVAILABLE": 1}
     pair.engine.set_state(engine_pb.ENGINE_STATE_SERVING)
-    await pair.app.wait_serving(10)
+    await pair.app.wait_serving(HANG_S)
 
 
 async def test_several_answers_are_one_request_that_is_billed_for_all_tokens(pair, ended, billed, scrape):

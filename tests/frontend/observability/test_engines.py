@@ -7,6 +7,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.generation.admission import Admission
 from frontend.observability.metrics import Metrics
+from tests.hang import HANG_S
 from tests.support.frontend.fake_engine import FakeEngine
 
 GAUGES = {
@@ -135,7 +136,7 @@ async def test_gauges_follow_the_connected_engine(make_pair, text_request, scrap
     pair = await make_pair(engine=first)
 
     async def shows(name, values):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while scrape(pair.app.metrics, f"chairlift:{name}", "engine") != values:
                 await asyncio.sleep(0.005)
 

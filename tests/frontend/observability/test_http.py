@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from tests.hang import HANG_S
+
 
 async def post(pair, **body):
     """Sends a completion request on its own connection; returns the connection's reader and writer."""
@@ -40,7 +42,7 @@ async def test_client_that_leaves_is_billed_for_the_tokens_sent(pair, scrape, en
         await pair.engine.step()
         if stream:
             await reader.readuntil(b'"text":"%c"' % letter)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while billed(pair) != bill or not scrape(pair.app.metrics, "chairlift:time_to_first_token_seconds_count"):
             await asyncio.sleep(0)
     writer.close()

@@ -21,6 +21,7 @@ from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from frontend.observability import otlp
+from tests.hang import HANG_S
 from tests.support.frontend.fake_engine import rejection
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -142,7 +143,7 @@ async def shed(pair):
 async def out_of_time(pair):
     pair.engine.pause()
     try:
-        await pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="x")), timeout=0.3)
+        await pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="x")), timeout=5.0)
     finally:
         pair.engine.resume()
 
@@ -257,7 +258,7 @@ async def test_collector_that_does_not_answer_delays_no_request(make_pair, colle
     collector.hold.set()  # ends the exporter's thread, which would log during later tests
     for thread in threading.enumerate():
         if thread.name == "last-spans":
-            await asyncio.to_thread(thread.join, 10)
+            await asyncio.to_thread(thread.join, HANG_S)
 
 
 @pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/other"])

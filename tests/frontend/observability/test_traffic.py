@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
+from tests.hang import HANG_S
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ async def test_requests_wait_until_their_first_token_and_run_until_they_end(pair
     await call.read()
     await call.read()
     traffic = pair.app.metrics.requests.traffic
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while not traffic.num_output_tokens:
             await asyncio.sleep(0)
     running = log(pair)[-1]
@@ -67,7 +68,7 @@ async def test_line_is_logged_at_the_interval_and_never_with_0(make_pair, text_r
     off, on = await make_pair(log_stats_interval_s=0.0), await make_pair(log_stats_interval_s=0.001)
     for pair in (off, on):
         await pair.stub().Generate(pb.GenerateRequest(spec=text_request("abc").spec))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while not caplog.records:
             await asyncio.sleep(0)
     assert off.app._traffic_log is None

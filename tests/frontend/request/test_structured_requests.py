@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import signal
 
 import grpc
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.text.tokenizer import Tokenizer
+from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
@@ -85,27 +87,33 @@ async def test_structured_output_needs_a_tokenizer(make_pair):
 
 
 async def test_other_streams_run_while_a_schema_is_compiled_up_to_its_limit(make_pair, text_request):
+    """The worker is stopped meanwhile, so that it cannot be done first."""
     pair = await make_pair(grammar_timeout_s=0.4)
+    await submitted(pair, structured_output=pb.StructuredOutput(json_object=True))
+    (idle,) = pair.app.grammars._pool._idle
+    worker = idle.process._process
+    worker.send_signal(signal.SIGSTOP)
     spec = pb.GenerationSpec(text="abc", structured_output=pb.StructuredOutput(json_schema=ENDLESS))
     slow = asyncio.ensure_future(pair.stub().Generate(pb.GenerateRequest(spec=spec)))
-    num_done = 0
-    while not slow.done():
+    while pair.app.grammars._pool._idle:
+        await asyncio.sleep(0)
+    for _ in range(3):
         texts = [message.chunk.text async for message in pair.stub().StreamGenerate(text_request("hello"))]
         assert "".join(texts) == "hello"
-        num_done += 1
+    assert not slow.done()
+    worker.send_signal(signal.SIGCONT)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await slow
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == "json_schema cannot be served: compiling it takes more than 0.4 s of CPU time"
-    assert num_done >= 3
-    assert len(pair.engine.submissions) == num_done
+    assert len(pair.engine.submissions) == 4
 
 
 async def test_request_cancelled_during_compilation_leaves_the_queue(make_pair):
     pair = await make_pair(grammar_timeout_s=0.4)
     spec = pb.GenerationSpec(text="abc", structured_output=pb.StructuredOutput(json_schema=ENDLESS))
     call = pair.stub().Generate(pb.GenerateRequest(spec=spec))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         while not len(pair.app.grammars._jobs):
             await asyncio.sleep(0)
     call.cancel()

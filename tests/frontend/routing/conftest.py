@@ -13,6 +13,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from tests.hang import HANG_S
 from tests.support.frontend.accounts import check_account
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
@@ -55,7 +56,7 @@ class World:
         attachments = (client.attachment for client in self.app.engines._connections.values())
         return {attachment.instance_id for attachment in attachments if attachment is not None}
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 10) -> None:
+    async def until(self, condition: Callable[[], object], timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 await asyncio.sleep(0.001)  # lets the sockets' other ends run
@@ -75,7 +76,7 @@ class World:
         if self.engines:
             await self.app.calls.wait_idle()
             for engine in self.engines.values():
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(HANG_S):
                     await engine.wait_for(lambda engine=engine: engine.num_open == 0)
             await self.until(lambda: not any(c.num_open for c in self.app.engines._connections.values()))
             for client in self.app.engines._connections.values():
@@ -147,7 +148,7 @@ class Reading:
         except grpc.aio.AioRpcError as error:
             self.error = error
 
-    async def end(self, timeout_s: float = 10) -> "Reading":
+    async def end(self, timeout_s: float = HANG_S) -> "Reading":
         async with asyncio.timeout(timeout_s):
             await self.task
         return self

@@ -11,6 +11,7 @@ from grpc_status import rpc_status
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.routing.connection_log import EngineLostError
+from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine, rejection
 
@@ -51,7 +52,7 @@ async def test_connects_when_an_absent_engine_starts(make_pair, text_request, en
         await pair.app.wait_serving(0.01)
     pair.engine = engine
     await engine.start()
-    await pair.app.wait_serving(10)
+    await pair.app.wait_serving(HANG_S)
     assert (await stub.Generate(pb.GenerateRequest(spec=text_request("abc").spec))).text == "abc"
 
 
@@ -150,7 +151,7 @@ async def test_restarted_engine_is_attached_as_a_new_instance(make_pair, text_re
         await asyncio.sleep(0)
     pair.engine = FakeEngine(address=engine_address)
     await pair.engine.start()
-    await pair.app.wait_serving(10)
+    await pair.app.wait_serving(HANG_S)
     assert pair.app.engines.attachment().instance_id != instance
     assert (await pair.stub().Generate(pb.GenerateRequest(spec=text_request("new").spec))).text == "new"
     assert pair.engine.num_tokenizer_fetches == 0  # the same files: nothing to fetch
@@ -165,7 +166,7 @@ async def test_changed_tokenizer_is_fetched_again(make_pair, text_request, engin
     files = {"tokenizer.json": byte_tokenizer_files()["tokenizer.json"]}
     pair.engine = FakeEngine(address=engine_address, files=files)
     await pair.engine.start()
-    await pair.app.wait_serving(10)
+    await pair.app.wait_serving(HANG_S)
     assert not (await pair.stub().GetModel(pb.GetModelRequest())).has_chat_template
 
 
@@ -250,7 +251,7 @@ async def test_progress_of_a_loading_engine_is_logged_at_intervals(make_pair, ca
         assert said("loading weights 1 %")
         assert not said("3 of 47")
         monkeypatch.setattr("frontend.routing.connection_log._PROGRESS_LOG_S", 0.0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while not said("3 of 47"):
                 await asyncio.sleep(0.001)
         num_hellos = len(engine.hellos)
@@ -301,7 +302,7 @@ async def test_write_on_an_ended_stream_is_a_lost_engine_and_not_a_defect(make_p
     while pair.app.engines.serving:
         await asyncio.sleep(0)
     monkeypatch.undo()
-    await pair.app.wait_serving(10)
+    await pair.app.wait_serving(HANG_S)
     lost = [record for record in caplog.records if "the stream was aborted" in record.message]
     assert [(record.levelno, record.exc_info) for record in lost] == [(logging.WARNING, None)]
 

@@ -13,6 +13,7 @@ from frontend.access.engine_tls import EngineTls
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from frontend.routing import connection
+from tests.hang import HANG_S
 from tests.support.frontend.fake_engine import FakeEngine
 
 
@@ -46,7 +47,7 @@ def parties(make_authority):
 
 
 async def said(caplog: pytest.LogCaptureFixture, words: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while words not in caplog.text:
             await asyncio.sleep(0.01)  # an attempt to attach
 

@@ -9,6 +9,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.generation.deadline import Deadline
+from tests.hang import HANG_S
 from tests.support.frontend.accounts import check_account
 from tests.support.frontend.fake_engine import FakeEngine, paused_engine, rejection
 from tests.support.frontend.fake_requests import prompt_logprob
@@ -373,7 +374,7 @@ async def test_draining_frontend_keeps_waiting_requests_for_its_grace_period(mak
     await engine.wait_for(lambda: engine.num_open == 1)
     await world.kill(0)
     assert world.app.engines.num_waiting == 1
-    drain = asyncio.create_task(world.app.drain(10.0 if engine_comes else 0.2))
+    drain = asyncio.create_task(world.app.drain(HANG_S if engine_comes else 0.2))
     await world.until(lambda: not world.app._health.serving)
     if engine_comes:
         (await world.start(0)).resume()

@@ -12,6 +12,7 @@ from frontend.routing.failover import FailoverQueue
 from frontend.routing.pending import PendingRequest
 from frontend.routing.quarantine import CLEARED_TOKENS
 from frontend.routing.supervision import EngineEnd
+from tests.hang import HANG_S
 
 GONE = EngineUnavailable("gone")
 
@@ -140,7 +141,7 @@ async def test_timeout_does_not_run_while_a_suspect_waits_for_its_trial(make_que
         queue.retry()
     assert not second.stream.closed
     generate(first)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while not engines.taken:  # by the queue's own timer
             clock.now_s += 0.01
             await asyncio.sleep(0)
@@ -155,7 +156,7 @@ async def test_requests_rejected_at_once_are_retried_together(queue, engines):
     for request in requests:
         queue.add_rejected(request, GONE, was_taken=False, try_at_once=True)
     assert engines.take() == []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while queue.num_waiting:
             await asyncio.sleep(0)
     assert engines.take() == requests
@@ -191,7 +192,7 @@ async def test_rejected_request_is_retried_after_its_pause_even_if_an_engine_was
     queue.add_rejected(request, GONE, was_taken=False, try_at_once=False)
     queue.retry()
     assert engines.take() == []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while not engines.taken:  # by the queue's own timer
             clock.now_s += 0.01
             await asyncio.sleep(0)
@@ -350,7 +351,7 @@ async def test_request_is_judged_when_the_cause_of_the_engines_end_is_known(queu
         await asyncio.sleep(0)
     assert supervisor.num_questions == num_questions, "every 50 ms is enough"
     supervisor.end = EngineEnd.FAILED
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while not poison.stream.closed:  # by the queue's own timer
             clock.now_s += 0.01
             await asyncio.sleep(0)

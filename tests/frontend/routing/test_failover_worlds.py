@@ -9,6 +9,7 @@ import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.routing import quarantine
+from tests.hang import HANG_S
 from tests.support.frontend.accounts import check_account
 from tests.support.frontend.fake_engine import FakeEngine, paused_engine
 
@@ -57,10 +58,10 @@ async def test_poison_request_fails_alone(make_world, read, text_request, ids, m
     for engine in world.engines.values():
         engine.resume()
     for text, reading in zip(texts, good, strict=True):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             await reading.task
         await reading.complete(ids(text))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         status, details = await poison
     assert status is grpc.StatusCode.INTERNAL
     assert "times while it computed this request" in details
@@ -163,7 +164,7 @@ async def test_streams_are_complete_while_engines_die_at_random(make_world, text
         waves += [asyncio.create_task(insist()) for _ in range(4)]
         await asyncio.sleep(rng.random() * 0.03)
         await world.start(index)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         await asyncio.gather(*waves)
     assert sum(outcomes.values()) == len(waves)
     assert outcomes["whole"] > 0

@@ -13,6 +13,7 @@ import pytest
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.routing import connection
+from tests.hang import HANG_S
 
 HEARTBEAT_TIMEOUT_S = 8.0
 GIL_HELD_S = 6.0  # longer than the timeout of pings, shorter than that of heartbeats
@@ -57,13 +58,13 @@ async def start_app(
     config = FrontendConfig(port=0, http=False, engine=(address,), heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
     app = FrontendApp(config)
     await app.start()
-    await app.wait_serving(60)
+    await app.wait_serving(HANG_S)
     yield app
     await app.stop()
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while not condition():
             await asyncio.sleep(0.01)  # another process is waited for
 
@@ -77,7 +78,7 @@ async def test_stopped_process_is_lost_before_its_heartbeats_are_missed(
     assert "ping timeout" in caplog.text
     assert "no message for" not in caplog.text
     engine.send_signal(signal.SIGCONT)
-    await app.wait_serving(60)
+    await app.wait_serving(HANG_S)
 
 
 @pytest.mark.slow

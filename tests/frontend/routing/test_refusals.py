@@ -65,8 +65,8 @@ async def test_engine_that_rejected_because_it_drains_is_not_tried_again(make_wo
     assert [len(engine.submissions) for engine in engines] == [1, 1]
 
 
-async def test_request_that_all_engines_reject_waits_no_longer_than_the_failover_timeout(make_world, read):
-    world = await make_world(2, failover_timeout_s=0.4)
+async def test_request_that_all_engines_reject_waits_no_longer_than_the_failover_timeout(skip, make_world, read):
+    world = await make_world(2, failover_timeout_s=1000.0)
     for engine in world.engines.values():
         engine.pause()
     reading = read(world, TEXT)
@@ -74,9 +74,10 @@ async def test_request_that_all_engines_reject_waits_no_longer_than_the_failover
     (other,) = [engine for number, engine in world.engines.items() if number != index]
     other.rejections = [rejection(FULL, "full") for _ in range(1000)]
     await world.kill(index)
-    await reading.end(timeout_s=5)
+    await world.until(lambda: len(other.submissions) >= 2)
+    skip(1000.0)
+    await reading.end()
     assert reading.error.code() is grpc.StatusCode.UNAVAILABLE  # not RESOURCE_EXHAUSTED, because it was accepted
-    assert 2 <= len(other.submissions) <= 5
 
 
 async def test_started_answer_that_no_engine_takes_is_not_restarted(make_world, text_request, ids):

@@ -10,6 +10,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from frontend.routing import resolver
 from frontend.routing.resolver import name_and_port
+from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
@@ -96,7 +97,7 @@ async def test_draining_engine_finishes_its_requests_and_gets_no_new_ones(make_w
     first.resume()
     await reading.complete(ids("abc"))
     assert len(first.submissions) == 1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         await first.wait_for(lambda: first.has_all_acknowledged)  # a draining engine waits for it
 
 

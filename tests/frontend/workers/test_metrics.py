@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from tests.hang import HANG_S
 
 STOPPED = ("chairlift:request_success_total", (("engine", "0"), ("finished_reason", "stop"), ("model_name", "fake")))
 LABELS = (("engine", "0"), ("model_name", "fake"))
@@ -16,7 +17,7 @@ LABELS = (("engine", "0"), ("model_name", "fake"))
 @pytest.fixture(autouse=True)
 async def bound():
     """Limits every wait for the processes."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         yield
 
 

@@ -12,6 +12,7 @@ from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from frontend.workers.child_process import RestartPauses, describe_end
 from frontend.workers.supervisor import Supervisor, WorkerFailed
+from tests.hang import HANG_S
 
 LISTENING = '{"news": "listening", "reason": "", "num_drained": 0}'
 
@@ -61,7 +62,7 @@ async def test_worker_that_dies_repeatedly_is_replaced_with_growing_pauses(caplo
     caplog.set_level(logging.WARNING, logger="frontend.workers.supervisor")
     workers = supervisor(f"echo '{LISTENING}'; exit 3", num_workers=1)
     await workers.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while len(caplog.messages) < 4:
             await asyncio.sleep(0.01)
     await workers.stop()
@@ -81,7 +82,7 @@ async def test_worker_serves_even_if_its_pid_cannot_be_noted_for_metrics(monkeyp
     workers = supervisor(f"echo '{LISTENING}'; exec sleep 100", num_workers=1)
     await workers.start()
     os.kill(started[0], signal.SIGKILL)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while len(started) < 2:
             await asyncio.sleep(0.01)
     assert await workers.drain(0) == 0, "the replacement is missing"

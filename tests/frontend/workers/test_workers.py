@@ -12,6 +12,7 @@ import pytest
 
 from frontend.api.ports import GRPC_ADVICE, reserve_port
 from frontend.errors import ConfigError
+from tests.hang import HANG_S
 
 NUM_REQUESTS = 30  # all go to the same of two workers with a probability of 2 ** -29
 
@@ -31,7 +32,7 @@ async def wait_gone(*pids):
 @pytest.fixture(autouse=True)
 async def bound():
     """Limits every wait for the processes."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         yield
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from loadgen.cli.main import main
+from tests.hang import HANG_S
 
 _RUN = ["run", "--target", "null:", "--num-prompts", "4", "--random-input-len", "8", "--random-output-len", "4"]
 
@@ -66,7 +67,7 @@ def test_results_are_written_though_the_output_is_closed(tmp_path: Path) -> None
             stdout=closed,
             stderr=closed,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            timeout=100,
+            timeout=HANG_S,
             check=False,
         )
     assert done.returncode == 0

@@ -49,7 +49,7 @@ def server(port: int, script: str, **changes: object) -> ServerSpec:
 
 def answers(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", port), timeout=HANG_S).close()
     except OSError:
         return False
     return True

@@ -29,7 +29,7 @@ def test_a_server_in_a_thread_is_gone_when_the_block_is_left() -> None:
         health = server.url.removesuffix("/v1") + "/health"
         assert urllib.request.urlopen(health, timeout=HANG_S).status == 200
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(health, timeout=10)
+        urllib.request.urlopen(health, timeout=HANG_S)
 
 
 async def test_a_port_that_is_taken_is_an_error() -> None:

@@ -15,6 +15,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from loadgen.errors import TargetError
 from loadgen.target.base import TargetSpec
 from loadgen.target.open import open_target
+from tests.hang import HANG_S
 
 KEY = "the-key"
 
@@ -92,7 +93,7 @@ async def _refuse(request: web.Request) -> web.Response:
 
 
 async def probe(spec: TargetSpec) -> str:
-    target = open_target(spec, probe_timeout_s=10.0)
+    target = open_target(spec, probe_timeout_s=HANG_S)
     try:
         return (await target.probe()).model
     finally:

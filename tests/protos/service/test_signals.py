@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from chairlift.service.signals import StopSignals
+from tests.hang import HANG_S
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
@@ -71,7 +72,7 @@ async def test_the_process_gets_its_signals_on_its_loop() -> None:
     process.signals.watch()
     try:
         signal.raise_signal(TERM)
-        await asyncio.wait_for(process.signals.stop.wait(), 5)
+        await asyncio.wait_for(process.signals.stop.wait(), HANG_S)
     finally:
         for number in (TERM, INT):
             asyncio.get_running_loop().remove_signal_handler(number)

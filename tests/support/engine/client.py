@@ -15,6 +15,7 @@ import numpy as np
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
+from tests.hang import HANG_S
 
 
 def submission(handle: int, prompt_ids: Sequence[int], max_tokens: int = 16, **fields: object) -> pb.Submission:
@@ -264,4 +265,4 @@ class AttachClient:
 async def engine_status(address: str) -> pb.GetEngineStatusResponse:
     """Asks an engine for its state."""
     async with grpc.aio.insecure_channel(address) as channel:
-        return await asyncio.wait_for(EngineServiceStub(channel).GetEngineStatus(pb.GetEngineStatusRequest()), 10)
+        return await asyncio.wait_for(EngineServiceStub(channel).GetEngineStatus(pb.GetEngineStatusRequest()), HANG_S)

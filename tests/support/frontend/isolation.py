@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from tests.hang import HANG_S
 from tests.support.frontend.fake_engine import FakeEngine
 from tests.support.frontend.large_requests import LARGE_REQUESTS, MAX_MODEL_LEN, Outcome, send
 from tests.support.frontend.loop_watch import watched_loop
@@ -75,7 +76,7 @@ async def _frontend() -> AsyncIterator[FrontendApp]:
     app = FrontendApp(FrontendConfig(port=0, http_port=0, engine=(address,), nice=0))
     try:
         await app.start()
-        await app.wait_serving(60)
+        await app.wait_serving(HANG_S)
         gc.collect()
         gc.freeze()  # as the frontend does
         yield app

@@ -7,13 +7,14 @@ import pytest
 from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.floor import Length
 from engine.bench.gpu.load import LoadResult, run_load
+from tests.hang import HANG_S
 
 LENGTHS = [Length(8, 4)] * 12
 
 
 def test_a_run_without_a_server_yields_its_figures(tmp_path: Path) -> None:
     flags = ["--concurrency", "3", "--vocab-size", "100", "--goodput", "ttft:500", "tpot:20"]
-    result = run_load("null:", LENGTHS, tmp_path / "run", flags, timeout_s=60)
+    result = run_load("null:", LENGTHS, tmp_path / "run", flags, timeout_s=HANG_S)
     assert result.document["completed"] == 12
     assert result.latency_ms("ttft", "p99") >= 0
     assert result.requests_per_s > 0
@@ -23,7 +24,7 @@ def test_a_run_without_a_server_yields_its_figures(tmp_path: Path) -> None:
 
 def test_a_failure_shows_what_it_said(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match=r"(?s)status 2:\n.*--target nowhere:"):
-        run_load("nowhere:", LENGTHS, tmp_path / "run", [], timeout_s=60)
+        run_load("nowhere:", LENGTHS, tmp_path / "run", [], timeout_s=HANG_S)
 
 
 def test_one_that_is_too_slow_is_stopped(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from chairlift.v1 import generation_service_pb2 as pb
+from tests.hang import HANG_S
 
 KEY = "the-key-of-this-test"
 BAD = {
@@ -40,11 +41,11 @@ def registered(monkeypatch):
 async def status_of(channel, path, handler, metadata):
     """The status of a call with one empty message, of the method's own kind."""
     if handler.request_streaming:
-        call = channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=10)
+        call = channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=HANG_S)
     elif handler.response_streaming:
-        call = channel.unary_stream(path)(b"", metadata=metadata, timeout=10)
+        call = channel.unary_stream(path)(b"", metadata=metadata, timeout=HANG_S)
     else:
-        call = channel.unary_unary(path)(b"", metadata=metadata, timeout=10)
+        call = channel.unary_unary(path)(b"", metadata=metadata, timeout=HANG_S)
     if handler.response_streaming:
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for _ in call:  # the status comes after the last message

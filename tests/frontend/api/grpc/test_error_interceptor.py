@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import ModelNotFound
+from tests.hang import HANG_S
 
 METHODS = ["Generate", "StreamGenerate"]
 
@@ -22,7 +23,7 @@ def start(pair, method):
 
 async def code_of(call):
     """The status code of a call, all of whose messages are read first: it comes behind them."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while hasattr(call, "read") and isinstance(await failure_or_message(call), pb.StreamGenerateResponse):
             pass
         return await call.code()

@@ -15,6 +15,7 @@ from frontend.api.http import connection as http_connection
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
+from tests.hang import HANG_S
 
 
 async def open_request(pair, path="/v1/completions", receive_buffer=None, **body):
@@ -113,7 +114,7 @@ async def test_head_that_does_not_end_closes_the_connection(http_pair, monkeypat
         await reader.readuntil(b"}")
         monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 0.2)
     writer.write(b"GET /version HTTP/1.1\r\n")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while not reader.at_eof():  # bytes keep coming, the head does not end
             writer.write(b"x: y\r\n")
             with contextlib.suppress(TimeoutError):
@@ -124,7 +125,7 @@ async def test_head_that_does_not_end_closes_the_connection(http_pair, monkeypat
 async def test_silent_connection_is_closed(http_pair, monkeypatch):
     monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         assert await reader.read() == b""
     writer.close()
 
@@ -176,7 +177,7 @@ async def test_drain_lets_running_calls_finish_and_takes_nothing_new(http_pair, 
     whole = asyncio.ensure_future(client.completions.create(model="fake", prompt="abc"))
     stream = asyncio.ensure_future(client.completions.create(model="fake", prompt="abc", stream=True))
     await engine.wait_for(lambda: engine.num_open == 2)
-    drain = asyncio.create_task(http_pair.app.drain(10.0))
+    drain = asyncio.create_task(http_pair.app.drain(HANG_S))
     await asyncio.sleep(0)
     for streamed in (False, True):
         with pytest.raises(openai.InternalServerError) as caught:
@@ -194,10 +195,10 @@ async def test_drain_waits_until_the_client_has_taken_its_answer(make_pair):
     for listener in pair.app._http._listener.sockets:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of connections too: the rest waits with us
     reader, writer = await open_request(pair, receive_buffer=4096, prompt="x" * 2000, max_tokens=2000, logprobs=5)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         await reader.readuntil(b"\r\n")
         await pair.app.calls.wait_idle()
-        drain = asyncio.create_task(pair.app.drain(10.0))
+        drain = asyncio.create_task(pair.app.drain(HANG_S))
         await asyncio.wait([drain], timeout=0.3)
         assert not drain.done()
         rest = asyncio.create_task(reader.read())

@@ -6,6 +6,8 @@ import logging
 
 import pytest
 
+from tests.hang import HANG_S
+
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 BODY = b'{"prompt": "abc"}'
@@ -53,7 +55,7 @@ async def exchange(port, data):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             return await reader.read()
     finally:
         writer.close()

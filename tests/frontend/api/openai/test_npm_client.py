@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hang import HANG_S
+
 FOLDER = Path(__file__).with_name("npm")
 INSTALL_TIMEOUT_S = 45
 
@@ -25,5 +27,5 @@ def test_npm_package_gets_what_it_expects(blocking_client, tmp_path):
     if done.returncode != 0:
         pytest.skip(f"Node.js: npm cannot install the package: {done.stderr[-300:]}")
     command = [node, "client.js", str(blocking_client.base_url)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.stdout, done.returncode) == ("all is well\n", 0), done.stderr

@@ -162,8 +162,8 @@ async def test_cancel_before_the_first_token_submits_no_other_answer(pair):
 
 
 async def test_deadline_ends_all_answers(pair):
-    call = await running(pair, several("abcdef", 3), timeout=0.5)
-    assert all(0 < submission.remaining_ms <= 510 for submission in pair.engine.submissions)  # gRPC's clock is coarse
+    call = await running(pair, several("abcdef", 3), timeout=5.0)  # longer than a busy machine stalls
+    assert all(0 < submission.remaining_ms <= 5050 for submission in pair.engine.submissions)  # gRPC rounds it
     assert (await failure(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await pair.engine.wait_for(lambda: len(pair.engine.cancels) == 3)
     assert {reason for _, reason in pair.engine.cancels} == {engine_pb.CANCEL_REASON_DEADLINE}

@@ -8,7 +8,7 @@ def test_every_message_takes_some_time(tmp_path: Path) -> None:
         for _ in range(2):
             latencies_ms = hop.latencies_ms(5)
             assert len(latencies_ms) == 5
-            assert all(0 < latency_ms < 1000 for latency_ms in latencies_ms)
+            assert all(latency_ms > 0 for latency_ms in latencies_ms)
     assert hop._process.exit_status is not None
 
 
