@@ -26,8 +26,6 @@ from tests.support.frontend.fake_engine import FakeEngine
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus, a package of Debian's")
 
 KEY = "0123456789abcdef"
-TIMEOUT_S = 60.0
-
 Ask = Callable[..., Any]
 
 
@@ -122,7 +120,7 @@ async def prometheus(frontend: FrontendApp, monitoring: Path, tmp_path: Path, po
 async def until(is_so: Callable[[], Any], why_not: Callable[[], str]) -> None:
     """Waits for something of another process, which can only be asked again and again."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + TIMEOUT_S
+    deadline = loop.time() + HANG_S
     while not await is_so():
         assert loop.time() < deadline, why_not()
         await asyncio.sleep(0.2)

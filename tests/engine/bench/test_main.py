@@ -1,8 +1,10 @@
 """The command line: benchmarks of scheduling run with --quick and write their samples."""
 
+import itertools
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,13 +34,16 @@ def test_paging_wastes_half_a_block_per_sequence_and_reserving_the_rest_of_the_m
     assert set(report["raw"]["reserved"]["num_sequences"]) == {8}
 
 
-def test_step_overhead_reports_its_parts(tmp_path: Path) -> None:
+def test_step_overhead_reports_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that moves by 1 ms whenever it is read: at the start, and at the end of each of four parts."""
+    ticks = itertools.count()
+    monkeypatch.setattr("engine.bench.step_overhead.time", SimpleNamespace(perf_counter=lambda: 0.001 * next(ticks)))
     assert main(["step-overhead", *_QUICK, "--out", str(tmp_path)]) == 0
     report = report_of(tmp_path)
     assert len(report["results"]) == 4
     for name, rounds in report["raw"]["parts_ms"].items():
         assert report["raw"]["median_step_ms"][name] == [times[0] for times in rounds]
-        assert all(sum(times[1:]) == pytest.approx(times[0], rel=0.5) for times in rounds)
+        assert all(times == pytest.approx([4.0, 1.0, 1.0, 1.0, 1.0]) for times in rounds)
 
 
 def test_more_threads_than_there_are_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,8 @@ from frontend.config import FrontendConfig
 from frontend.routing import connection
 from tests.hang import HANG_S
 
-HEARTBEAT_TIMEOUT_S = 8.0
-GIL_HELD_S = 6.0  # longer than the timeout of pings, shorter than that of heartbeats
+HEARTBEAT_TIMEOUT_S = 20.0  # longer than GIL_HELD_S and a stall of the machine
+GIL_HELD_S = 8.0  # longer than the interval and the timeout of pings
 ENGINE = """\
 import asyncio, ctypes, signal, sys
 from tests.support.frontend.fake_engine import FakeEngine
@@ -53,8 +53,8 @@ async def start_app(
 ) -> AsyncIterator[FrontendApp]:
     address = f"unix:{tmp_path / 'e.sock'}"
     # Pings get a smaller share than usual, so that missed pings and missed heartbeats are seconds apart.
-    monkeypatch.setattr(connection, "_PING_EVERY", 0.2)
-    monkeypatch.setattr(connection, "_PING_TIMEOUT", 0.35)
+    monkeypatch.setattr(connection, "_PING_EVERY", 0.08)
+    monkeypatch.setattr(connection, "_PING_TIMEOUT", 0.2)
     config = FrontendConfig(port=0, http=False, engine=(address,), heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
     app = FrontendApp(config)
     await app.start()

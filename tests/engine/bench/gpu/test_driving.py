@@ -1,6 +1,9 @@
 """A tiny engine driven step by step: decode batches, prefills, windows."""
 
+import itertools
 import statistics
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,6 +49,14 @@ def maker() -> RequestMaker:
     return RequestMaker(512)
 
 
+@pytest.fixture
+def step_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock by which each step takes 10 ms."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks), monotonic=time.monotonic)
+    monkeypatch.setattr("engine.bench.gpu.driver.time", clock)
+
+
 def test_answers_are_those_of_the_engine(parts: EngineParts) -> None:
     workload = Workload((tuple(range(1, 20)), tuple(range(5, 90))), (9, 9))
     assert greedy_answers(parts, workload) == serve_anew(parts, workload).output_ids
@@ -74,15 +85,18 @@ def test_decode_points_share_one_runner(parts: EngineParts, maker: RequestMaker)
             decoding.steps(2)
 
 
+@pytest.mark.usefixtures("step_clock")
 def test_prefills_are_timed_between_full_steps(driver: EngineDriver, maker: RequestMaker) -> None:
-    assert 0 < prefill_seconds(driver, maker, prompt_len=24, num_prompts=6) < 1
+    """Six prompts of 24 tokens take five steps of 32; the first one ends in the first step."""
+    assert prefill_seconds(driver, maker, prompt_len=24, num_prompts=6) == pytest.approx(0.01 * 4 / 5)
     with pytest.raises(BenchmarkError, match="at least two are required"):
         prefill_seconds(driver, maker, prompt_len=4, num_prompts=2)
 
 
+@pytest.mark.usefixtures("step_clock")
 def test_a_continuous_window_keeps_its_slots(driver: EngineDriver, maker: RequestMaker) -> None:
-    window = continuous_window(driver, maker, [Length(10, 12), Length(30, 3)], num_slots=4, seconds=0.2)
-    assert window.seconds >= 0.2
+    window = continuous_window(driver, maker, [Length(10, 12), Length(30, 3)], num_slots=4, seconds=2.0)
+    assert window.seconds == pytest.approx(2.0)
     assert window.num_tokens > window.num_finished > 0
     assert window.mean_running == pytest.approx(4, abs=0.3)
     assert len(window.step_s) == len(window.step_tokens)
@@ -90,6 +104,7 @@ def test_a_continuous_window_keeps_its_slots(driver: EngineDriver, maker: Reques
     assert driver.num_open == 0
 
 
+@pytest.mark.usefixtures("step_clock")
 def test_a_static_window_is_whole_batches(parts: EngineParts, maker: RequestMaker) -> None:
     driver = EngineDriver(schedule_anew(parts, policy="static"))
     window = static_window(driver, maker, [Length(5, 2), Length(5, 2), Length(5, 2), Length(5, 40)], 4, seconds=0.1)
