@@ -55,20 +55,22 @@ def run(settings: Settings) -> Outcome:
     variants["read"] = _seconds_of(array.sum)
     samples = alternate(variants, rounds=settings.rounds, progress=settings.progress)
     bandwidth = num_bytes / samples.best("read")
-    results = []
+    shares: dict[str, Result] = {}
     for name, call in calls.items():
         rate = call.kv_bytes / samples.best(name)
-        results.append(
-            Result(
-                "C12",
-                f"paged attention, {name}: of the read bandwidth",
-                100 * rate / bandwidth,
-                "%",
-                goal=60.0 if "fp32" in name else None,
-                floor=100.0,
-                note=f"{rate / 1e9:.1f} of {bandwidth / 1e9:.1f} GB/s",
-            )
+        shares[name] = Result(
+            "C12",
+            f"paged attention, {name}: of the read bandwidth",
+            100 * rate / bandwidth,
+            "%",
+            goal=60.0 if "fp32" in name else None,
+            floor=100.0,
+            note=f"{rate / 1e9:.1f} of {bandwidth / 1e9:.1f} GB/s",
         )
+    for precision in _DTYPES:
+        equal, uneven = (f"{batch}, {precision} KV" for batch in batches)
+        shares[uneven] = shares[uneven].beside(shares[equal], "equal lengths")
+    results = list(shares.values())
     results += [_gain(batch, calls, samples.best) for batch in batches]
     raw = {"seconds": samples.raw, "kv_bytes": {name: call.kv_bytes for name, call in calls.items()}, "ragged": ragged}
     return Outcome(tuple(results), raw)

@@ -10,13 +10,15 @@ with top-k and top-p at most 3 % of the step of 256 (G14).
 Method: dummy weights, normally distributed, made on the device; the engine's own step loop in this process, two steps
 in flight, greedy. A batch of requests computes its prompts, settles, and then 48 steps are timed from one delivery to
 the next; the figure is the median. The floor is `engine.bench.floor`'s, with the copy bandwidth and the matrix rates
-that the device reached in the same run, for the mean context in the middle of the timed steps. Idle time is what
+that the device reached in the same run, for the mean context in the middle of the timed steps. The largest batch runs
+again with one request of 32,000 tokens, beside the fraction of the floor that equal lengths reach. Idle time is what
 PyTorch's profiler finds between kernels: the N - 1 largest gaps of N steps. The sampler is timed alone, in a graph.
 """
 
 import argparse
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from chairlift.bench.benchmark import Outcome, Settings, positive
@@ -42,10 +44,11 @@ class _Sizes(NamedTuple):
     prefill_len: int
     num_prefills: int
     num_settling: int = 8
+    longest: int = 32_000
 
 
 _SIZES = _Sizes((1, 8, 32, 64, 128, 256), (512, 2048), 48, 8192, 2048, 48)
-_QUICK = _Sizes((1, 2), (12,), 2, 32, 12, 4, num_settling=2)
+_QUICK = _Sizes((2,), (12,), 2, 32, 12, 4, num_settling=2, longest=20)
 
 
 def run(settings: Settings) -> Outcome:
@@ -63,22 +66,25 @@ def _sizes(settings: Settings) -> _Sizes:
 def _measure(setting: GpuSetting, sizes: _Sizes) -> None:
     longest = max(*sizes.contexts, sizes.prefill_len)
     points = [DecodePoint(b, c, sizes.num_steps, sizes.num_settling) for c in sizes.contexts for b in sizes.batches]
-    needs = [sum(point.length(sizes.max_num_batched_tokens)) for point in points]
+    uneven = [replace(p, longest=sizes.longest) for p in points if p.batch == max(sizes.batches) > 1][:1]
+    needs = [list(map(sum, point.lengths(sizes.max_num_batched_tokens))) for point in (*points, *uneven)]
     setting.progress(f"starting the engine, {setting.label}")
     parts = setting.start(
         setting.engine_config(
             max_num_seqs=max(sizes.batches),
             max_num_batched_tokens=max(sizes.max_num_batched_tokens, *sizes.batches),
-            max_model_len=max(longest + 1, *needs),
+            max_model_len=max(longest + 1, *map(max, needs)),
             cache_tokens=max(
                 sizes.num_prefills * (sizes.prefill_len + 32),
-                *(point.batch * (need + 32) for point, need in zip(points, needs, strict=True)),
+                *(sum(need) + 32 * len(need) for need in needs),
             ),
         )
     )
     bench = _Bench(setting, sizes, parts)
     bench.prefill()
     step_s = {(point.batch, point.context): bench.decode(point) for point in points}
+    for point in uneven:
+        bench.decode(point)
     bench.idle(DecodePoint(min(_IDLE_BATCH, max(sizes.batches)), max(sizes.contexts), sizes.num_steps))
     bench.sampler(max(sizes.batches), step_s.get((max(sizes.batches), min(sizes.contexts))))
 
@@ -116,16 +122,22 @@ class _Bench:
     def decode(self, point: DecodePoint) -> float | None:
         """G1, G2: measures and returns the median step; None if it was left out."""
         setting = self._setting
-        what = f"decode step, batch {point.batch}, context {point.context:,}"
-        seconds = 2 * point.batch * setting.floor.prefill_s(point.context)
+        what = point.label
+        seconds = 2 * sum(map(setting.floor.prefill_s, point.contexts))
         if not self._allows(
-            what, seconds + 3 * point.num_steps * setting.floor.decode_step_s(point.batch, point.context)
+            what,
+            seconds + 3 * point.num_steps * setting.floor.decode_step_s(point.batch, sum(point.contexts) / point.batch),
         ):
             return None
         with Decoding(self._driver(), self._maker, point, self._sizes.max_num_batched_tokens) as decoding:
             timed = decoding.steps(point.num_steps)
         setting.journal.keep({what: {"step_s": timed.step_s, "mean_context": timed.mean_context}})
-        setting.journal.add(self._decode_figure(f"{what}, {setting.label}", point, timed))
+        figure = self._decode_figure(f"{what}, {setting.label}", point, timed)
+        equal = f"{replace(point, longest=None).label}, {setting.label}"
+        for other in setting.journal.results:
+            if other.what == equal:
+                figure = figure.beside(other, "equal lengths")
+        setting.journal.add(figure)
         return statistics.median(timed.step_s)
 
     def idle(self, point: DecodePoint) -> None:
@@ -186,7 +198,7 @@ class _Bench:
 
     def _decode_figure(self, what: str, point: DecodePoint, timed: DecodeSteps) -> Result:
         floor_s = self._setting.floor.decode_step_s(point.batch, timed.mean_context)
-        goal_id, goal = _GOALS.get(point.batch, ("", None))
+        goal_id, goal = _GOALS.get(point.batch, ("", None)) if point.longest is None else ("", None)
         is_judged = goal is not None and self._setting.precision.name == "bf16"
         ordered = sorted(timed.step_s)
         median_s = statistics.median(ordered)

@@ -56,9 +56,13 @@ class Batch:
 
 
 def decode_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:
-    """Yields decode batches: every batch size and context, with the cache in bf16 and in 8 bits."""
+    """Yields decode batches, with the cache in bf16 and in 8 bits: every batch size and context, and uneven lengths
+    beside as many keys in rows of equal lengths.
+    """
     batches, contexts = ((1, 3), (40,)) if quick else ((1, 8, 32, 64, 128, 256), (512, 2048, 8192))
+    uneven = ((20, 20, 300),) if quick else ((*(512,) * 33, 32_768), (*(512,) * 255, 131_072))
     for kv_dtype in _kv_dtypes(device):
+        prefix = f"decode attention, {_short(kv_dtype)} cache"
         for context in contexts:
             for batch in batches:
                 has_goal = batch * context >= _DECODE_GOAL_TOKENS
@@ -67,10 +71,17 @@ def decode_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Ca
                     dims,
                     Batch((1,) * batch, (context,) * batch),
                     kv_dtype,
-                    f"decode attention, {_short(kv_dtype)} cache, batch {batch}, context {context:,}",
+                    f"{prefix}, batch {batch}, context {context:,}",
                     goal_id="G10" if has_goal else "",
                     goal_fraction=_DECODE_GOAL if has_goal else None,
                 )
+        for lengths in uneven:
+            num_rows = len(lengths)
+            mean = round(sum(lengths) / num_rows)
+            equal = f"{prefix}, batch {num_rows}, context {mean:,}"
+            what = f"{prefix}, {num_rows - 1} of {lengths[0]} and one of {lengths[-1]:,}"
+            yield _case(device, dims, Batch((1,) * num_rows, (mean,) * num_rows), kv_dtype, equal)
+            yield _case(device, dims, Batch((1,) * num_rows, lengths), kv_dtype, what, equal=equal)
 
 
 def prefill_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:
@@ -92,14 +103,25 @@ def prefill_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[C
 
 
 def mixed_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:
-    """Yields decodes with prompt chunks in one call: first chunks, and chunks after 2,048 tokens."""
-    if quick:
-        batch = Batch((1, 1, 20, 9), (30, 17, 20, 40))
-    else:
-        batch = Batch((*(1,) * 64, 512, 512, 1024), (*(2048,) * 64, 512, 2560, 3072))
-    what = f"mixed attention, {batch.num_one_token} decodes and chunks of {', '.join(map(str, _chunks(batch)))}"
+    """Yields decodes with prompt chunks in one call: first chunks, and chunks after 2,048 tokens. Decodes have equal
+    lengths, then one has most of the keys.
+    """
+    num_decodes, mean, short = (2, 24, 17) if quick else (64, 2048, 512)
+    chunks = [(20, 20), (9, 40)] if quick else [(512, 512), (512, 2560), (1024, 3072)]
+    longest = num_decodes * mean - (num_decodes - 1) * short
     for kv_dtype in _kv_dtypes(device):
-        yield _case(device, dims, batch, kv_dtype, f"{what}, {_short(kv_dtype)} cache")
+        equal = ""
+        for lengths in ((mean,) * num_decodes, (*(short,) * (num_decodes - 1), longest)):
+            batch = Batch(
+                (*(1,) * num_decodes, *(query_len for query_len, _ in chunks)),
+                (*lengths, *(seq_len for _, seq_len in chunks)),
+            )
+            what = (
+                f"mixed attention, {num_decodes} decodes{f', one of {longest:,}' if equal else ''} and chunks of "
+                f"{', '.join(str(query_len) for query_len, _ in chunks)}, {_short(kv_dtype)} cache"
+            )
+            yield _case(device, dims, batch, kv_dtype, what, equal=equal)
+            equal = what
 
 
 def _case(
@@ -112,6 +134,7 @@ def _case(
     goal_id: str = "",
     goal_fraction: float | None = None,
     goal_rate: float | None = None,
+    equal: str = "",
 ) -> Case:
     token_bytes = 2 * dims.num_kv_heads * dims.head_dim * kv_dtype.itemsize
     if kv_dtype.itemsize == 1:
@@ -133,6 +156,7 @@ def _case(
         goal_id=goal_id,
         goal_fraction=goal_fraction,
         goal_rate=goal_rate,
+        equal=equal,
     )
 
 
@@ -260,7 +284,3 @@ def _kv_dtypes(device: BenchDevice) -> list[torch.dtype]:
 
 def _short(dtype: torch.dtype) -> str:
     return "fp8" if dtype.itemsize == 1 else {"bfloat16": "bf16"}.get(dtype_name(dtype), dtype_name(dtype))
-
-
-def _chunks(batch: Batch) -> list[int]:
-    return [query_len for query_len in batch.query_lens if query_len > 1]

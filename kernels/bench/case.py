@@ -46,6 +46,7 @@ class Case:
         goal_fraction: goal as a fraction of the floor.
         goal_rate: goal in `unit`, instead of a fraction.
         adds_up: whether reading and computing are separate parts of the work, whose floors add up.
+        equal: what the earlier case with as many keys in rows of equal lengths is called; "" for none.
     """
 
     what: str
@@ -59,6 +60,7 @@ class Case:
     goal_fraction: float | None = None
     goal_rate: float | None = None
     adds_up: bool = False
+    equal: str = ""
 
     def floor_s(self, ceilings: Ceilings) -> float:
         """Returns the least seconds of any kernel on this device."""

@@ -78,6 +78,9 @@ def run(plan: Plan, journal: Journal, progress: Callable[[str], None]) -> dict[s
         except (RuntimeError, ValueError) as error:  # memory, or a kernel that does not compile or launch
             journal.fail(f"{case.what}: {(str(error).splitlines() or [''])[0] or type(error).__name__}")
         else:
+            equal = next((other for other in journal.results if other.what == case.equal), None)
+            if equal is not None:
+                result = result.beside(equal, "equal lengths")
             journal.add(result)
             journal.keep({case.what: {"seconds": timing.samples_s, "method": timing.method}})
             progress(f"  {result.what}: {format_number(result.figure)} {result.unit}")

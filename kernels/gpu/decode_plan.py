@@ -77,7 +77,7 @@ def decode_plan(
     plan: DecodePlan | None = metadata.derived.get(key)
     if plan is None:
         max_splits = -(-_ROUNDS * PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
-        num_chunks = max_num_chunks(num_rows, metadata.max_seq_len, max_splits, chunk_keys)
+        num_chunks = _max_num_chunks(num_rows, metadata.max_seq_len, max_splits, chunk_keys)
         device = metadata.seq_lens.device
         plan = metadata.derived[key] = DecodePlan(
             chunks=torch.empty((num_chunks, 4), dtype=torch.int32, device=device),
@@ -105,7 +105,7 @@ def decode_plan(
     return plan
 
 
-def max_num_chunks(num_rows: int, max_seq_len: int, max_splits: int, chunk_keys: int | None) -> int:
+def _max_num_chunks(num_rows: int, max_seq_len: int, max_splits: int, chunk_keys: int | None) -> int:
     """Returns the most chunks that any row lengths up to max_seq_len need.
 
     If the device chooses the length of chunks, all splits together cut rows in at most max_splits places.

@@ -20,18 +20,32 @@ class DecodePoint:
         context: approximate tokens of each in the middle of the timed steps.
         num_steps: timed steps.
         num_settling: steps after the last prompt, until all steps in flight are decodes.
+        longest: tokens of the first request instead; None: as of the others.
     """
 
     batch: int
     context: int
     num_steps: int
     num_settling: int = _SETTLE
+    longest: int | None = None
 
-    def length(self, max_num_batched_tokens: int) -> Length:
+    @property
+    def label(self) -> str:
+        """Description for reports."""
+        longest = "" if self.longest is None else f", one of {self.longest:,}"
+        return f"decode step, batch {self.batch}, context {self.context:,}{longest}"
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Approximate tokens of each request."""
+        return (self.longest or self.context, *(self.context,) * (self.batch - 1))
+
+    def lengths(self, max_num_batched_tokens: int) -> list[Length]:
         """Lengths that reach this point: the first requests decode while the last are still in prefill."""
-        num_prefill_steps = -(-self.batch * self.context // max_num_batched_tokens)
+        num_prefill_steps = -(-sum(self.contexts) // max_num_batched_tokens)
         ahead = num_prefill_steps // 2 + self.num_settling + self.num_steps // 2
-        return Length(max(1, self.context - ahead), 2 * num_prefill_steps + 2 * self.num_settling + self.num_steps)
+        output = 2 * num_prefill_steps + 2 * self.num_settling + self.num_steps
+        return [Length(max(1, context - ahead), output) for context in self.contexts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +82,8 @@ class Decoding:
     ) -> None:
         self._driver = driver
         self._point = point
-        length = point.length(max_num_batched_tokens)
-        requests = [maker.make(length, params) for _ in range(point.batch)]
-        self._num_tokens = {request.request_id: length.prompt for request in requests}
+        requests = [maker.make(length, params) for length in point.lengths(max_num_batched_tokens)]
+        self._num_tokens = {request.request_id: len(request.prompt_ids) for request in requests}
         driver.submit(requests)
 
     def __enter__(self) -> "Decoding":

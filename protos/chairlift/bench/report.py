@@ -4,7 +4,7 @@ import datetime
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,6 +52,13 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """Returns the fields and what follows from them."""
         return asdict(self) | {"fraction": self.fraction, "met": self.met}
+
+    def beside(self, other: "Result", name: str) -> "Result":
+        """Returns this result with a note: its fraction of the floor over that of another result of the same run."""
+        if self.fraction is None or other.fraction is None:
+            return self
+        ratio = f"{self.fraction / other.fraction:.2f}x the fraction of {name}"
+        return replace(self, note="; ".join(filter(None, (ratio, self.note))))
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Result":

@@ -40,6 +40,8 @@ def test_decode_steps_stand_beside_their_floors(
 ) -> None:
     report = run_quick("G1", tmp_path, "--precision", precision)
     assert len(report["results"]) == 3
+    assert "one of 20" in report["results"][2]["what"]
+    assert "x the fraction of equal lengths" in report["results"][2]["note"]
     assert all(precision in result["what"] and result["floor"] > 0 for result in report["results"])
     assert report["machine"]["floors"] is None
     assert report["raw"]["ceilings"]["bytes_per_s"] > 0
@@ -51,7 +53,8 @@ def test_decode_steps_stand_beside_their_floors(
 @pytest.mark.slow
 def test_a_mix_runs_continuous_and_static(tmp_path: Path) -> None:
     report = run_quick("gpu-mix", tmp_path)
-    assert [result["what"].partition(",")[0] for result in report["results"]] == ["4/6", "sharegpt", "sharegpt"]
+    assert [result["what"].partition(",")[0] for result in report["results"]] == ["3/3", "sharegpt", "sharegpt"]
+    assert "x the fraction of equal lengths" in report["results"][1]["note"]
     assert "static" in report["results"][2]["what"]
     assert all(result["figure"] > 0 for result in report["results"])
 
@@ -59,7 +62,7 @@ def test_a_mix_runs_continuous_and_static(tmp_path: Path) -> None:
 def test_cases_beyond_the_budget_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = run_quick("gpu-mix", tmp_path, "--budget", "0")
     assert report["results"] == []
-    assert "left out, --budget was used up: 4/6, tiny bf16" in capsys.readouterr().out
+    assert "left out, --budget was used up: 3/3, tiny bf16" in capsys.readouterr().out
 
 
 def test_a_mix_has_names_for_its_cases() -> None:

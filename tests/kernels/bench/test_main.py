@@ -32,6 +32,9 @@ def test_every_case_is_right_and_beside_its_floor(groups: str, tmp_path: Path) -
         assert result["figure"] > 0
         assert result["floor"] > 0
         assert len(report["raw"][result["what"]]["seconds"]) >= 3
+    uneven = [result for result in report["results"] if "one of" in result["what"]]
+    assert all("x the fraction of equal lengths" in result["note"] for result in uneven)
+    assert bool(uneven) == (groups == "decode,mixed")
     assert report["device"]["versions"]["torch"]
     assert out.with_suffix(".md").read_text().count("\n") == len(report["results"]) + 2
     assert sum("result" in json.loads(line) for line in journal.read_text().splitlines()) == len(report["results"])

@@ -50,6 +50,13 @@ def test_tables_hold_figures_goals_and_verdicts() -> None:
     )
 
 
+def test_a_result_beside_another_notes_the_ratio_of_their_fractions() -> None:
+    equal = Result("G1", "equal", 80.0, "GB/s", floor=100.0)
+    uneven = Result("", "uneven", 5.0, "us", direction="at most", floor=3.0, note="error 0")
+    assert uneven.beside(equal, "equal lengths").note == "0.75x the fraction of equal lengths; error 0"
+    assert uneven.beside(Result("", "no floor", 80.0), "equal lengths") == uneven
+
+
 def test_a_result_survives_json() -> None:
     result = Result("G1", "time", 4.0, "ms", direction="at most", floor=3.0, goal=4.1)
     assert Result.from_json(json.loads(json.dumps(result.as_json()))) == result

@@ -79,6 +79,13 @@ def test_decode_point_has_its_context(driver: EngineDriver, maker: RequestMaker,
     assert driver.num_open == 0
 
 
+def test_one_request_of_a_decode_point_may_be_longer(driver: EngineDriver, maker: RequestMaker) -> None:
+    point = DecodePoint(4, context=30, num_steps=4, longest=90)
+    with Decoding(driver, maker, point, _STEP_TOKENS) as decoding:
+        timed = decoding.steps(4)
+    assert timed.mean_context == pytest.approx(45, abs=4)
+
+
 def test_decode_points_share_one_runner(parts: EngineParts, maker: RequestMaker) -> None:
     for _ in range(4):  # requests that were cancelled must not keep the runner's rows
         with Decoding(EngineDriver(schedule_anew(parts)), maker, DecodePoint(4, 40, 2), _STEP_TOKENS) as decoding:
