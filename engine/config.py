@@ -38,6 +38,7 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["int8", "fp8"]
 KVCacheDtypeName = Literal["auto", "int8", "fp8"]
 KernelsName = Literal["auto", "triton", "torch"]
+KernelCheck = Literal["off", "warn", "fail"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 
@@ -199,6 +200,11 @@ class EngineConfig:
         "auto", choice(get_args(KernelsName)),
         "implementation of the model's operations. auto: triton on a GPU, numba on a CPU; torch: plain PyTorch on "
         "either, slow and without CUDA graphs, to work around a faulty kernel",
+    )  # fmt: skip
+    kernel_check: KernelCheck = flag(
+        "fail", choice(get_args(KernelCheck)),
+        "what to do if a kernel's result differs from plain PyTorch's at the start; the check takes about a second. "
+        "fail: exit with a line that names the kernel; warn: log it and serve; off: do not check",
     )  # fmt: skip
     tensor_parallel_size: int = flag(
         1, integer(1, 1024),

@@ -25,6 +25,7 @@ from engine.runner.model_runner import TorchModelRunner
 from engine.runner.stream import CudaStream, InlineStream, Stream
 from engine.startup.gpu import Gpu, open_gpu
 from engine.startup.gpu_memory import kv_cache_bytes
+from engine.startup.kernel_check import check_cpu_kernels, check_gpu_kernels, model_forms
 from engine.startup.progress import StartupProgress
 from kernels.families import cpu_ops, reference_ops
 from kernels.gpu.targets import UnsupportedTargetError
@@ -152,6 +153,8 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     ops: KernelOps
     if cpu is not None:
         ops = cpu
+        forms = model_forms(task.config, task.model_config, task.dtype, task.kv_dtype)
+        check_cpu_kernels(task.config, ops, forms, startup)
     else:
         torch.set_num_threads(task.num_threads)
         ops = reference_ops()
@@ -204,6 +207,8 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     decode_sizes = () if config.enforce_eager or is_torch else decode_buckets(task.limits.max_num_seqs)
     stream = CudaStream(gpu.device) if gpu.device.type == "cuda" else InlineStream()
     try:
+        if not is_torch:
+            check_gpu_kernels(config, ops, model_forms(config, shard, task.dtype, task.kv_dtype), gpu.device, startup)
         model = _load(task, group, ops, gpu.device, startup)
 
         def make_runner(plan: KVCachePlan, has_graphs: bool) -> TorchModelRunner:

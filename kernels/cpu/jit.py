@@ -83,6 +83,12 @@ def _compile(function: _Function, *, fastmath: set[str] | bool, parallel: bool =
     return cast(_Function, jitted)
 
 
+def cache_folder() -> Path | None:
+    """Returns the folder in which kernels are cached; None if they are not."""
+    paths = (kernel.stats.cache_path for kernel in _kernels)
+    return next((Path(path) for path in paths if path), None)
+
+
 @contextlib.contextmanager
 def watch_compiles(on_compiled: _OnCompiled) -> Iterator[None]:
     """Calls on_compiled(kernels compiled, kernels in total) after each compile inside the block.

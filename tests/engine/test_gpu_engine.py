@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+import kernels.gpu.ops
 from engine.config import EngineConfig
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
@@ -18,6 +19,7 @@ from engine.startup.build import build_engine
 from engine.startup.gpu import Gpu
 from engine.startup.gpu_memory import GpuMemory
 from engine.startup.progress import StartupProgress
+from kernels.check import kernel_cases
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.targets import TARGETS
 from kernels.interface import Step
@@ -91,7 +93,8 @@ def model_dir(servable: Callable[..., Path]) -> Path:
 
 
 def build(model_dir: Path, **fields: object) -> EngineParts:
-    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "max_model_len": 64, "dtype": "float32", **fields}
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "max_model_len": 64, "dtype": "float32"}
+    limits |= {"kernel_check": "off", **fields}  # the interpreter takes seconds for it
     return build_engine(EngineConfig(model=str(model_dir), **limits), StartupProgress())  # type: ignore[arg-type]
 
 
@@ -183,6 +186,27 @@ def test_eight_bit_weights_and_cache_serve(
     parts = build(model_dir, quantization="fp8", kv_cache_dtype="fp8", num_gpu_blocks_override=24, dtype="bfloat16")
     assert [len(tokens) for tokens in answers(parts).values()] == [3, 3, 3]
     assert len(products) > 4  # those of the check at start
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("paged_attention", "use --attention-backend torch or --kernels torch"),
+        pytest.param("silu_and_mul", "use --kernels torch", marks=pytest.mark.slow),
+    ],
+)
+def test_a_faulty_kernel_ends_the_start_before_weights_are_read(
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, remedy: str
+) -> None:
+    monkeypatch.setattr("engine.startup.rank.load_model", pytest.fail)
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if name in case.kernel and "decode, " not in case.form[:8]],
+    )
+    right = getattr(kernels.gpu.ops, name)
+    monkeypatch.setattr(f"kernels.gpu.ops.{name}", lambda *args, **options: -right(*args, **options))
+    with pytest.raises(ConfigError, match=rf"kernel check: .*{name} .*float32.* has an error of .* {remedy}, or"):
+        build(model_dir, kernel_check="fail", num_gpu_blocks_override=9)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ class GpuSetting:
             block_size=_BLOCK_SIZE,
             enable_prefix_caching=False,
             enforce_eager=self.enforce_eager or not self.device.is_gpu,
+            kernel_check="fail" if self.device.is_gpu else "off",  # interpreted, it takes minutes
             quantization=cast("Any", narrow),
             kv_cache_dtype=cast("Any", narrow or "auto"),
         )

@@ -1,0 +1,112 @@
+"""Checks at start that every kernel in use computes what the reference computes, before the model is loaded."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.model.architectures import decoder_traits
+from engine.model.config import ModelConfig
+from engine.startup.progress import StartupProgress
+from kernels.check import KernelCase, Mismatch, ModelForms, Weights8Bit, find_mismatches, kernel_cases, run_cases
+from kernels.families import reference_ops
+from kernels.interface import KernelOps
+
+_log = logging.getLogger(__name__)
+
+
+def model_forms(
+    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> ModelForms:
+    """Returns what decides in which forms a rank uses the kernels.
+
+    Args:
+        config: the engine's configuration.
+        model_config: configuration of the rank's shard.
+        dtype, kv_dtype: dtypes of activations and of the cache.
+    """
+    traits = decoder_traits(model_config)
+    weights: Weights8Bit | None = config.quantization
+    if model_config.fp8 is not None:
+        weights = "fp8 checkpoint"
+    return ModelForms(
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        weights_8_bit=weights,
+        hidden_size=model_config.hidden_size,
+        intermediate_size=model_config.intermediate_size,
+        num_heads=model_config.num_heads,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        vocab_size=model_config.vocab_size,
+        eps=model_config.rms_norm_eps,
+        has_bias=traits.qkv_bias,
+        has_head_norms=traits.qk_norm,
+        sliding_windows=tuple(dict.fromkeys(traits.sliding_windows)),
+        block_size=config.block_size,
+    )
+
+
+def check_cpu_kernels(config: EngineConfig, ops: KernelOps, forms: ModelForms, startup: StartupProgress) -> None:
+    """Checks the kernels of a CPU, unless they have passed in these forms before.
+
+    Raises: ConfigError: a result is wrong and `--kernel-check` is "fail".
+    """
+    from kernels.cpu.checked_forms import is_checked, remember_checked
+
+    if config.kernel_check == "off" or is_checked(repr(forms)):
+        return
+    if _check(config, ops, forms, torch.device("cpu"), startup):
+        remember_checked(repr(forms))
+
+
+def check_gpu_kernels(
+    config: EngineConfig, ops: KernelOps, forms: ModelForms, device: torch.device, startup: StartupProgress
+) -> None:
+    """Compiles the kernels of a GPU in parallel, then checks them; at every start, as the GPU may have become faulty.
+
+    Raises: ConfigError: a result is wrong and `--kernel-check` is "fail".
+    """
+    from kernels.gpu.launch import compile_only, load_kernels
+
+    def compile_cases(cases: Sequence[KernelCase]) -> None:
+        with compile_only(progress=startup.count) as kernels:
+            run_cases(ops, forms, cases)
+        load_kernels(kernels)
+
+    if config.kernel_check != "off":
+        _check(config, ops, forms, device, startup, prepare=compile_cases)
+
+
+def _check(
+    config: EngineConfig,
+    ops: KernelOps,
+    forms: ModelForms,
+    device: torch.device,
+    startup: StartupProgress,
+    prepare: Callable[[Sequence[KernelCase]], None] = lambda _: None,
+) -> bool:
+    """Returns whether all kernels passed."""
+    startup.begin("kernel check", "checking kernels against the reference")
+    cases = kernel_cases(forms, device)
+    prepare(cases)
+    mismatches = find_mismatches(ops, reference_ops(device), forms, cases)
+    _log.info("Checking %d kernels against the reference took %.2f seconds", len(cases), startup.phase_s())
+    if not mismatches:
+        return True
+    if config.kernel_check == "warn":
+        for mismatch in mismatches:
+            _log.warning("Kernel check: %s; answers may be wrong, %s", mismatch.reason, _remedy(mismatches, ops))
+        return False
+    more = f", and {len(mismatches) - 1} more kernels" if len(mismatches) > 1 else ""
+    raise ConfigError(
+        f"kernel check: {mismatches[0].reason}{more}: {_remedy(mismatches, ops)}, or serve regardless with "
+        "--kernel-check warn"
+    )
+
+
+def _remedy(mismatches: Iterable[Mismatch], ops: KernelOps) -> str:
+    is_attention = ops.name == "triton" and all(mismatch.kernel == "paged_attention" for mismatch in mismatches)
+    return "use --attention-backend torch or --kernels torch" if is_attention else "use --kernels torch"

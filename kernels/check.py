@@ -1,0 +1,347 @@
+"""Compares the kernels that a model uses with `kernels.reference`, on the device and in the forms that it uses.
+
+A kernel that is compiled wrongly, or runs on a faulty device, may serve fluent nonsense. This takes about a second and
+finds errors of a few rounding steps, at small sizes: it does not replace the tests.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+
+from kernels.interface import KernelOps, KVCache
+from kernels.kv_cache import PagedKVCache
+from kernels.metadata import AttentionMetadata
+from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
+
+Weights8Bit = Literal["int8", "fp8", "fp8 checkpoint"]
+_Outputs = Sequence[torch.Tensor]
+
+ALLOWED = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.int8: 4e-1}
+"""Allowed error by dtype, relative to the root mean square of the row: several rounding steps of its largest values."""
+
+_ALLOWED_FLOAT8 = 5e-1
+"""Of 8-bit floats: a product of two has an error of 4 % of a row's root mean square, and the largest of thousands of
+errors is four times that. A wrong result differs by 1 or more."""
+
+_NUM_TOKENS = 33
+_NUM_OUT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ModelForms:
+    """What decides in which forms a model uses the kernels.
+
+    Attributes:
+        dtype, kv_dtype: of activations and of the KV cache.
+        weights_8_bit: how linear layers come to 8 bits; None: they have those of dtype.
+        hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, eps: of the model's shard.
+        has_bias: whether queries, keys and values have a bias.
+        has_head_norms: whether each query and key head is normed.
+        sliding_windows: the different ones of the layers; None: no window.
+        block_size: tokens per block of the cache.
+    """
+
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    weights_8_bit: Weights8Bit | None
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    eps: float
+    has_bias: bool
+    has_head_norms: bool
+    sliding_windows: tuple[int | None, ...]
+    block_size: int
+
+    @property
+    def linear_error(self) -> float:
+        """Allowed error of a linear layer."""
+        if self.weights_8_bit is None:
+            return ALLOWED[self.dtype]
+        return max(ALLOWED[self.dtype], ALLOWED[torch.int8] if self.weights_8_bit == "int8" else _ALLOWED_FLOAT8)
+
+    @property
+    def cache_error(self) -> float:
+        """Allowed error of values read from the cache."""
+        return max(ALLOWED[self.dtype], ALLOWED.get(self.kv_dtype, _ALLOWED_FLOAT8))
+
+
+class KernelCase(NamedTuple):
+    """One kernel in one form.
+
+    Attributes:
+        kernel: the operation.
+        form: what distinguishes it from other forms.
+        allowed: largest error.
+        run: computes the outputs with operations and a dtype of the cache.
+    """
+
+    kernel: str
+    form: str
+    allowed: float
+    run: Callable[[KernelOps, torch.dtype], _Outputs]
+
+
+class Mismatch(NamedTuple):
+    """A kernel whose result is wrong."""
+
+    kernel: str
+    reason: str
+
+
+def kernel_cases(forms: ModelForms, device: torch.device) -> list[KernelCase]:
+    """Returns every kernel in the forms of a model, with fixed random inputs."""
+    inputs = _Inputs(forms, device)
+    return [
+        *_pointwise_cases(forms, inputs),
+        *_linear_cases(forms, inputs),
+        *_attention_cases(forms, inputs),
+        _sampler_case(forms, inputs),
+    ]
+
+
+@torch.inference_mode()
+def run_cases(ops: KernelOps, forms: ModelForms, cases: Sequence[KernelCase]) -> None:
+    """Runs the cases without a comparison, to compile their kernels."""
+    for case in cases:
+        case.run(ops, forms.kv_dtype)
+
+
+@torch.inference_mode()
+def find_mismatches(
+    ops: KernelOps, reference: KernelOps, forms: ModelForms, cases: Sequence[KernelCase]
+) -> list[Mismatch]:
+    """Compares each case with the reference on the same device.
+
+    Returns: kernels with a larger error than allowed, or that raise a RuntimeError or ValueError.
+    """
+    mismatches = []
+    for case in cases:
+        expected = case.run(reference, forms.dtype)
+        try:
+            actual = case.run(ops, forms.kv_dtype)
+            error = max(_error(a, e) for a, e in zip(actual, expected, strict=True))
+        except (RuntimeError, ValueError) as exception:
+            mismatches.append(Mismatch(case.kernel, f"{case.kernel} ({case.form}) fails: {_first_line(exception)}"))
+            continue
+        if not error <= case.allowed:
+            reason = f"has an error of {error:.2g}, {case.allowed:.2g} is allowed"
+            mismatches.append(Mismatch(case.kernel, f"{case.kernel} ({case.form}) {reason}"))
+    return mismatches
+
+
+def _first_line(exception: Exception) -> str:
+    return (str(exception).splitlines() or [type(exception).__name__])[0]
+
+
+def _error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Returns the largest error in a row relative to the row's root mean square; of integers, how many differ."""
+    if not expected.is_floating_point():
+        return float((actual != expected).sum())
+    actual, expected = actual.double(), expected.double()
+    scale = expected.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(torch.finfo(torch.float32).tiny)
+    error = float(((actual - expected).abs() / scale).max())
+    return math.inf if math.isnan(error) else error
+
+
+class _Inputs:
+    """Makes random inputs on the device, the same in every process."""
+
+    def __init__(self, forms: ModelForms, device: torch.device) -> None:
+        self.device = device
+        self._dtype = forms.dtype
+        self._generator = torch.Generator().manual_seed(0)
+
+    def random(self, *shape: int) -> torch.Tensor:
+        """Returns values of unit scale in the dtype of the model."""
+        return torch.randn(shape, generator=self._generator).to(self.device, self._dtype)
+
+    def order(self, number: int) -> list[int]:
+        """Returns a random order of numbers from 0."""
+        return torch.randperm(number, generator=self._generator).tolist()
+
+    def int32(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Returns integers."""
+        return torch.tensor(numbers, dtype=torch.int32, device=self.device)
+
+    def int64(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Returns integers."""
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _pointwise_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
+    dtype, allowed = _name(forms.dtype), ALLOWED[forms.dtype]
+    x, residual = (inputs.random(_NUM_TOKENS, forms.hidden_size) for _ in range(2))
+    weight = inputs.random(forms.hidden_size)
+    form = f"{dtype}, {forms.hidden_size} wide"
+    indices = inputs.int64([_NUM_TOKENS - 1, 0, 5])
+    yield KernelCase("gather_rows", form, allowed, lambda ops, _: (ops.gather_rows(x, indices),))
+    yield KernelCase("rms_norm", form, allowed, lambda ops, _: (ops.rms_norm(x, weight, forms.eps),))
+    yield KernelCase(
+        "add_rms_norm", form, allowed, lambda ops, _: ops.add_rms_norm(x, residual.clone(), weight, forms.eps)
+    )
+
+
+def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
+    """Linear layers, each behind the kernel that makes its input, which quantises it for 8-bit layers."""
+    x, residual = (inputs.random(_NUM_TOKENS, forms.hidden_size) for _ in range(2))
+    gate_up = inputs.random(_NUM_TOKENS, 2 * forms.intermediate_size)
+    norm, bias = inputs.random(forms.hidden_size), inputs.random(_NUM_OUT) if forms.has_bias else None
+    wide, narrow = (inputs.random(_NUM_OUT, size) for size in (forms.hidden_size, forms.intermediate_size))
+    scales = torch.rand(_NUM_OUT, device=inputs.device) + 0.5
+
+    def packed(ops: KernelOps, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
+        if forms.weights_8_bit == "fp8 checkpoint":
+            return ops.pack_quantized(weight.to(torch.float8_e4m3fn), scales, bias, forms.dtype)
+        return ops.pack_linear(weight, bias)
+
+    def normed(ops: KernelOps, _: torch.dtype) -> _Outputs:
+        row, weights = ops.rms_norm(x[:1], norm, forms.eps, for_linear=True), packed(ops, wide, bias)
+        rows, _residual = ops.add_rms_norm(x, residual.clone(), norm, forms.eps, for_linear=True)
+        return ops.linear(row, weights), ops.linear(rows, weights)
+
+    def gated(ops: KernelOps, _: torch.dtype) -> _Outputs:
+        return (ops.linear(ops.silu_and_mul(gate_up), packed(ops, narrow, None)),)
+
+    def head(ops: KernelOps, _: torch.dtype) -> _Outputs:
+        return (ops.linear(x, ops.pack_linear(wide, None, for_logits=True)),)
+
+    form = f"{_name(forms.dtype)}, weights {forms.weights_8_bit or _name(forms.dtype)}"
+    yield KernelCase("linear after rms_norm", f"{form}, {forms.hidden_size} wide", forms.linear_error, normed)
+    yield KernelCase("linear after silu_and_mul", f"{form}, {forms.intermediate_size} wide", forms.linear_error, gated)
+    yield KernelCase("linear of the output head", form, forms.linear_error, head)
+
+
+def _attention_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
+    """The write to the cache, and attention over it: one-token rows, prompt chunks and both in a batch."""
+    heads = f"{forms.num_heads} heads over {forms.num_kv_heads} of {forms.head_dim}"
+    form = f"{_name(forms.dtype)}, cache {_name(forms.kv_dtype)}, {heads}, blocks of {forms.block_size}"
+    decode = _CachedRows(forms, inputs, query_lens=(1, 1, 1), seq_lens=(1, 17, 520))
+    mixed = _CachedRows(forms, inputs, query_lens=(1, 7, 40), seq_lens=(33, 7, 130))
+    yield KernelCase("rotate_and_store", form, forms.cache_error, decode.store)
+    for window in forms.sliding_windows:
+        windowed = form if window is None else f"{form}, window {window}"
+        for kind, rows in (("decode", decode), ("prefill and decode", mixed)):
+            attend = partial(rows.attend, sliding_window=window)
+            yield KernelCase("paged_attention", f"{kind}, {windowed}", forms.cache_error, attend)
+
+
+class _CachedRows:
+    """Rows whose keys and values are written to a cache, and the last tokens of which attend."""
+
+    def __init__(
+        self, forms: ModelForms, inputs: _Inputs, *, query_lens: Sequence[int], seq_lens: Sequence[int]
+    ) -> None:
+        self._forms = forms
+        blocks_per_row = [-(-seq_len // forms.block_size) for seq_len in seq_lens]
+        self._num_blocks = sum(blocks_per_row) + 1
+        free = inputs.order(self._num_blocks)
+        tables = [[free.pop() for _ in range(number)] for number in blocks_per_row]
+        slots = [
+            table[position // forms.block_size] * forms.block_size + position % forms.block_size
+            for table, seq_len in zip(tables, seq_lens, strict=True)
+            for position in range(seq_len)
+        ]
+        ends = torch.tensor(seq_lens).cumsum(0).tolist()
+        queries = [token for end, number in zip(ends, query_lens, strict=True) for token in range(end - number, end)]
+        width = (forms.num_heads + 2 * forms.num_kv_heads) * forms.head_dim
+        self._qkv = inputs.random(len(slots), width)
+        self._positions = inputs.int64([position for seq_len in seq_lens for position in range(seq_len)])
+        frequencies = 10_000.0 ** -torch.linspace(0, 1, forms.head_dim // 2)
+        angles = (torch.arange(max(seq_lens))[:, None] * frequencies).to(inputs.device)
+        self._cos, self._sin = angles.cos(), angles.sin()
+        self._norms = None
+        if forms.has_head_norms:
+            self._norms = inputs.random(forms.head_dim), inputs.random(forms.head_dim)
+        self._slots, self._queries = inputs.int64(slots), inputs.int64(queries)
+        width_of_table = max(blocks_per_row)
+        self._metadata = AttentionMetadata(
+            query_start_loc=inputs.int32([0, *torch.tensor(query_lens).cumsum(0).tolist()]),
+            seq_lens=inputs.int32(seq_lens),
+            block_table=torch.stack([inputs.int32(table + [0] * (width_of_table - len(table))) for table in tables]),
+            slot_mapping=self._slots[self._queries],
+            block_size=forms.block_size,
+            max_query_len=max(query_lens),
+            max_seq_len=max(seq_lens),
+            num_one_token_reqs=next((row for row, number in enumerate(query_lens) if number > 1), len(query_lens)),
+        )
+
+    def store(self, ops: KernelOps, kv_dtype: torch.dtype) -> _Outputs:
+        """Returns rotated queries, and the keys and values in the cache."""
+        q, cache = self._stored(ops, kv_dtype)
+        if isinstance(cache, PagedKVCache):
+            return q, *cache.read_slots(self._slots)
+        return q, *(part.flatten(0, 1)[self._slots].float() for part in cache)
+
+    def attend(self, ops: KernelOps, kv_dtype: torch.dtype, *, sliding_window: int | None) -> _Outputs:
+        """Returns the attention of the last tokens of each row."""
+        q, cache = self._stored(ops, kv_dtype)
+        scale = self._forms.head_dim**-0.5
+        queries, step = q[self._queries].contiguous(), replace(self._metadata)  # without what other calls have derived
+        return (ops.paged_attention(queries, cache, step, scale=scale, sliding_window=sliding_window),)
+
+    def _stored(self, ops: KernelOps, kv_dtype: torch.dtype) -> tuple[torch.Tensor, KVCache]:
+        forms = self._forms
+        cache = ops.make_kv_cache(self._num_blocks, forms.block_size, forms.num_kv_heads, forms.head_dim, kv_dtype)
+        q = ops.rotate_and_store(
+            self._qkv.clone(),
+            self._positions,
+            self._cos,
+            self._sin,
+            cache,
+            self._slots,
+            head_norms=self._norms,
+            eps=forms.eps,
+        )
+        return q, cache
+
+
+def _sampler_case(forms: ModelForms, inputs: _Inputs) -> KernelCase:
+    logits = 3 * inputs.random(6, forms.vocab_size).float()
+    batch = _sampling_batch(inputs, forms.vocab_size)
+
+    def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
+        sampled = ops.sample(logits.clone(), batch)
+        return sampled.token_ids, sampled.status, sampled.top_ids, sampled.logprobs, sampled.top_values
+
+    return KernelCase("sample", f"vocabulary of {forms.vocab_size}", ALLOWED[torch.float32], run)
+
+
+def _sampling_batch(inputs: _Inputs, vocab_size: int) -> SamplingBatch:
+    """Greedy, random, filtered, penalised, masked and forced rows; all report log-probabilities."""
+
+    def column(numbers: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.float64, device=inputs.device)
+
+    num_rows = 6
+    words = torch.full((1, -(-vocab_size // 32)), 0x55555555, dtype=torch.int32, device=inputs.device)
+    return replace(
+        greedy_batch(num_rows, inputs.device),
+        temperature=column([0, 1, 0.7, 0.8, 1, 0]),
+        top_k=inputs.int32([0, 0, 5, 0, 0, 0]),
+        top_p=column([1, 1, 0.9, 0.5, 1, 1]),
+        min_p=column([0, 0, 0, 0.01, 0, 0]),
+        repetition_penalty=column([1, 1, 1, 1.2, 1, 1]),
+        presence_penalty=column([0, 0, 0, 0.5, 0, 0]),
+        frequency_penalty=column([0, 0, 0, 0.25, 0, 0]),
+        seed=inputs.int64(range(num_rows)),
+        top_logprobs=inputs.int32([2] * num_rows),
+        max_top_logprobs=2,
+        history=inputs.int32([number % vocab_size for number in range(9)]).repeat(num_rows, 1),
+        history_row=inputs.int32(range(num_rows)),
+        num_prompt_tokens=inputs.int32([4] * num_rows),
+        num_tokens=inputs.int32([9] * num_rows),
+        masks=TokenMasks(inputs.int32([-1, -1, -1, -1, 0, -1]), words),
+        forced_ids=inputs.int32([-1, -1, -1, -1, -1, min(3, vocab_size - 1)]),
+    )

@@ -1,0 +1,57 @@
+"""Remembers which forms of the CPU kernels have passed a check with this CPU, these packages and these sources.
+
+Compiled kernels depend on nothing else, so a check need not be repeated at every start.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from llvmlite import binding  # type: ignore[import-untyped]
+
+from kernels.cpu.jit import cache_folder
+
+_SOURCES = Path(__file__).parents[1]
+_config: Any = numba.config  # its attributes are made at run time
+
+
+def is_checked(form: str) -> bool:
+    """Whether a form passed before; False if nothing can be remembered."""
+    try:
+        return _key(form) in _file().read_text().splitlines()
+    except OSError:
+        return False
+
+
+def remember_checked(form: str) -> None:
+    """Remembers that a form passed, if the cache folder of the kernels is writable."""
+    with contextlib.suppress(OSError), _file().open("a") as lines:
+        lines.write(f"{_key(form)}\n")
+
+
+def _file() -> Path:
+    folder = cache_folder()
+    if folder is None:
+        raise FileNotFoundError("kernels are not cached")
+    return folder / f"checked-{_environment()}.txt"
+
+
+def _key(form: str) -> str:
+    return hashlib.sha256(form.encode()).hexdigest()
+
+
+@cache
+def _environment() -> str:
+    """Returns a hash of everything but the form on which the result of a check depends."""
+    parts = [
+        *(_config.CPU_NAME or binding.get_host_cpu_name(), _config.CPU_FEATURES or binding.get_host_cpu_features()),
+        *(f"{name} {importlib.metadata.version(name)}" for name in ("llvmlite", "numba", "numpy", "torch")),
+    ]
+    digest = hashlib.sha256("\n".join(map(str, parts)).encode())
+    for source in sorted([*_SOURCES.glob("*.py"), *_SOURCES.glob("cpu/*.py"), *_SOURCES.glob("reference/*.py")]):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]

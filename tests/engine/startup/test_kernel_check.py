@@ -1,0 +1,126 @@
+"""The check of kernels at the start of an engine."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.startup.build import build_engine
+from engine.startup.progress import StartupProgress
+from kernels.check import Mismatch, ModelForms
+from kernels.cpu.checked_forms import is_checked, remember_checked
+from kernels.cpu.ops import CpuOps
+
+
+@pytest.fixture(scope="module")
+def model_dir(servable: Callable[..., Path]) -> Path:
+    return servable(num_hidden_layers=1)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for the results of checks."""
+    monkeypatch.setattr("kernels.cpu.checked_forms.cache_folder", lambda: tmp_path)
+    return tmp_path
+
+
+def start(model_dir: Path, **fields: Any) -> None:
+    build_engine(
+        EngineConfig(model=str(model_dir), device="cpu", num_gpu_blocks_override=8, **fields), StartupProgress()
+    )
+
+
+@pytest.fixture
+def faulty_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = CpuOps.paged_attention
+
+    def doubled(self: CpuOps, *args: Any, **options: Any) -> torch.Tensor:
+        return 2 * right(self, *args, **options)
+
+    monkeypatch.setattr(CpuOps, "paged_attention", doubled)
+
+
+@pytest.mark.usefixtures("faulty_attention")
+def test_a_faulty_kernel_ends_the_start_with_one_line(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.startup.rank.load_model", pytest.fail)  # it is found before the weights are read
+    with pytest.raises(ConfigError) as caught:
+        start(model_dir)
+    assert re.fullmatch(
+        r"kernel check: paged_attention \(decode, float32, cache float32, 4 heads over 2 of 16, blocks of 16\) has an "
+        r"error of [1-9]\S*, 0\.001 is allowed, and 1 more kernels: use --kernels torch, or serve regardless with "
+        r"--kernel-check warn",
+        str(caught.value),
+    )
+
+
+@pytest.mark.usefixtures("faulty_attention")
+@pytest.mark.parametrize(("kernel_check", "num_warnings"), [("warn", 2), ("off", 0)])
+def test_a_faulty_kernel_is_logged_or_ignored_on_request(
+    model_dir: Path, caplog: pytest.LogCaptureFixture, kernel_check: str, num_warnings: int
+) -> None:
+    start(model_dir, kernel_check=kernel_check)
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Kernel check: ")]
+    assert len(lines) == num_warnings
+    assert all("answers may be wrong, use --kernels torch" in line for line in lines)
+
+
+def test_kernels_that_passed_are_not_checked_again(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(model_dir)
+    checked: list[ModelForms] = []
+
+    def find(_ops: object, _reference: object, forms: ModelForms, _cases: object) -> list[Mismatch]:
+        checked.append(forms)
+        return []
+
+    monkeypatch.setattr("engine.startup.kernel_check.find_mismatches", find)
+    start(model_dir)
+    assert not checked
+    start(model_dir, block_size=32)
+    assert [forms.block_size for forms in checked] == [32]  # other forms are
+
+
+@pytest.mark.usefixtures("faulty_attention")
+def test_kernels_that_failed_are_checked_again(model_dir: Path, folder: Path) -> None:
+    start(model_dir, kernel_check="warn")
+    assert not list(folder.iterdir())
+    with pytest.raises(ConfigError, match="kernel check"):
+        start(model_dir)
+
+
+@pytest.mark.parametrize("what", ["source", "package", "cpu"])
+def test_a_result_counts_for_this_cpu_these_packages_and_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    import kernels.cpu.checked_forms as checked
+
+    sources = tmp_path / "kernels"
+    (sources / "cpu").mkdir(parents=True)
+    (sources / "cpu" / "a.py").write_text("1")
+    monkeypatch.setattr(checked, "_SOURCES", sources)
+    checked._environment.cache_clear()
+    try:
+        remember_checked("form")
+        assert is_checked("form")
+        assert not is_checked("other")
+        if what == "source":
+            (sources / "cpu" / "a.py").write_text("2")
+        elif what == "package":
+            monkeypatch.setattr("importlib.metadata.version", lambda name: "0")
+        else:
+            monkeypatch.setattr(checked.binding, "get_host_cpu_name", lambda: "other")
+            monkeypatch.setattr(checked._config, "CPU_NAME", None)
+        checked._environment.cache_clear()
+        assert not is_checked("form")
+    finally:
+        checked._environment.cache_clear()
+
+
+def test_without_a_cache_folder_kernels_are_checked_at_every_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.cpu.checked_forms.cache_folder", lambda: None)
+    remember_checked("form")
+    assert not is_checked("form")

@@ -1,0 +1,131 @@
+"""The check of kernels at start: passes for every family, and notices every operation that computes something else."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.check import ModelForms, find_mismatches, kernel_cases, run_cases
+from kernels.families import cpu_ops, reference_ops
+from kernels.reference.ops import ReferenceOps
+
+CPU = torch.device("cpu")
+FORMS = ModelForms(
+    dtype=torch.float32,
+    kv_dtype=torch.float32,
+    weights_8_bit=None,
+    hidden_size=64,
+    intermediate_size=112,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    vocab_size=211,
+    eps=1e-5,
+    has_bias=False,
+    has_head_norms=False,
+    sliding_windows=(None,),
+    block_size=16,
+)
+LARGE = {"has_bias": True, "has_head_norms": True, "sliding_windows": (50, None), "block_size": 32}
+
+
+def check(ops, forms=FORMS, device=CPU):
+    return find_mismatches(ops, reference_ops(device), forms, kernel_cases(forms, device))
+
+
+@pytest.mark.parametrize("fields", [{}, LARGE, {"weights_8_bit": "fp8 checkpoint"}])
+def test_cpu_kernels_pass(fields):
+    assert not check(cpu_ops(), replace(FORMS, **fields))
+
+
+def test_8_bit_cpu_kernels_pass():
+    forms = replace(FORMS, weights_8_bit="int8", kv_dtype=torch.int8, hidden_size=1024, intermediate_size=4096)
+    assert not check(cpu_ops(quantization="int8"), forms)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_to_16_bits_passes(dtype):
+    """The reference in 16 bits, beside the reference in 16 bits whose inputs are in another order of rounding."""
+
+    class RoundedOps(ReferenceOps):
+        def linear(self, x, weights):
+            return (x.double() @ weights[0].double().t()).to(x.dtype)
+
+    assert not check(RoundedOps(), replace(FORMS, dtype=dtype, kv_dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "name", ["gather_rows", "rms_norm", "add_rms_norm", "linear", "silu_and_mul", "paged_attention"]
+)
+@pytest.mark.parametrize("fault", [1.01, torch.nan, torch.inf])
+def test_a_wrong_element_is_noticed(name, fault):
+    class FaultyOps(ReferenceOps):
+        pass
+
+    def faulty(self, *args, **options):
+        right = getattr(ReferenceOps(), name)(*args, **options)
+        one = right[0] if isinstance(right, tuple) else right
+        one.view(-1)[one.abs().argmax()] *= fault
+        return right
+
+    setattr(FaultyOps, name, faulty)
+    mismatches = check(FaultyOps())
+    assert any(name in mismatch.kernel for mismatch in mismatches)
+    assert f"an error of {'inf' if fault != 1.01 else '0.'}" in mismatches[0].reason
+    assert "0.001 is allowed" in mismatches[0].reason
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_wrong_value_in_the_cache_is_noticed(part):
+    class FaultyOps(ReferenceOps):
+        def rotate_and_store(self, qkv, positions, cos, sin, kv_cache, slot_mapping, **options):
+            q = ReferenceOps.rotate_and_store(qkv, positions, cos, sin, kv_cache, slot_mapping, **options)
+            kv_cache[part].flatten(0, 1)[slot_mapping[-1]] *= 1.05
+            return q
+
+    assert {mismatch.kernel for mismatch in check(FaultyOps())} == {"rotate_and_store", "paged_attention"}
+
+
+@pytest.mark.parametrize("window", [49, 51])
+def test_a_wrong_window_is_noticed(window):
+    class FaultyOps(ReferenceOps):
+        def paged_attention(self, *args, sliding_window, **options):
+            return ReferenceOps.paged_attention(*args, sliding_window=sliding_window and window, **options)
+
+    mismatches = check(FaultyOps(), replace(FORMS, sliding_windows=(None, 50)))
+    assert [mismatch.kernel for mismatch in mismatches] == ["paged_attention"] * 2
+    assert all("window 50" in mismatch.reason for mismatch in mismatches)
+
+
+@pytest.mark.parametrize("row", range(6))
+def test_a_wrong_token_is_noticed(row):
+    class FaultyOps(ReferenceOps):
+        def sample(self, logits, batch):
+            sampled = ReferenceOps.sample(logits, batch)
+            sampled.token_ids[row] += 1
+            return sampled
+
+    (mismatch,) = check(FaultyOps())
+    assert mismatch.reason == "sample (vocabulary of 211) has an error of 1, 0.001 is allowed"
+
+
+def test_a_kernel_that_fails_is_reported_with_its_first_line():
+    class FaultyOps(ReferenceOps):
+        def silu_and_mul(self, gate_up):
+            raise RuntimeError("out of resource: shared memory\nAdvice")
+
+    (mismatch,) = check(FaultyOps())
+    assert mismatch.reason.endswith("fails: out of resource: shared memory")
+
+
+def test_cases_of_all_kernels_are_compiled():
+    called = set()
+
+    class RecordingOps(ReferenceOps):
+        def __getattribute__(self, name):
+            called.add(name)
+            return super().__getattribute__(name)
+
+    run_cases(RecordingOps(), FORMS, kernel_cases(FORMS, CPU))
+    names = {"rms_norm", "add_rms_norm", "silu_and_mul", "linear", "rotate_and_store", "paged_attention", "sample"}
+    assert names <= called
