@@ -38,6 +38,8 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["int8", "fp8"]
 KVCacheDtypeName = Literal["auto", "int8", "fp8"]
 KernelsName = Literal["auto", "triton", "torch"]
+OtherAttention = Literal["flashinfer", "flash-attn", "torch"]
+AttentionBackend = Literal["auto", "triton", OtherAttention]
 KernelCheck = Literal["off", "warn", "fail"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
@@ -201,6 +203,11 @@ class EngineConfig:
         "implementation of the model's operations. auto: triton on a GPU, numba on a CPU; torch: plain PyTorch on "
         "either, slow and without CUDA graphs, to work around a faulty kernel",
     )  # fmt: skip
+    attention_backend: AttentionBackend = flag(
+        "auto", choice(get_args(AttentionBackend)),
+        "implementation of attention on a GPU; auto: that of --kernels. flashinfer and flash-attn are libraries to be "
+        "installed, torch is slow; all three run without CUDA graphs",
+    )  # fmt: skip
     kernel_check: KernelCheck = flag(
         "fail", choice(get_args(KernelCheck)),
         "what to do if a kernel's result differs from plain PyTorch's at the start; the check takes about a second. "
@@ -265,6 +272,18 @@ class EngineConfig:
         collectives.
         """
         return self.kernels == "torch" or (device == "cpu" and self.tensor_parallel_size > 1)
+
+    @property
+    def other_attention(self) -> OtherAttention | None:
+        """The attention backend if it is not that of --kernels."""
+        if self.attention_backend == "auto" or self.attention_backend == "triton":
+            return None
+        return self.attention_backend
+
+    @property
+    def records_graphs(self) -> bool:
+        """Whether a GPU records decode steps as CUDA graphs."""
+        return not self.enforce_eager and self.kernels != "torch" and self.other_attention is None
 
     def max_steps_in_flight(self, device: str) -> int:
         """2 with asynchronous scheduling, else 1. The default is 2 on "cuda" and 1 on "cpu", where planning would take

@@ -24,6 +24,11 @@ def check_device(config: EngineConfig, device: torch.device) -> None:
     if config.kernels == "triton" and device.type == "cpu":
         raise ConfigError("--kernels triton needs a GPU: use auto or torch, or --device cuda")
     served = _EIGHT_BITS[device.type]
+    if config.attention_backend != "auto" and (device.type == "cpu" or config.kernels == "torch"):
+        raise ConfigError(
+            f"--attention-backend {config.attention_backend} needs the Triton kernels of a GPU: omit it"
+            f"{', or use --device cuda' if device.type == 'cpu' else ' or --kernels torch'}"
+        )
     for flag, value in (("--quantization", config.quantization), ("--kv-cache-dtype", config.kv_cache_dtype)):
         if value not in (None, "auto", served):
             where = "a CPU" if device.type == "cpu" else "a GPU"

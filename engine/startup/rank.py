@@ -28,6 +28,7 @@ from engine.startup.gpu_memory import kv_cache_bytes
 from engine.startup.kernel_check import check_cpu_kernels, check_gpu_kernels, model_forms
 from engine.startup.progress import StartupProgress
 from kernels.families import cpu_ops, reference_ops
+from kernels.gpu.attention_backends import UnsupportedBackendError, attention_backend
 from kernels.gpu.targets import UnsupportedTargetError
 from kernels.interface import KernelOps
 
@@ -147,7 +148,7 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
         try:
             gpu = task.gpu or open_gpu(device.index, task.config.gpu_memory_utilization)
             return _build_on_gpu(task, group, gpu, startup)
-        except UnsupportedTargetError as error:
+        except (UnsupportedTargetError, UnsupportedBackendError) as error:
             raise ConfigError(str(error)) from error
     cpu = None if task.config.uses_torch_kernels("cpu") else _cpu_ops(task, startup)
     ops: KernelOps
@@ -204,7 +205,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         weights_bytes(task.model_config, task.dtype, group=group, quantization="fp8" if is_in_fp8 else None)
     )
     shard = Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config)
-    decode_sizes = () if config.enforce_eager or is_torch else decode_buckets(task.limits.max_num_seqs)
+    decode_sizes = decode_buckets(task.limits.max_num_seqs) if config.records_graphs else ()
     stream = CudaStream(gpu.device) if gpu.device.type == "cuda" else InlineStream()
     try:
         if not is_torch:
@@ -234,7 +235,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
                 has_graphs=bool(decode_sizes),
                 cache=cache,
                 vocab_size=shard.vocab_size,
-                run_longest_attention=longest if is_torch else None,
+                run_longest_attention=longest if is_torch or config.other_attention is not None else None,
             )
             cache_bytes = group.minimum(kv_cache_bytes(gpu.memory, use))
             _log.info("%s took %.2f seconds", _capitalized(what), startup.phase_s())
@@ -260,6 +261,17 @@ def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
     from kernels.gpu.linear_probe import check_row_scaled_product
     from kernels.gpu.ops import GpuOps
 
+    attention, name = None, task.config.other_attention
+    if name is not None:
+        attention = attention_backend(
+            name,
+            device=gpu.device,
+            target=gpu.target,
+            head_dim=task.model_config.head_dim,
+            dtype=task.dtype,
+            kv_dtype=task.kv_dtype,
+        )
+        _log.info("Steps run without CUDA graphs, because of --attention-backend %s", name)
     quantizes = task.config.quantization == "fp8"
     ops = GpuOps(
         gpu.device,
@@ -267,6 +279,7 @@ def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
         num_processors=gpu.num_processors,
         quantize_weights=quantizes,
         quantize_inputs=_has_fp8_weights(task),
+        attention=attention,
         progress=startup.count,
     )
     if _has_fp8_weights(task):

@@ -6,10 +6,11 @@ from functools import partial
 
 import torch
 
+from kernels.gpu.attention_backends import Attention
 from kernels.gpu.decode_graphs import DecodeGraphs, decode_inputs
 from kernels.gpu.kernel_cache import use_kernel_cache
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
-from kernels.gpu.launch import compile_only, load_kernels
+from kernels.gpu.launch import compile_only, is_compile_only, load_kernels
 from kernels.gpu.linear import PackedLinear, linear, pack_linear, pack_quantized
 from kernels.gpu.memory import free_bytes
 from kernels.gpu.paged_attention import paged_attention
@@ -21,7 +22,8 @@ from kernels.gpu.sample import sample
 from kernels.gpu.silu_and_mul import silu_and_mul
 from kernels.gpu.targets import Target
 from kernels.interface import Step
-from kernels.metadata import StepInputs
+from kernels.kv_cache import PagedKVCache
+from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import greedy_batch
 
 
@@ -44,6 +46,7 @@ class GpuOps:
         num_processors: int,
         quantize_weights: bool = False,
         quantize_inputs: bool = False,
+        attention: Attention | None = None,
         progress: Progress = no_progress,
     ) -> None:
         """Compiles and allocates nothing yet.
@@ -55,6 +58,7 @@ class GpuOps:
             quantize_weights: quantises weights of linear layers to 8 bits when they are packed.
             quantize_inputs: quantises inputs of linear layers in the operation that produces them; for models with
                 8-bit weights, from the checkpoint or from quantize_weights.
+            attention: used instead of the Triton kernels of attention.
             progress: shows progress of compiling kernels and recording CUDA graphs.
         Raises: UnsupportedTargetError: the target has no 8-bit floats.
         """
@@ -67,7 +71,8 @@ class GpuOps:
         self.graphs_bytes = 0
         # operations that are the functions of their modules
         self.rotate_and_store = partial(rotate_and_store, target=target)
-        self.paged_attention = partial(paged_attention, target=target, num_processors=num_processors)
+        own_attention = partial(paged_attention, target=target, num_processors=num_processors)
+        self.paged_attention: Attention = own_attention if attention is None else _unless_compiling(attention)
         self.sample = partial(sample, target=target, num_processors=num_processors)
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> PackedLinear:
@@ -123,3 +128,22 @@ class GpuOps:
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor | QuantizedRows:
         """Computes silu(first half) * second half, quantised for 8-bit layers."""
         return silu_and_mul(gate_up, quantize=self._row_dtype)
+
+
+def _unless_compiling(attention: Attention) -> Attention:
+    """Skips the attention of another library while Triton's kernels are compiled, when batches have no content."""
+
+    def attend(
+        q: torch.Tensor,
+        kv_cache: PagedKVCache,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> torch.Tensor:
+        if is_compile_only():
+            return torch.empty_like(q).flatten(1)
+        return attention(q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+
+    return attend

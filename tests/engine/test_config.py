@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,3 +129,19 @@ def test_a_bad_flag_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str],
         parse_config(argv.split(), {})
     assert caught.value.code == 2
     assert capsys.readouterr().err == f"chairlift-engine: error: {says} (see chairlift-engine --help)\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "records"),
+    [
+        ({}, True),
+        ({"attention_backend": "triton", "kernels": "triton"}, True),
+        ({"enforce_eager": True}, False),
+        ({"kernels": "torch"}, False),
+        ({"attention_backend": "torch"}, False),
+        ({"attention_backend": "flashinfer"}, False),
+        ({"attention_backend": "flash-attn"}, False),
+    ],
+)
+def test_graphs_are_recorded_unless_they_are_disabled_or_not_supported(fields: dict[str, Any], records: bool) -> None:
+    assert EngineConfig(model="m", **fields).records_graphs is records

@@ -170,6 +170,19 @@ def test_torch_kernels_run_without_graphs_and_pay_for_attention_over_the_longest
     assert not FakeGraphs.seen
 
 
+def test_torch_attention_serves_beside_triton_kernels(gpu: SimpleNamespace, model_dir: Path) -> None:
+    parts = build(model_dir, attention_backend="torch", num_gpu_blocks_override=24)
+    assert answers(parts) == answers(build(model_dir, device="cpu"))
+    assert not FakeGraphs.seen
+
+
+def test_what_an_attention_library_does_not_support_is_a_config_error(gpu: SimpleNamespace, model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--attention-backend flashinfer does not support float32"):
+        build(model_dir, attention_backend="flashinfer")
+    with pytest.raises(ConfigError, match=r"--attention-backend flashinfer does not support heads of 16 on sm_90"):
+        build(model_dir, attention_backend="flashinfer", dtype="bfloat16")
+
+
 def test_a_cache_of_a_given_size_is_not_measured(
     gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

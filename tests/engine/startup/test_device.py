@@ -59,6 +59,7 @@ def test_settings_that_the_device_does_not_support_are_rejected(
         ({"quantization": "int8", "kv_cache_dtype": "int8", "batch_invariant": True}, CPU, torch.int8),
         ({"kernels": "triton", "quantization": "fp8"}, GPU, torch.bfloat16),
         ({"kernels": "torch"}, CPU, torch.bfloat16),
+        ({"attention_backend": "torch", "kv_cache_dtype": "fp8"}, GPU, torch.float8_e4m3fn),
     ],
 )
 def test_dtypes_that_the_device_supports_are_accepted(
