@@ -45,8 +45,9 @@ class KernelOps(Protocol):
     ) -> LinearWeights:
         """Lays out 8-bit checkpoint weights for `linear`: values [out, in] float8_e4m3fn times scales.
 
-        Scales are per tensor, [1], or per output channel, [out] or [out, 1]. dtype is that of the model and of bias
-        [out]. Without 8-bit products, or for layers they do not support, the dequantized weights are used in dtype.
+        Scales are per tensor, [1], per output channel, [out] or [out, 1], or per block of 128 x 128 weights,
+        [out / 128, in / 128]. dtype is that of the model and of bias [out]. Without 8-bit products, or for layers or
+        scales they do not support, the dequantized weights are used in dtype.
         """
         ...
 

@@ -22,6 +22,10 @@ class Span(NamedTuple):
         """Returns the range in smaller units, `width` per unit: heads -> rows of a projection."""
         return Span(self.total * width, self.start * width, self.size * width)
 
+    def in_blocks(self, size: int) -> "Span":
+        """Returns the range in larger units of `size`, whose multiples its numbers are."""
+        return Span(self.total // size, self.start // size, self.size // size)
+
 
 class CheckpointPart(NamedTuple):
     """Memory of a parameter, and the part of a checkpoint tensor to read into it.
@@ -29,7 +33,8 @@ class CheckpointPart(NamedTuple):
     Attributes:
         tensor: the memory; its shape is the sizes of the spans.
         spans: one per dimension of the tensor in the checkpoint.
-        is_scale: whether it holds the scales of the rows of an 8-bit matrix; the checkpoint may have a single one.
+        is_scale: whether it holds the scales of an 8-bit matrix: of blocks in two dimensions; or of rows in one, for
+            which the checkpoint may have a single one.
     """
 
     tensor: torch.Tensor
@@ -45,6 +50,11 @@ class CheckpointPart(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """Shape of the tensor in the checkpoint."""
         return tuple(span.total for span in self.spans)
+
+    @property
+    def is_row_scale(self) -> bool:
+        """Whether it holds scales of rows."""
+        return self.is_scale and len(self.spans) == 1
 
     @property
     def slices(self) -> tuple[slice, ...]:

@@ -27,7 +27,7 @@ class RandomWeights:
         for name, part in parts.items():
             generator = torch.Generator(part.tensor.device).manual_seed(self._seeds[name])
             if part.is_scale:
-                columns = parts[name.removesuffix("_scale")].shape[1]
+                columns = parts[name.removesuffix("_inv").removesuffix("_scale")].shape[1]
                 part.tensor.fill_(columns**-0.5 / FP8_STD)
             elif len(part.shape) == 1:
                 part.tensor.fill_(1.0 if "norm" in name else 0.0)

@@ -1,9 +1,10 @@
 """Checkpoints with linear layers in 8-bit floats: reads their `quantization_config`.
 
 Supported are the two formats that tools write for W8A8: `quant_method` "fp8" (AutoFP8, transformers) and
-"compressed-tensors" (llm-compressor). Weights are float8_e4m3fn with one scale per tensor or per output channel.
-Activations always get one scale per token, computed from its values. This is at least as exact as a static scale for a
-whole tensor, so the activation scales of static schemes are not used.
+"compressed-tensors" (llm-compressor). Weights are float8_e4m3fn with one scale per tensor, per output channel or, with
+`weight_block_size` (DeepSeek, Qwen3), per block of 128 x 128. Activations of 8-bit products always get one scale per
+token, computed from its values. This is at least as exact as a static scale for a whole tensor, so the scales of static
+schemes for activations, keys and values are not used.
 """
 
 import re
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.model.config_fields import ConfigFields
+from kernels.fp8_weights import BLOCK
 
 FP8_DTYPE = torch.float8_e4m3fn
 
@@ -29,9 +31,11 @@ class Fp8Weights:
 
     Attributes:
         exceptions: patterns for the names of the layers that are not.
+        has_blocks: whether scales are per block of 128 x 128 weights; otherwise per tensor or output channel.
     """
 
     exceptions: tuple[re.Pattern[str], ...]
+    has_blocks: bool = False
 
     @classmethod
     def from_fields(cls, fields: ConfigFields) -> "Fp8Weights | None":
@@ -51,20 +55,21 @@ class Fp8Weights:
 
     @classmethod
     def _from_fp8(cls, section: ConfigFields) -> "Fp8Weights":
-        if "weight_block_size" in section:
-            raise section.error(
-                "weight_block_size",
-                f"is {section.raw('weight_block_size')!r}, supported are one scale per tensor or per output channel",
-            )
+        has_blocks = "weight_block_size" in section
+        if has_blocks and (size := section.raw("weight_block_size")) != [BLOCK, BLOCK]:
+            raise section.error("weight_block_size", f"is {size!r}, supported is [{BLOCK}, {BLOCK}]")
         scheme = section.raw("activation_scheme", "dynamic")
         if scheme not in ("dynamic", "static"):
             raise section.error("activation_scheme", f"is {scheme!r}, supported are dynamic, static")
-        return cls(_exceptions(section, "modules_to_not_convert") + _exceptions(section, "ignored_layers"))
+        if has_blocks and scheme != "dynamic":
+            raise section.error("activation_scheme", f"is {scheme!r}, supported with weight_block_size is dynamic")
+        exceptions = _exceptions(section, "modules_to_not_convert") + _exceptions(section, "ignored_layers")
+        return cls(exceptions, has_blocks)
 
     @classmethod
     def _from_compressed_tensors(cls, section: ConfigFields) -> "Fp8Weights":
         if "kv_cache_scheme" in section:
-            raise section.error("kv_cache_scheme", "is set, supported is none: --kv-cache-dtype sets the dtype")
+            _check_float8(section.section("kv_cache_scheme"))
         groups = section.section("config_groups")
         if len(groups.names) != 1:
             raise section.error("config_groups", f"has {len(groups.names)} groups, supported is one")

@@ -2,9 +2,10 @@
 
 import torch
 
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, ConfigError
 from engine.model.checkpoint_part import CheckpointPart, Fill, Span
 from engine.model.fp8 import FP8_DTYPE, Fp8Weights
+from kernels.fp8_weights import BLOCK
 from kernels.interface import KernelOps, LinearInput, LinearWeights
 
 _META = torch.device("meta")
@@ -37,7 +38,10 @@ class Linear:
             fp8: which projections are stored in 8 bits; None: none.
             dtype: dtype of the inputs, and of weights that are not in 8 bits.
             device: device of the weights.
-        Raises: CheckpointError: only some of the projections are in 8 bits.
+
+        Raises:
+            CheckpointError: only some of the projections are in 8 bits, or their sizes are no multiples of a block.
+            ConfigError: the shards of ranks divide blocks.
         """
         names = [prefix + name for name in out_features]
         in_8_bits = [fp8 is not None and fp8.holds(name) for name in names]
@@ -49,10 +53,14 @@ class Linear:
         self._dtype = dtype
         self._device = device
         self._is_in_8_bits = all(in_8_bits)
+        self._has_blocks = self._is_in_8_bits and fp8 is not None and fp8.has_blocks
         self._has_bias = bias
         self._in_features = in_features
         self._out_features = dict(zip(names, out_features.values(), strict=True))
         self._packed: LinearWeights = None
+        if self._has_blocks:
+            for name, span in self._out_features.items():
+                _check_blocks(name, span, in_features)
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills, without memory."""
@@ -73,9 +81,10 @@ class Linear:
         """Returns weights, scales and biases, uninitialised."""
         num_rows, num_columns = sum(span.size for span in self._out_features.values()), self._in_features.size
         dtype = FP8_DTYPE if self._is_in_8_bits else self._dtype
+        scales_shape = (num_rows // BLOCK, num_columns // BLOCK) if self._has_blocks else (num_rows,)
         return (
             torch.empty(num_rows, num_columns, dtype=dtype, device=device),
-            torch.empty(num_rows, dtype=torch.float32, device=device) if self._is_in_8_bits else None,
+            torch.empty(scales_shape, dtype=torch.float32, device=device) if self._is_in_8_bits else None,
             torch.empty(num_rows, dtype=self._dtype, device=device) if self._has_bias else None,
         )
 
@@ -87,7 +96,11 @@ class Linear:
         for name, span in self._out_features.items():
             rows = slice(start, start + span.size)
             parts[f"{name}.weight"] = CheckpointPart(weight[rows], (span, self._in_features))
-            if scales is not None:
+            if scales is not None and self._has_blocks:
+                block_rows = slice(rows.start // BLOCK, rows.stop // BLOCK)
+                spans = (span.in_blocks(BLOCK), self._in_features.in_blocks(BLOCK))
+                parts[f"{name}.weight_scale_inv"] = CheckpointPart(scales[block_rows], spans, is_scale=True)
+            elif scales is not None:
                 parts[f"{name}.weight_scale"] = CheckpointPart(scales[rows], (span,), is_scale=True)
             if bias is not None:
                 parts[f"{name}.bias"] = CheckpointPart(bias[rows], (span,))
@@ -97,3 +110,17 @@ class Linear:
     def __call__(self, ops: KernelOps, x: LinearInput) -> torch.Tensor:
         """Computes x [T, columns] -> [T, rows]."""
         return ops.linear(x, self._packed)
+
+
+def _check_blocks(name: str, rows: Span, columns: Span) -> None:
+    """Checks that a projection, or the shard of it that a rank holds, consists of whole blocks."""
+    if rows.total % BLOCK or columns.total % BLOCK:
+        raise CheckpointError(
+            f"quantization_config: weight_block_size [{BLOCK}, {BLOCK}] does not divide {name} of {rows.total} rows "
+            f"and {columns.total} columns"
+        )
+    if any(number % BLOCK for number in (rows.start, rows.size, columns.start, columns.size)):
+        raise ConfigError(
+            f"--tensor-parallel-size gives each rank {rows.size} rows and {columns.size} columns of {name}, whose "
+            f"weight_block_size is [{BLOCK}, {BLOCK}]: use fewer ranks, so that each has whole blocks"
+        )

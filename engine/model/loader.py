@@ -69,13 +69,14 @@ def weights_bytes(
     traits, ops = decoder_traits(config), reference_ops()  # never called
     meta = torch.device("meta")
     model = Decoder(config, traits, ops, max_positions=1, dtype=dtype, device=meta, group=group)
-    tensors = {name: part.tensor for name, part in model.checkpoint_parts().items()}
+    parts = model.checkpoint_parts()
+    tensors = {name: part.tensor for name, part in parts.items()}
     if config.tie_word_embeddings:
         tensors[HEAD_NAME] = model.embed_tokens
     in_8_bits = {
         name: quantization is not None and tensor.ndim == 2 and name.startswith(LAYERS_PREFIX)
         for name, tensor in tensors.items()
-    }
+    } | {name: False for name, part in parts.items() if part.is_scale}
     in_8_bits[HEAD_NAME] = quantization == "int8"
     return sum(
         tensor.numel() + 4 * (0 if tensor.dtype is FP8_DTYPE else len(tensor))

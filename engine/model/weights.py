@@ -1,6 +1,7 @@
 """Loads weights by name from one safetensors file, or from several with an index. Other formats are not supported."""
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ MAX_INDEX_BYTES = 64 << 20
 _SAMPLE_BYTES = 4096
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, FP8_NAME: FP8_DTYPE}
 
+_KV_SCALE = re.compile(r"model\.layers\.\d+\.self_attn\.(k_scale|v_scale|kv_scale|[kv]_proj\.output_scale)")
+
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and the total."""
 
@@ -37,11 +40,13 @@ class CheckedWeights(NamedTuple):
 
     Attributes:
         shards: file -> names of the tensors to read from it, with the bytes of each.
-        num_activation_scales: scales of activations in the checkpoint, which are not used.
+        num_activation_scales, num_kv_scales: scales of activations, and of keys and values, in the checkpoint, which
+            are not used.
     """
 
     shards: dict[Path, dict[str, int]]
     num_activation_scales: int
+    num_kv_scales: int
 
 
 class WeightsReader:
@@ -61,11 +66,17 @@ class WeightsReader:
         Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another
             shape, or one that the model does not have; NaN or infinity.
         """
-        shards, num_activation_scales = check_weights(path, parts)
+        shards, num_activation_scales, num_kv_scales = check_weights(path, parts)
         if num_activation_scales:
             _log.info(
                 "%d input_scale tensors of the checkpoint are not used: activations are scaled per token instead",
                 num_activation_scales,
+            )
+        if num_kv_scales:
+            _log.info(
+                "%d key and value scales of the checkpoint are not used: an 8-bit cache (--kv-cache-dtype) computes a "
+                "scale per token and head instead",
+                num_kv_scales,
             )
         self._file_of = {name: file for file, sizes in shards.items() for name in sizes}
         self._sizes = {name: num_bytes for sizes in shards.values() for name, num_bytes in sizes.items()}
@@ -94,7 +105,7 @@ class WeightsReader:
 
 
 def _fill(part: CheckpointPart, reader: Any, name: str) -> None:
-    if part.is_scale:
+    if part.is_row_scale:
         scales = reader.get_tensor(name).flatten()
         part.tensor.copy_(scales if scales.numel() == 1 else scales[part.slices])
     elif part.is_whole:
@@ -110,14 +121,16 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
     """
     shards: dict[Path, dict[str, int]] = {}
     found: set[str] = set()
-    num_activation_scales = 0
+    num_activation_scales = num_kv_scales = 0
     for file in _shard_files(path):
         header, sampled = read_safetensors_header(file), {}
         for name, entry in header.tensors.items():
             if name not in parts:
                 is_activation_scale = f"{name.removesuffix('input_scale')}weight_scale" in parts
+                is_kv_scale = _KV_SCALE.fullmatch(name) is not None
                 num_activation_scales += is_activation_scale
-                if not is_activation_scale and not _is_ignorable(name):
+                num_kv_scales += is_kv_scale
+                if not is_activation_scale and not is_kv_scale and not _is_ignorable(name):
                     raise CheckpointError(f"{file}: tensor {name} is not part of this architecture")
                 continue
             if name in found:
@@ -129,7 +142,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
         _check_samples(file, header, sampled)
     if missing := sorted(set(parts) - found):
         raise CheckpointError(f"{path}: {len(missing)} of {len(parts)} tensors are missing, the first is {missing[0]}")
-    return CheckedWeights(shards, num_activation_scales)
+    return CheckedWeights(shards, num_activation_scales, num_kv_scales)
 
 
 def _check_samples(file: Path, header: SafetensorsHeader, entries: dict[str, TensorEntry]) -> None:
@@ -148,7 +161,7 @@ def _check_samples(file: Path, header: SafetensorsHeader, entries: dict[str, Ten
 
 def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart) -> None:
     shapes = [part.shape]
-    if part.is_scale:  # one per row, or one for the whole matrix
+    if part.is_row_scale:  # one per row, or one for the whole matrix
         shapes += [(*part.shape, 1), (1,), (1, 1), ()]
     if entry.shape not in shapes:
         raise CheckpointError(

@@ -19,6 +19,7 @@ from kernels.cpu.recording import Recording
 from kernels.cpu.rotate_and_store import emit_rotate_and_store
 from kernels.cpu.sample import compile_sampler, sample
 from kernels.cpu.worker_pool import Program, WorkerPool
+from kernels.fp8_weights import dequantized
 from kernels.interface import Quantization, Step
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
@@ -56,7 +57,7 @@ class CpuOps:
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PackedLinear:
         """Dequantizes the weights and packs them as `pack_linear` does."""
-        return self.pack_linear(values.float().mul_(scales.float().reshape(-1, 1)).to(dtype), bias)
+        return self.pack_linear(dequantized(values, scales).to(dtype), bias)
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from kernels.fp8_weights import dequantized
 from kernels.gpu.quantize import QuantizedRows, quantize_rows
 from kernels.gpu.targets import Target, UnsupportedTargetError
 
@@ -103,7 +104,7 @@ def pack_quantized(
         raise ValueError(f"scales have shape {list(scales.shape)}, expected one for all or one for each of {num_out}")
     per_channel = scales.float().reshape(-1, 1).expand(num_out, 1)
     if not _has_product(values):
-        return PackedLinear((values.float() * per_channel).to(dtype), None, bias, dtype)
+        return PackedLinear(dequantized(values, scales).to(dtype), None, bias, dtype)
     if _require_product(target, dtype) is torch.float8_e4m3fnuz:
         values, per_channel = _as_fnuz(values), 2 * per_channel
     return PackedLinear(values.contiguous().t(), per_channel.t().contiguous(), bias, dtype)

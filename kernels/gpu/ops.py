@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from kernels.fp8_weights import dequantized, has_block_scales
 from kernels.gpu.attention_backends import Attention
 from kernels.gpu.decode_graphs import DecodeGraphs, decode_inputs
 from kernels.gpu.kernel_cache import use_kernel_cache
@@ -83,7 +84,9 @@ class GpuOps:
     def pack_quantized(
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PackedLinear:
-        """Packs the 8-bit weights of a checkpoint."""
+        """Packs the 8-bit weights of a checkpoint; those with scales per block are converted, then packed as others."""
+        if has_block_scales(values, scales):
+            return self.pack_linear(dequantized(values, scales).to(dtype), bias)
         return pack_quantized(values, scales, bias, dtype=dtype, target=self._target)
 
     def make_kv_cache(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.fp8_weights import dequantized
 from kernels.interface import Step
 from kernels.metadata import StepInputs
 from kernels.reference.paged_attention import paged_attention
@@ -42,7 +43,7 @@ class ReferenceOps:
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> Weights:
         """Returns the dequantized weights."""
-        return (values.float() * scales.float().reshape(-1, 1)).to(dtype), bias
+        return dequantized(values, scales).to(dtype), bias
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype

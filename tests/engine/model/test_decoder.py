@@ -18,6 +18,7 @@ from engine.model.decoder import Decoder
 from engine.model.loader import load_model, weights_bytes
 from kernels.families import cpu_ops, reference_ops
 from kernels.metadata import AttentionMetadata
+from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
 from tests.support.kernels.batches import poison_cache
 
 TOLERANCE = 2e-5
@@ -213,3 +214,20 @@ def test_operations_know_what_logits_are_computed_of(make_checkpoint, monkeypatc
     calls.clear()
     run(model, ops, [torch.arange(5)], [5])
     assert calls == [True] * (2 * len(model.layers)) + [False]
+
+
+@pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
+def test_logits_of_block_scaled_weights_equal_those_of_transformers(make_checkpoint, tmp_path, make_ops):
+    """transformers reads a copy whose weights are dequantised."""
+    import transformers
+
+    original = make_checkpoint("qwen3", dtype="bfloat16", **BLOCK_SIZES)
+    path = save_block_scaled(original, tmp_path / "blocks", twin=tmp_path / "twin")
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "twin", dtype=torch.float32)
+    prompt = torch.arange(3, 40)
+    with torch.inference_mode():
+        expected = oracle(prompt[None]).logits[0].log_softmax(-1)
+    ops = make_ops()
+    [logits] = run(load_model(path, ModelConfig.from_dir(path), ops), ops, [prompt], [len(prompt)])
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+    assert float((logits.log_softmax(-1) - expected).abs().max()) < 1e-4

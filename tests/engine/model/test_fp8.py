@@ -13,7 +13,7 @@ from engine.model.config import ModelConfig
 from engine.model.fp8 import FP8_DTYPE
 from engine.model.loader import load_model, weights_bytes
 from kernels.families import cpu_ops, reference_ops
-from tests.support.engine.weights import loaded_parts
+from tests.support.engine.weights import BLOCK_CONFIG, BLOCK_SIZES, loaded_parts, quantized_in_blocks
 
 FILE = "model.safetensors"
 PROJECTION = "model.layers.1.self_attn.k_proj"
@@ -41,6 +41,8 @@ def compressed_tensors(*, weights=None, activations=None, group=None, **fields):
 
 def quantised(weight, kind):
     """Quantises like the tools that write checkpoints; returns values and scales."""
+    if kind == "block":
+        return quantized_in_blocks(weight)
     largest = weight.float().abs().amax() if kind == "tensor" else weight.float().abs().amax(1, keepdim=True)
     scale = largest / 448
     shape = {"tensor": (), "channel": (len(weight), 1)}[kind]
@@ -61,7 +63,11 @@ def make_twins(make_checkpoint, tmp_path):
             plain[name] = stored[name] = tensor
             if module.endswith("_proj") and module not in except_for:
                 values, scale = quantised(tensor, kind)
-                stored |= {name: values, f"{name}_scale": scale}
+                if kind == "block":
+                    stored |= {name: values, f"{name}_scale_inv": scale}
+                    scale = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+                else:
+                    stored |= {name: values, f"{name}_scale": scale}
                 plain[name] = values.float() * scale
                 if input_scales:
                     stored[f"{module}.input_scale"] = torch.tensor(0.5)
@@ -80,17 +86,20 @@ def layer_outputs(path, ops):
     model = load_model(path, ModelConfig.from_dir(path), ops)
     layer = model.layers[-1]
     generator = torch.Generator().manual_seed(0)
-    outputs = [model.compute_logits(torch.randn(5, 64, generator=generator))]
-    for linear, columns in ((layer.qkv, 64), (layer.o, 64), (layer.gate_up, 64), (layer.down, 112)):
+    hidden, heads = model.config.hidden_size, model.config.num_heads * model.config.head_dim
+    outputs = [model.compute_logits(torch.randn(5, hidden, generator=generator))]
+    inner = model.config.intermediate_size
+    for linear, columns in ((layer.qkv, hidden), (layer.o, heads), (layer.gate_up, hidden), (layer.down, inner)):
         outputs.append(linear(ops, torch.randn(5, columns, generator=generator)))
     return outputs
 
 
-@pytest.mark.parametrize("kind", ["tensor", "channel"])
+@pytest.mark.parametrize("kind", ["tensor", "channel", "block"])
 @pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
 def test_an_8_bit_checkpoint_computes_the_same_as_its_dequantised_copy(make_twins, kind, make_ops):
-    config = DYNAMIC if kind == "tensor" else compressed_tensors()
-    small, twin = make_twins(kind, config, architecture="qwen2")
+    config = {"tensor": DYNAMIC, "channel": compressed_tensors(), "block": BLOCK_CONFIG}[kind]
+    sizes = BLOCK_SIZES if kind == "block" else {}
+    small, twin = make_twins(kind, config, architecture="qwen2", **sizes)
     outputs, expected = layer_outputs(small, make_ops()), layer_outputs(twin, make_ops())
     assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
 
@@ -105,6 +114,30 @@ def test_loaded_8_bit_weights_equal_those_of_transformers(make_twins):
         part = loaded[name]
         scale = loaded[f"{name}_scale"].tensor[:, None] if part.tensor.dtype is FP8_DTYPE else 1.0
         assert torch.equal(part.tensor.float() * scale, parameter)
+
+
+def test_blocks_must_divide_every_matrix(make_twins):
+    small, _ = make_twins("tensor", BLOCK_CONFIG)
+    message = (
+        r"weight_block_size \[128, 128\] does not divide model.layers.0.self_attn.q_proj of 64 rows and 64 columns"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        load_model(small, ModelConfig.from_dir(small), reference_ops())
+
+
+def test_static_scales_of_keys_and_values_are_not_used_and_logged(make_twins, caplog):
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    small, twin = make_twins("channel", compressed_tensors(kv_cache_scheme=scheme))
+    scales = {f"model.layers.{n}.self_attn.{name}_scale": torch.tensor(0.1) for n in range(2) for name in "kv"}
+    rewrite(small, lambda tensors: tensors.update(scales))
+    with caplog.at_level("INFO"):
+        outputs = layer_outputs(small, cpu_ops())
+    (line,) = [record.getMessage() for record in caplog.records if "key and value scales" in record.getMessage()]
+    assert line == (
+        "4 key and value scales of the checkpoint are not used: an 8-bit cache (--kv-cache-dtype) computes a scale per "
+        "token and head instead"
+    )
+    assert all(torch.equal(a, b) for a, b in zip(outputs, layer_outputs(twin, cpu_ops()), strict=True))
 
 
 def test_a_scale_per_tensor_is_repeated_for_each_row(make_twins):
@@ -200,11 +233,12 @@ def test_weights_bytes_count_weights_in_the_dtype_in_memory(make_twins):
     assert weights_bytes(config, torch.float32, quantization="fp8") == expected - 3 * num_values
 
 
-def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins):
-    small, _ = make_twins("tensor", DYNAMIC)
+@pytest.mark.parametrize(("kind", "config", "sizes"), [("tensor", DYNAMIC, {}), ("block", BLOCK_CONFIG, BLOCK_SIZES)])
+def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins, kind, config, sizes):
+    small, _ = make_twins(kind, config, **sizes)
     ops = cpu_ops()
     model = load_model(small, ModelConfig.from_dir(small), ops, load_format="dummy")
-    x = torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(200, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     assert 0.9 < float(model.layers[0].qkv(ops, x).std()) < 1.1
     assert 0.9 < float(model.layers[0].gate_up(ops, x).std()) < 1.1
 
@@ -215,14 +249,21 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins):
         ({"bits": 4}, "quantization_config: quant_method is 'absent', supported are fp8, compressed-tensors"),
         ({"quant_method": "gptq", "bits": 4}, "quant_method is 'gptq', supported are fp8, compressed-tensors"),
         (
-            {**DYNAMIC, "weight_block_size": [128, 128]},
-            "weight_block_size is [128, 128], supported are one scale per tensor or per output channel",
+            {**DYNAMIC, "weight_block_size": [64, 128]},
+            "quantization_config: weight_block_size is [64, 128], supported is [128, 128]",
+        ),
+        (
+            {**BLOCK_CONFIG, "activation_scheme": "static"},
+            "activation_scheme is 'static', supported with weight_block_size is dynamic",
         ),
         ({**DYNAMIC, "activation_scheme": "none"}, "activation_scheme is 'none', supported are dynamic, static"),
         ({**DYNAMIC, "ignored_layers": "lm_head"}, "ignored_layers is 'lm_head', expected a list of module names"),
         ({**DYNAMIC, "ignored_layers": ["re:("]}, "ignored_layers has the invalid pattern '('"),
         (compressed_tensors(config_groups={}), "config_groups has 0 groups, supported is one"),
-        (compressed_tensors(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme is set, supported is none"),
+        (
+            compressed_tensors(kv_cache_scheme={"num_bits": 8, "type": "int"}),
+            "kv_cache_scheme: type is 'int' with num_bits 8, supported is 'float' with num_bits 8",
+        ),
         (compressed_tensors(group={"targets": ["Embedding"]}), "targets is ['Embedding'], supported is ['Linear']"),
         (
             compressed_tensors(weights={"type": "int"}),

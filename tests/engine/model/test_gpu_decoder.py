@@ -17,6 +17,7 @@ from kernels.families import reference_ops
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.quantize import QuantizedRows
 from kernels.metadata import AttentionMetadata, StepInputs
+from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
 from tests.support.kernels.batches import cache_tensors, poison_cache
 
 TOLERANCE = 2e-5
@@ -283,6 +284,17 @@ def test_a_checkpoint_in_8_bits_is_what_rounding_on_load_gives(llama, gpu_ops, g
     logits = Server(small, gpu_ops(quantize_inputs=True), gpu_device).run()
     rounded = Server(llama, gpu_ops(quantize_weights=True, quantize_inputs=True), gpu_device).run()
     assert torch.equal(logits, rounded)
+
+
+def test_block_scaled_weights_are_converted_or_rounded_again(make_checkpoint, gpu_ops, gpu_device, float8, tmp_path):
+    path = save_block_scaled(make_checkpoint("qwen3", dtype="bfloat16", **BLOCK_SIZES), tmp_path / "blocks")
+    config = ModelConfig.from_dir(path)
+    prompts = [torch.arange(3, 3 + length) for length in PROMPT_LENS]
+    case = Case(path, config, prompts, expected=torch.empty(0))
+    reference = Server(case, reference_ops(), torch.device("cpu")).run()
+    assert largest_error(Server(case, gpu_ops(), gpu_device).run(), reference) < TOLERANCE
+    model = load_model(path, config, gpu_ops(quantize_weights=True, quantize_inputs=True), device=gpu_device)
+    assert model.layers[0].qkv._packed.weight.dtype is float8
 
 
 @pytest.mark.parametrize("quantizes", [False, True], ids=["plain", "8 bits"])

@@ -19,7 +19,7 @@ from engine.model.sharding import Sharding
 from kernels.families import reference_ops
 from kernels.metadata import AttentionMetadata
 from tests.hang import HANG_S
-from tests.support.engine.weights import loaded_parts
+from tests.support.engine.weights import BLOCK_SIZES, loaded_parts, save_block_scaled
 
 BLOCK_SIZE = 16
 PROMPT_LENS = [1, 37, 5, 64]
@@ -124,6 +124,20 @@ def test_all_ranks_get_the_logits_of_one(make_checkpoint, name, size):
     assert all(torch.equal(logits, together[0]) for logits in together), "gathered logits are copies"
     assert together[0].shape == expected.shape
     assert float((together[0] - expected).abs().max()) < TOLERANCE
+
+
+def test_ranks_share_block_scaled_weights_by_whole_blocks(make_checkpoint, tmp_path):
+    sizes = BLOCK_SIZES | {"intermediate_size": 768}
+    path = save_block_scaled(make_checkpoint("llama", dtype="bfloat16", **sizes), tmp_path / "blocks")
+    expected = logits_of(load(path))
+    together = on_all_ranks(2, lambda group: logits_of(load(path, group), group))
+    assert all(float((logits - expected).abs().max()) < TOLERANCE for logits in together)
+    message = (
+        r"--tensor-parallel-size gives each rank 192 rows and 256 columns of model\.layers\.0\.mlp\.gate_proj, whose "
+        r"weight_block_size is \[128, 128\]: use fewer ranks"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load(path, ThreadGroup(1, 4))
 
 
 def test_more_ranks_than_rows_of_the_vocabulary_can_fill(make_checkpoint):

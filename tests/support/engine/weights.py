@@ -1,10 +1,13 @@
 """Weights of a checkpoint as they are loaded, and the memory that tensors take meanwhile."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,6 +20,47 @@ from engine.model.dummy_weights import RandomWeights
 from engine.model.weights import WeightsReader
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.families import reference_ops
+
+BLOCK_CONFIG = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"],
+}
+"""The `quantization_config` that Qwen3 and DeepSeek publish; the list names modules that are no linear layers too."""
+
+BLOCK_SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 128}
+"""Sizes of a model whose matrices, halved among two ranks too, consist of whole blocks."""
+
+
+def quantized_in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns 8-bit values [out, in] and scales [out / 128, in / 128]."""
+    blocks = weight.float().view(len(weight) // 128, 128, -1, 128)
+    scales = blocks.abs().amax((1, 3)) / 448
+    return (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn).view(weight.shape), scales
+
+
+def save_block_scaled(original: Path, folder: Path, *, twin: Path | None = None) -> Path:
+    """Writes a copy of a checkpoint with 8-bit weights and scales per block; returns its folder.
+
+    twin gets the same weights in float32.
+    """
+    shutil.copytree(original, folder)
+    stored, plain = {}, {}
+    for name, tensor in load_file(original / "model.safetensors").items():
+        stored[name] = plain[name] = tensor
+        if name.endswith("_proj.weight"):
+            values, scales = quantized_in_blocks(tensor)
+            stored |= {name: values, f"{name}_scale_inv": scales}
+            plain[name] = values.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    save_file(stored, folder / "model.safetensors")
+    if twin is not None:
+        shutil.copytree(original, twin)
+        save_file(plain, twin / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((original / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": BLOCK_CONFIG}))
+    return folder
 
 
 def loaded_parts(

@@ -1,0 +1,26 @@
+"""8-bit weights of a checkpoint, for families and layers without 8-bit products."""
+
+import torch
+
+BLOCK = 128
+"""Rows and columns of a block of weights that shares a scale (DeepSeek-V3, arXiv:2412.19437, section 3.3.2)."""
+
+
+def has_block_scales(values: torch.Tensor, scales: torch.Tensor) -> bool:
+    """Tells whether scales are per block of values [out, in]; otherwise they are per tensor or output channel."""
+    return scales.ndim == 2 and scales.numel() > 1 and len(scales) != len(values)
+
+
+def dequantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Returns values [out, in] float8_e4m3fn times their scales in fp32.
+
+    Args:
+        values: the stored weights.
+        scales: per tensor, [] or [1]; per output channel, [out] or [out, 1]; or per block, [out / 128, in / 128].
+    """
+    exact = values.float()
+    if has_block_scales(values, scales):
+        num_rows, num_columns = scales.shape
+        blocks = exact.view(num_rows, BLOCK, num_columns, BLOCK)
+        return blocks.mul_(scales.float()[:, None, :, None]).view(values.shape)
+    return exact.mul_(scales.float().reshape(-1, 1))
