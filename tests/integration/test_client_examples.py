@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from chairlift import Client, Tls
+from tests.hang import HANG_S
 from tests.support.pair import PairAddress
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALL_TIMEOUT_S = 45
 GO_TOOLS = ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc")
 DEBIAN_GO_PACKAGES = "/usr/share/gocode"
-RUN_TIMEOUT_S = 60
+BUILD_TIMEOUT_S = 60
 KEY = "the-key"
 SAYS = [  # statuses as gRPC or as Go spells them
     r"stream: FINISH_REASON_MAX_TOKENS after 32 tokens: [\"'].{40,}[\"']",
@@ -73,7 +74,7 @@ def check(command: list[str], folder: Path, endpoints: list[Endpoint]) -> None:
             env={**os.environ, **endpoint.environment},
             capture_output=True,
             text=True,
-            timeout=RUN_TIMEOUT_S,
+            timeout=HANG_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -121,7 +122,7 @@ def test_go(endpoints: list[Endpoint], tmp_path: Path) -> None:
     if not packages:
         pytest.skip("Go: no golang-google-grpc-dev on this machine")
     folder = copy_with_protos(ROOT / "docs" / "clients" / "go", tmp_path)
-    subprocess.run(["sh", "generate.sh"], cwd=folder, check=True, timeout=INSTALL_TIMEOUT_S)
+    subprocess.run(["sh", "generate.sh"], cwd=folder, check=True, timeout=HANG_S)
     workspace = tmp_path / "workspace"  # GOPATH mode: Debian's packages are sources, nothing is fetched
     (workspace / "src").mkdir(parents=True)
     (workspace / "src" / "chairlift.example").symlink_to(folder)
@@ -133,10 +134,10 @@ def test_go(endpoints: list[Endpoint], tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=RUN_TIMEOUT_S,
+            timeout=BUILD_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        pytest.skip(f"Go: gRPC is not compiled within {RUN_TIMEOUT_S} s on this machine")
+        pytest.skip(f"Go: gRPC is not compiled within {BUILD_TIMEOUT_S} s on this machine")
     assert done.returncode == 0, done.stderr
     check([str(binary)], folder, endpoints)

@@ -14,8 +14,7 @@ import pytest
 
 from engine.errors import CheckpointError, ConfigError, EngineError, StepError
 from engine.parallel.followers import Followers
-
-SOON_S = 30.0
+from tests.hang import HANG_S
 
 RUN_UNTIL_EOF = """
     channel.send(None)
@@ -68,15 +67,15 @@ rank = channel.recv()
         self.followers.assign(list(range(1, size)))
 
     def failure(self) -> EngineError:
-        return self.failures.get(timeout=SOON_S)
+        return self.failures.get(timeout=HANG_S)
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Started]]:
-    """start(program, size=2, timeout_s=60) -> Started; closed at the end."""
+    """start(program, size=2, timeout_s=HANG_S) -> Started; closed at the end."""
     started: list[Started] = []
 
-    def make(body: str, size: int = 2, timeout_s: float = 60.0) -> Started:
+    def make(body: str, size: int = 2, timeout_s: float = HANG_S) -> Started:
         started.append(Started(body, size, timeout_s))
         return started[-1]
 
@@ -157,7 +156,7 @@ def test_an_error_of_a_collective_waits_for_the_report_of_its_cause(
     start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A collective fails as soon as a peer has ended; the end of the peer is the error to report."""
-    monkeypatch.setattr("engine.parallel.followers._SETTLE_S", SOON_S)
+    monkeypatch.setattr("engine.parallel.followers._SETTLE_S", HANG_S)
     started = start(RUN_UNTIL_EOF)
     started.followers.wait_ready()
 

@@ -16,8 +16,9 @@ from engine.parallel.group import ParallelGroup
 from engine.parallel.process_group import ProcessGroup
 from engine.startup.progress import StartupProgress
 from engine.startup.rank import Assignment, RankParts, build_runner
+from tests.hang import HANG_S
 
-TASK = SimpleNamespace(config=SimpleNamespace(rank_timeout_s=60.0, log_level="info", log_format="text"))
+TASK = SimpleNamespace(config=SimpleNamespace(rank_timeout_s=HANG_S, log_level="info", log_format="text"))
 CPU = torch.device("cpu")
 
 

@@ -17,14 +17,14 @@ from chairlift.v1 import generation_service_pb2 as pb
 from tests.support.frontend.fake_engine import FakeEngine
 
 NUM_CASES = int(os.environ.get("CHAIRLIFT_FUZZ_CASES", "10000"))
-CASE_TIMEOUT_S = 8.0
+CASE_TIMEOUT_S = 100.0
 NUM_AT_ONCE = 12
 END_TOKEN_ID = 256
 
 
 @pytest.fixture
 async def pair(make_pair):
-    return await make_pair(http=True, engine=FakeEngine(tokens_per_step=64), stall_timeout_s=10.0)
+    return await make_pair(http=True, engine=FakeEngine(tokens_per_step=64), stall_timeout_s=2 * CASE_TIMEOUT_S)
 
 
 @pytest.fixture
