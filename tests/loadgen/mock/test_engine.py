@@ -6,6 +6,7 @@ import pytest
 
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.engine import MockEngine, MockFailureError
+from tests.support.loadgen.virtual_time import virtual_mock_time
 
 
 async def take(engine: MockEngine, num_asked: int, stop_after: int | None = None) -> int:
@@ -48,17 +49,20 @@ async def test_open_answers_are_counted() -> None:
     assert (engine.record.max_open, engine.record.num_open) == (7, 0)
 
 
-async def test_the_stall_counts_from_the_first_request_that_is_no_probe() -> None:
+def test_the_stall_counts_from_the_first_request_that_is_no_probe() -> None:
     engine = MockEngine(MockBehaviour(ttft_s=0.0, itl_s=0.02, stall_at_s=0.05, stall_s=0.4))
-    await take(engine, 4)
-    assert engine.record.stall is None
-    await asyncio.gather(take(engine, 5), take(engine, 5))
+
+    async def probe_and_two_requests() -> None:
+        await take(engine, 4)
+        assert engine.record.stall is None
+        await asyncio.gather(take(engine, 5), take(engine, 5))
+
+    with virtual_mock_time() as (runner, _):
+        runner.run(probe_and_two_requests())
     first, second = engine.record.answered()
-    assert engine.record.stall is not None
-    assert engine.record.stall.start_ns == first.arrived_ns + 50_000_000
+    assert engine.record.stall == (first.arrived_ns + 50_000_000, first.arrived_ns + 450_000_000)
     for seen in (first, second):
-        assert seen.ended_ns >= engine.record.stall.end_ns  # 80 ms of answer, the last 30 after the stall
-        assert seen.ended_ns - seen.arrived_ns >= 0.479e9
+        assert seen.ended_ns - seen.arrived_ns == 480_000_000  # 80 ms of answer, the last 30 after the stall
 
 
 def test_probes_are_left_out_of_what_was_run() -> None:

@@ -65,6 +65,16 @@ class _VirtualSelector(selectors.DefaultSelector):
         return events
 
 
+@contextlib.contextmanager
+def virtual_mock_time() -> Iterator[tuple[asyncio.Runner, VirtualLoop]]:
+    """Yields a runner and its event loop, on whose clock mock servers answer."""
+    loop = VirtualLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("loadgen.mock.engine.time", SimpleNamespace(monotonic_ns=lambda: loop.now_ns))
+        patch.setattr("loadgen.mock.engine._TIMER_BIAS_S", 0.0)
+        yield runner, loop
+
+
 def run_in_virtual_time(
     api: Api, behaviour: MockBehaviour, workload: Trace, max_concurrency: int | None = None
 ) -> tuple[RunData, MockRecord]:
@@ -75,11 +85,8 @@ def run_in_virtual_time(
 
     Returns: the run, and what the server saw.
     """
-    loop = VirtualLoop()
-    with asyncio.Runner(loop_factory=lambda: loop) as runner, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("loadgen.mock.engine.time", SimpleNamespace(monotonic_ns=lambda: loop.now_ns))
-        patch.setattr("loadgen.mock.engine._TIMER_BIAS_S", 0.0)
-        options = RunOptions(max_concurrency=max_concurrency)
+    options = RunOptions(max_concurrency=max_concurrency)
+    with virtual_mock_time() as (runner, loop):
         return runner.run(_run(loop, api, behaviour, workload, options))
 
 
