@@ -41,6 +41,7 @@ KernelsName = Literal["auto", "triton", "torch"]
 OtherAttention = Literal["flashinfer", "flash-attn", "torch"]
 AttentionBackend = Literal["auto", "triton", OtherAttention]
 KernelCheck = Literal["off", "warn", "fail"]
+AllReduce = Literal["auto", "nccl"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 
@@ -217,6 +218,11 @@ class EngineConfig:
         1, integer(1, 1024),
         "number of processes that share the model, one per GPU; on a CPU for tests only, because it is slow",
         aliases=["-tp"],
+    )  # fmt: skip
+    all_reduce: AllReduce = flag(
+        "auto", choice(get_args(AllReduce)),
+        "how GPUs add up their parts of a layer. auto: small tensors in torch's symmetric memory if all GPUs map each "
+        "other's, others by NCCL; nccl: always NCCL",
     )  # fmt: skip
     rank_timeout_s: float = flag(
         300.0, number(1, 86400),

@@ -1,5 +1,6 @@
 """`ParallelGroup` over torch.distributed: NCCL between GPUs, gloo between CPU processes of one machine."""
 
+import logging
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,8 +10,11 @@ import torch
 import torch.distributed as dist
 
 from engine.errors import ConfigError
+from engine.parallel.symmetric_memory import SymmetricMemory, open_symmetric_memory
 
 _MEETING_FILE = "ranks"
+
+_log = logging.getLogger(__name__)
 
 # The same function: the second name is deprecated from torch 2.13 on, the first does not exist before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -28,6 +32,7 @@ class ProcessGroup:
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.before_leaving: Callable[[], None] = _nothing
+        self._symmetric_memory: SymmetricMemory | None = None
         self.rank = rank
         self.size = size
         self.device = device
@@ -55,14 +60,33 @@ class ProcessGroup:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(f"cannot connect {self.size} ranks over {backend}: {reason}") from error
 
+    def use_symmetric_memory(self, dtype: torch.dtype) -> None:
+        """Sums small tensors of this dtype in symmetric memory from now on, if all ranks can; logs which way it is.
+
+        All ranks must call it, after `join`.
+        """
+        memory, reason = None, "another rank has none"
+        try:
+            memory = open_symmetric_memory(_group_name(), self.size, dtype, self.device)
+        except RuntimeError as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if self.minimum(int(memory is not None)):
+            self._symmetric_memory = memory
+            _log.info("All-reduce: symmetric memory for small tensors, NCCL for others")
+        else:
+            _log.info("All-reduce: NCCL, symmetric memory cannot be used: %s", reason)
+
     def leave(self) -> None:
         """Leaves the group, if joined."""
         self.before_leaving()
+        self._symmetric_memory = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sums x over all ranks in place."""
+        """Sums x over all ranks, in place or in new memory."""
+        if self._symmetric_memory is not None and self._symmetric_memory.takes(x):
+            return self._symmetric_memory.all_reduce(x)
         dist.all_reduce(x)
         return x
 
@@ -88,3 +112,9 @@ class ProcessGroup:
 
 def _nothing() -> None:
     """Default of `before_leaving`."""
+
+
+def _group_name() -> str:
+    world = dist.group.WORLD
+    assert world is not None, "not joined"
+    return str(world.group_name)

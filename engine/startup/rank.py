@@ -147,6 +147,8 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     if device.type == "cuda":
         try:
             gpu = task.gpu or open_gpu(device.index, task.config.gpu_memory_utilization)
+            if isinstance(group, ProcessGroup) and task.config.all_reduce == "auto":
+                group.use_symmetric_memory(task.dtype)
             return _build_on_gpu(task, group, gpu, startup)
         except (UnsupportedTargetError, UnsupportedBackendError) as error:
             raise ConfigError(str(error)) from error
