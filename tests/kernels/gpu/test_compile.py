@@ -34,7 +34,12 @@ def test_every_kernel_compiles_and_fits(target, tmp_path):
     assert result.returncode == 0, result.stderr
     kernels = json.loads(report.read_text())["kernels"]
     names = {kernel["kernel"] for kernel in kernels}
-    assert {"_prefill_attention_kernel", "_decode_attention_kernel", "_merge_splits_kernel"} <= names
+    assert {
+        "_prefill_attention_kernel",
+        "_decode_plan_kernel",
+        "_decode_attention_kernel",
+        "_merge_chunks_kernel",
+    } <= names
     assert all(kernel["num_registers"] > 0 and kernel["binary_bytes"] > 0 for kernel in kernels)
 
 
