@@ -14,7 +14,7 @@ from typing import Self
 from loadgen.errors import TargetError
 from loadgen.processes import Process, held_port, start_module, wait_until
 
-_START_TIMEOUT_S = 300.0
+_START_TIMEOUT_S = 600.0  # the engine may compile all CPU kernels first, on a busy machine
 _UP = "chairlift:engine_up{"
 
 

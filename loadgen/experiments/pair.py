@@ -18,7 +18,7 @@ from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from loadgen.errors import LoadgenError
 from loadgen.processes import Process, held_port, start_module, wait_until
 
-_START_TIMEOUT_S = 300.0
+_START_TIMEOUT_S = 600.0  # the engine may compile all CPU kernels first, on a busy machine
 _OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
