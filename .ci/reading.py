@@ -100,7 +100,8 @@ def _program(name: str, port: int, folder: Path, *arguments: str) -> Iterator[No
     path = os.pathsep.join([str(folder), str(ROOT), str(ROOT / "protos")])
     with (folder / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", name, "--port", str(port), *arguments],
+            # Without throughput lines, which a slow completion may contain and a quick one does not.
+            [sys.executable, "-m", name, "--port", str(port), "--log-stats-interval", "0", *arguments],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
@@ -111,7 +112,7 @@ def _program(name: str, port: int, folder: Path, *arguments: str) -> Iterator[No
         yield
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(300)
 
 
 def _free_port() -> int:
@@ -152,7 +153,7 @@ def _complete(client: "Client") -> None:
     """Streams one completion, once the engine serves."""
     from chairlift import GenerationError
 
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600  # the engine may compile all CPU kernels first
     while True:
         try:
             for _ in client.stream("Once upon a time", max_tokens=16, seed=1, stop_texts=["no such text"]):
