@@ -32,7 +32,7 @@ run: setup  ## engine + frontend on 127.0.0.1:50051, HTTP on 8000, with one comp
 test: setup-dev  ## the test suite, minutes (TEST_WORKERS=... processes, 2.5 GB each)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow and not docker" $(PYTEST_ARGS)
 
-test-slow: setup-dev  ## the long and the timing-bound tests, and those of containers where there is a Docker engine
+test-slow: setup-dev $(VENV)/other-triton  ## the long and the timing-bound tests, and those of containers where there is a Docker engine
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow and not docker" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS) tests/deploy
 
@@ -124,6 +124,10 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
 	@$(BIN)/python -c 'import engine, frontend, loadgen, torch, grpc, tokenizers, matplotlib, pytest, transformers'
 	@touch $@ $(VENV)/.installed
+
+# The compile check runs with both ends of the range of Triton's versions.
+$(VENV)/other-triton: pyproject.toml $(VENV)/.installed-dev
+	@$(BIN)/python .ci/other_triton.py $@
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -195,6 +195,8 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     from kernels.gpu.kernel_cache import NoRoomError
 
     config = task.config
+    if task.dtype is torch.bfloat16 and not gpu.target.has_bfloat16:
+        task = _in_float16(task, gpu)
     if config.kv_cache_dtype == "fp8":
         task = replace(task, kv_dtype=gpu.target.require_fp8("--kv-cache-dtype fp8"))
     is_torch = config.uses_torch_kernels("cuda")
@@ -294,6 +296,15 @@ def _has_fp8_weights(task: RankTask) -> bool:
     """Whether linear layers compute in 8 bits; weights with scales per block are converted unless the flag is set."""
     fp8 = task.model_config.fp8
     return task.config.quantization == "fp8" or (fp8 is not None and not fp8.has_blocks)
+
+
+def _in_float16(task: RankTask, gpu: Gpu) -> RankTask:
+    """Returns the task with float16 instead of bfloat16, which the GPU lacks, unless a flag asks for bfloat16."""
+    if task.config.dtype != "auto":
+        raise ConfigError(f"--dtype bfloat16: {gpu.target.name} has no bfloat16; use --dtype float16, or auto")
+    _log.warning("%s has no bfloat16: the model runs in float16, where values above 65,504 overflow", gpu.target.name)
+    kv_dtype = torch.float16 if task.kv_dtype is torch.bfloat16 else task.kv_dtype
+    return replace(task, dtype=torch.float16, kv_dtype=kv_dtype)
 
 
 def _log_recording(is_compiled: bool, num_graphs: int, startup: StartupProgress) -> None:

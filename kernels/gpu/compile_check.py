@@ -8,7 +8,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -30,22 +30,31 @@ class Allowance(NamedTuple):
 
     Attributes:
         form: part of the label.
+        max_bytes: by version of Triton.
     """
 
     targets: frozenset[str]
     kernel: str
     form: str
-    max_bytes: int
+    max_bytes: Mapping[str, int]
 
 
 ALLOWANCES = (
-    Allowance(_NVIDIA, "_rms_norm_kernel", "", 8),  # a register or two; in return more programs fit
-    Allowance(_NVIDIA, "_rotate_and_store_kernel", "float32", 8),
+    # a register or two; in return more programs fit
+    Allowance(_NVIDIA, "_rms_norm_kernel", "", {"3.6": 8, "3.7": 8}),
+    Allowance(_NVIDIA, "_rotate_and_store_kernel", "float32", {"3.6": 8, "3.7": 8}),
     # 8-bit keys are widened in registers beside an accumulator of 128 x 256; 16 keys a step instead of 32 would fit,
     # and make of each matrix instruction half of one
-    Allowance(frozenset({"sm_90", "sm_100"}), "_prefill_attention_kernel", "head size 256", 112),
-    Allowance(frozenset({"sm_80"}), "_prefill_attention_kernel", "window, soft cap", 16),
+    Allowance(
+        frozenset({"sm_90", "sm_100", "sm_110"}), "_prefill_attention_kernel", "head size 256", {"3.6": 184, "3.7": 112}
+    ),
+    Allowance(frozenset({"sm_80"}), "_prefill_attention_kernel", "window, soft cap", {"3.6": 40, "3.7": 16}),
+    Allowance(frozenset({"sm_87"}), "_prefill_attention_kernel", "window, soft cap", {"3.6": 40, "3.7": 32}),
+    Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "head size 256", {"3.6": 48, "3.7": 48}),
+    Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "window, soft cap", {"3.6": 48, "3.7": 48}),
+    Allowance(frozenset({"sm_120"}), "_alternatives_kernel", "", {"3.6": 8, "3.7": 8}),
 )
+_TRITON = ".".join(triton.__version__.split(".")[:2])
 
 
 def compile_calls(calls: Iterable[Call], num_threads: int | None = None) -> list[tuple[str, Resources]]:
@@ -72,7 +81,7 @@ def find_faults(kernels: Iterable[tuple[str, Resources]], target: Target) -> lis
     for label, needs in kernels:
         max_stack_bytes = max(
             (
-                allowance.max_bytes
+                allowance.max_bytes.get(_TRITON, 0)
                 for allowance in ALLOWANCES
                 if target.name in allowance.targets and needs.kernel == allowance.kernel and allowance.form in label
             ),
@@ -127,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{needs.num_registers:9}{needs.shared_bytes:8}{needs.stack_bytes:7}{needs.binary_bytes:8}"
             f"{needs.num_warps:7}{needs.num_stages:8}  {needs.kernel} ({label})"
         )
-    print(f"{len(kernels)} kernels for {target.name} in {seconds:.1f} s")
+    print(f"{len(kernels)} kernels for {target.name} by Triton {triton.__version__} in {seconds:.1f} s")
 
     faults = find_faults(kernels, target)
     if options.live:

@@ -41,7 +41,8 @@ class Call(NamedTuple):
 
 def row_calls(target: Target, everything: bool) -> Iterator[Call]:
     """Yields calls of norms, gates and quantisation by row size, and of the rotation by heads, dtype and cache."""
-    for dtype in (torch.bfloat16, torch.float16, torch.float32) if everything else (torch.bfloat16, torch.float32):
+    half = _half(target)
+    for dtype in dict.fromkeys((half, torch.float16, torch.float32) if everything else (half, torch.float32)):
         for n in _SIZES if everything else _FEW_SIZES:
             yield from _norms(3, n, dtype, target)
         for n in _GATE_SIZES if everything else _FEW_SIZES:
@@ -53,9 +54,14 @@ def row_calls(target: Target, everything: bool) -> Iterator[Call]:
 def live_row_calls(target: Target, generator: random.Random) -> Iterator[Call]:
     """Yields calls of the same operations with random numbers of rows."""
     for num_rows in (1, 2, 16, 17, *(generator.randint(1, 20000) for _ in range(8))):
-        yield from _norms(num_rows, generator.choice(_FEW_SIZES), torch.bfloat16, target)
-        yield from _gates(num_rows, generator.choice(_FEW_SIZES), torch.bfloat16, target)
-        yield from _rotations(num_rows, generator.choice(_FEW_HEADS), torch.bfloat16, target, (16,))
+        yield from _norms(num_rows, generator.choice(_FEW_SIZES), _half(target), target)
+        yield from _gates(num_rows, generator.choice(_FEW_SIZES), _half(target), target)
+        yield from _rotations(num_rows, generator.choice(_FEW_HEADS), _half(target), target, (16,))
+
+
+def _half(target: Target) -> torch.dtype:
+    """Returns the 16-bit dtype that the target prefers."""
+    return torch.bfloat16 if target.has_bfloat16 else torch.float16
 
 
 def _norms(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[Call]:

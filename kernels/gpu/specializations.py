@@ -59,13 +59,14 @@ class AttentionShape:
 
 
 def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShape]:
-    """Returns shapes whose kernels differ.
+    """Returns shapes whose kernels differ; float16 takes the place of bfloat16 where the target lacks it.
 
     Tiles, and nearly all possible failures, follow from head size and dtypes: each pair of them is combined with every
     block size and every feature. Groups and fp16 change little else and are varied alone.
     """
-    shape = AttentionShape()
-    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    bf16 = torch.bfloat16 if target.has_bfloat16 else torch.float16
+    fp16, fp32 = torch.float16, torch.float32
+    shape = AttentionShape(dtype=bf16, kv_dtype=bf16)
     if not everything:
         yield shape
         yield replace(shape, head_dim=256, block_size=64)

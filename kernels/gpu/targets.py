@@ -21,6 +21,7 @@ class Target:
         backend, arch, warp_size: as Triton's `GPUTarget` has them.
         max_shared_bytes: most shared memory (LDS) of one program.
         fp8_dtype: the 8-bit float with 3 bits of mantissa of its matrix units and conversions; None if it has none.
+        has_bfloat16: whether its matrix units and conversions support bfloat16.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Target:
     warp_size: int
     max_shared_bytes: int
     fp8_dtype: torch.dtype | None
+    has_bfloat16: bool = True
 
     def require_fp8(self, what: str) -> torch.dtype:
         """Returns the target's 8-bit float.
@@ -37,24 +39,40 @@ class Target:
         """
         if self.fp8_dtype is None:
             raise UnsupportedTargetError(
-                f"{what}: {self.name} has no 8-bit floats; they came with sm_89 (Ada, Hopper and later)"
+                f"{what}: {self.name} has no 8-bit floats; they came with sm_89 and gfx942. Omit {what}"
             )
         return self.fp8_dtype
 
 
+_E4M3, _E4M3_FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+
 TARGETS = {
     target.name: target
     for target in (
+        Target("sm_75", "cuda", 75, 32, 64 * _KIB, None, has_bfloat16=False),
         Target("sm_80", "cuda", 80, 32, 163 * _KIB, None),
         Target("sm_86", "cuda", 86, 32, 99 * _KIB, None),
-        Target("sm_89", "cuda", 89, 32, 99 * _KIB, torch.float8_e4m3fn),
-        Target("sm_90", "cuda", 90, 32, 227 * _KIB, torch.float8_e4m3fn),
-        Target("sm_100", "cuda", 100, 32, 227 * _KIB, torch.float8_e4m3fn),
-        Target("sm_120", "cuda", 120, 32, 99 * _KIB, torch.float8_e4m3fn),
-        Target("gfx942", "hip", "gfx942", 64, 64 * _KIB, torch.float8_e4m3fnuz),
+        Target("sm_87", "cuda", 87, 32, 163 * _KIB, None),
+        Target("sm_89", "cuda", 89, 32, 99 * _KIB, _E4M3),
+        Target("sm_90", "cuda", 90, 32, 227 * _KIB, _E4M3),
+        Target("sm_100", "cuda", 100, 32, 227 * _KIB, _E4M3),
+        Target("sm_110", "cuda", 110, 32, 227 * _KIB, _E4M3),
+        Target("sm_120", "cuda", 120, 32, 99 * _KIB, _E4M3),
+        Target("gfx90a", "hip", "gfx90a", 64, 64 * _KIB, None),
+        Target("gfx942", "hip", "gfx942", 64, 64 * _KIB, _E4M3_FNUZ),
+        Target("gfx950", "hip", "gfx950", 64, 160 * _KIB, _E4M3),
+        Target("gfx1100", "hip", "gfx1100", 32, 64 * _KIB, None),
     )
 }
-"""By name. CUDA's programming guide, table of compute capabilities; AMD's CDNA 3 white paper."""
+"""By name. CUDA's programming guide, table of compute capabilities; AMD's white papers on CDNA and instruction set
+guides of RDNA."""
+
+_SAME_AS = {
+    "sm_103": "sm_100",
+    "sm_121": "sm_120",
+    **dict.fromkeys(("gfx1101", "gfx1102", "gfx1150", "gfx1151"), "gfx1100"),
+}
+"""GPUs with the features and tiles of another target; their kernels are compiled for themselves."""
 
 
 def target_of(device: torch.device) -> Target:
@@ -67,10 +85,9 @@ def target_of(device: torch.device) -> Target:
         name = properties.gcnArchName.split(":")[0]
     else:
         name = f"sm_{properties.major}{properties.minor}"
-        if properties.major == 10:  # 100 and 103 run the same kernels
-            name = "sm_100"
-    if name not in TARGETS:
+    target = TARGETS.get(_SAME_AS.get(name, name))
+    if target is None:
         raise UnsupportedTargetError(
-            f"{properties.name} is {name}; there are kernels for {', '.join(TARGETS)}. Use --device cpu"
+            f"{properties.name} is {name}; there are kernels for {', '.join((*TARGETS, *_SAME_AS))}. Use --device cpu"
         )
-    return TARGETS[name]
+    return target

@@ -27,8 +27,11 @@ class AttentionTile(NamedTuple):
 
 
 _Shape = tuple[int, int]  # (head size rounded up to 64, 128 or 256; bits of a KV value)
+_SHAPES = [(head_dim, bits) for head_dim in (64, 128, 256) for bits in (16, 8)]
 
 _PREFILL_TILES: dict[str, dict[_Shape, AttentionTile]] = {
+    # Turing: Triton does not use its tensor cores but scalar multiply-adds, which spill registers with larger tiles.
+    "sm_75": dict.fromkeys(_SHAPES, AttentionTile(16, 16, 4, 1)),
     # Hopper and Blackwell: 128 rows are two 64-row matrix instructions side by side (one warp group each), and halve
     # what 64 rows would read of keys through the L2 cache, which 5 TB/s would not feed. 64 keys keep scores,
     # probabilities and a 128 x 128 accumulator in 8 warps' registers. Three stages hide the latency of gathered blocks;
@@ -74,6 +77,7 @@ _PREFILL_TILES: dict[str, dict[_Shape, AttentionTile]] = {
 }
 
 _DECODE_TILES: dict[str, dict[_Shape, AttentionTile]] = {
+    "sm_75": dict.fromkeys(_SHAPES, AttentionTile(16, 16, 4, 1)),
     # One query token is bound by memory, so what counts is bytes under way: latency times bandwidth is about 30 KB per
     # multiprocessor on an H200. 16 KB of keys and as many values per step, two steps in flight in each of two resident
     # programs, is four times that and still leaves room in shared memory. 16 rows are the smallest matrix instruction;
@@ -114,8 +118,17 @@ _DECODE_TILES: dict[str, dict[_Shape, AttentionTile]] = {
     },
 }
 
-_TABLE_OF = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100": "sm_90"}
-"""Targets that use another's table: the same shared memory, and instructions of the same shape or larger."""
+_TABLE_OF = {
+    "sm_87": "sm_80",
+    "sm_89": "sm_86",
+    "sm_100": "sm_90",
+    "sm_110": "sm_90",
+    "sm_120": "sm_86",
+    "gfx90a": "gfx942",
+    "gfx950": "gfx942",
+    "gfx1100": "gfx942",
+}
+"""Targets that use another's table: at least as much shared memory, and instructions of the same shape or larger."""
 
 _FLOAT32_TILE = AttentionTile(32, 32, 4, 1)
 """fp32 has no matrix instruction of full precision on NVIDIA. It is for tests, with small tiles everywhere."""

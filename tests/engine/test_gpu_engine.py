@@ -19,6 +19,7 @@ from engine.startup.build import build_engine
 from engine.startup.gpu import Gpu
 from engine.startup.gpu_memory import GpuMemory
 from engine.startup.progress import StartupProgress
+from engine.startup.rank import RankTask
 from kernels.check import kernel_cases
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.targets import TARGETS
@@ -229,6 +230,7 @@ def test_a_faulty_kernel_ends_the_start_before_weights_are_read(
         ({"kv_cache_dtype": "fp8"}, "sm_80", "--kv-cache-dtype fp8: sm_80 has no 8-bit floats"),
         ({"gpu_memory_utilization": 0.001}, "sm_90", "the weights take .* too little"),
         ({"gpu_memory_utilization": 0.1}, "sm_90", "no memory is left for the KV cache.* more than"),
+        ({"dtype": "bfloat16"}, "sm_75", "--dtype bfloat16: sm_75 has no bfloat16; use --dtype float16, or auto"),
         ({"quantization": "int8"}, "sm_90", "--quantization int8 is not supported on a GPU: use fp8"),
     ],
 )
@@ -238,6 +240,26 @@ def test_settings_that_the_gpu_cannot_run_are_config_errors(
     gpu.target = target
     with pytest.raises(ConfigError, match=words):
         build(model_dir, **fields)
+
+
+def test_a_bfloat16_model_runs_in_float16_on_a_gpu_without_bfloat16(
+    gpu: SimpleNamespace,
+    servable: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpu.target = "sm_75"
+    tasks: list[RankTask] = []
+
+    def record(task: RankTask, *_: object) -> None:
+        tasks.append(task)
+        raise ConfigError("recorded")
+
+    monkeypatch.setattr("engine.startup.rank._gpu_ops", record)
+    with pytest.raises(ConfigError, match="recorded"):
+        build(servable(num_hidden_layers=1, dtype="bfloat16"), dtype="auto")
+    assert tasks[0].dtype is tasks[0].kv_dtype is torch.float16
+    assert "sm_75 has no bfloat16: the model runs in float16" in caplog.text
 
 
 def test_8_bit_products_that_torch_lacks_are_refused_before_loading(

@@ -7,6 +7,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.startup.gpu import has_gpu, open_gpu
+from kernels.gpu.targets import TARGETS
 
 GIB = 2**30
 
@@ -51,6 +52,33 @@ def test_an_unsupported_gpu_is_not_used_unless_requested(
 ) -> None:
     machine.name, machine.major = "V100", 7
     assert not has_gpu()
-    assert "V100 is sm_70; there are kernels for sm_80" in caplog.text
-    with pytest.raises(ConfigError, match="--device cuda: V100 is sm_70"):
+    assert len(caplog.records) == 1
+    assert "V100 is sm_70; there are kernels for sm_75, sm_80" in caplog.text
+    with pytest.raises(ConfigError, match=r"--device cuda: V100 is sm_70.* Use --device cpu"):
+        open_gpu(0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"),
+    [((7, 5), "sm_75"), ((8, 7), "sm_87"), ((10, 3), "sm_100"), ((11, 0), "sm_110"), ((12, 1), "sm_120")],
+)
+def test_nvidia_gpus_use_the_kernels_of_their_target(
+    machine: SimpleNamespace, capability: tuple[int, int], target: str
+) -> None:
+    machine.major, machine.minor = capability
+    assert open_gpu(0, 0.9).target is TARGETS[target]
+
+
+@pytest.mark.parametrize(
+    ("arch", "target"),
+    [("gfx90a:sramecc+:xnack-", "gfx90a"), ("gfx950:sramecc+:xnack-", "gfx950"), ("gfx1102", "gfx1100")],
+)
+def test_amd_gpus_use_the_kernels_of_their_target(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, arch: str, target: str
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    machine.gcnArchName = arch
+    assert open_gpu(0, 0.9).target is TARGETS[target]
+    machine.gcnArchName = "gfx1030"
+    with pytest.raises(ConfigError, match=r"gfx1030; there are kernels for .*gfx1151\. Use --device cpu"):
         open_gpu(0, 0.9)
