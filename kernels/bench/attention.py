@@ -13,6 +13,7 @@ from kernels.bench.case import Case, Prepared, num_copies, relative_error
 from kernels.bench.ceilings import dtype_name
 from kernels.bench.device import BenchDevice
 from kernels.bench.dims import Dims
+from kernels.bench.expected import DECODE_ATTENTION, PREFILL_ATTENTION, Expected
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.paged_attention import paged_attention
 from kernels.metadata import AttentionMetadata
@@ -75,6 +76,7 @@ def decode_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Ca
                     f"{prefix}, batch {batch}, context {context:,}",
                     goal_id="G10" if has_goal else "",
                     goal_fraction=_DECODE_GOAL if has_goal else None,
+                    expected=DECODE_ATTENTION.get(8 * kv_dtype.itemsize) if has_goal else None,
                 )
         for lengths in uneven:
             num_rows = len(lengths)
@@ -100,6 +102,7 @@ def prefill_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[C
                 f"prefill attention, {_short(kv_dtype)} cache, {rows} x {length:,} tokens",
                 goal_id="G11" if has_goal and not is_float8 else "",
                 goal_rate=_PREFILL_GOAL_TFLOPS if has_goal and not is_float8 else None,
+                expected=PREFILL_ATTENTION if has_goal and not is_float8 else None,
             )
 
 
@@ -136,6 +139,7 @@ def _case(
     goal_fraction: float | None = None,
     goal_rate: float | None = None,
     equal: str = "",
+    expected: Expected | None = None,
 ) -> Case:
     token_bytes = 2 * dims.num_kv_heads * dims.head_dim * kv_dtype.itemsize
     if kv_dtype.itemsize == 1:
@@ -158,6 +162,7 @@ def _case(
         goal_fraction=goal_fraction,
         goal_rate=goal_rate,
         equal=equal,
+        expected=expected,
     )
 
 

@@ -6,9 +6,10 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from chairlift.bench.report import Result
+from chairlift.bench.report import Direction, Result
 from kernels.bench.ceilings import Ceilings
 from kernels.bench.device import BenchDevice
+from kernels.bench.expected import Expected
 from kernels.bench.timing import Timing, time_calls
 
 Unit = Literal["GB/s", "TFLOP/s", "us"]
@@ -45,6 +46,7 @@ class Case:
         goal_id: id of the goal.
         goal_fraction: goal as a fraction of the floor.
         goal_rate: goal in `unit`, instead of a fraction.
+        expected: expected figure on an H200.
         adds_up: whether reading and computing are separate parts of the work, whose floors add up.
         equal: what the earlier case with as many keys in rows of equal lengths is called; "" for none.
     """
@@ -59,6 +61,7 @@ class Case:
     goal_id: str = ""
     goal_fraction: float | None = None
     goal_rate: float | None = None
+    expected: Expected | None = None
     adds_up: bool = False
     equal: str = ""
 
@@ -96,12 +99,15 @@ def run_case(case: Case, device: BenchDevice, ceilings: Ceilings, *, seconds: fl
     notes = [f"{1e6 * timing.median_s:,.1f} us +-{50 * timing.spread:.1f} %", f"error {error:.1e}"]
     if timing.method == "events":
         notes.append("not captured in a graph: launch gaps included")
+    direction: Direction = "at most" if case.unit == "us" else "at least"
+    if case.expected is not None:
+        notes.append(case.expected.note(case.in_unit(floor_s), case.unit, direction))
     figure = Result(
         benchmark_id=case.goal_id,
         what=case.what,
         figure=case.in_unit(timing.median_s),
         unit=case.unit,
-        direction="at most" if case.unit == "us" else "at least",
+        direction=direction,
         goal=goal,
         floor=case.in_unit(floor_s),
         note="; ".join(notes),

@@ -30,7 +30,7 @@ class Allowance(NamedTuple):
 
     Attributes:
         form: part of the label.
-        max_bytes: by version of Triton.
+        max_bytes: by version of Triton; none for a version that is missing.
     """
 
     targets: frozenset[str]
@@ -49,10 +49,15 @@ ALLOWANCES = (
         frozenset({"sm_90", "sm_100", "sm_110"}), "_prefill_attention_kernel", "head size 256", {"3.6": 184, "3.7": 112}
     ),
     Allowance(frozenset({"sm_80"}), "_prefill_attention_kernel", "window, soft cap", {"3.6": 40, "3.7": 16}),
-    Allowance(frozenset({"sm_87"}), "_prefill_attention_kernel", "window, soft cap", {"3.6": 40, "3.7": 32}),
-    Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "head size 256", {"3.6": 48, "3.7": 48}),
-    Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "window, soft cap", {"3.6": 48, "3.7": 48}),
-    Allowance(frozenset({"sm_120"}), "_alternatives_kernel", "", {"3.6": 8, "3.7": 8}),
+    # measured with 3.7 only
+    Allowance(frozenset({"sm_87"}), "_prefill_attention_kernel", "window, soft cap", {"3.7": 32}),
+    Allowance(frozenset({"sm_89"}), "_prefill_attention_kernel", "head size 256", {"3.7": 8}),
+    Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "head size 256", {"3.7": 48}),
+    Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "window, soft cap", {"3.7": 48}),
+    Allowance(frozenset({"sm_120"}), "_alternatives_kernel", "", {"3.7": 8}),
+    # two operands of 256 values per row, which the matrix instruction wants twice, in 256 registers
+    Allowance(frozenset({"gfx1100"}), "_decode_attention_kernel", "head size 256", {"3.7": 196}),
+    Allowance(frozenset({"gfx1100"}), "_prefill_attention_kernel", "head size 256", {"3.7": 460}),
 )
 _TRITON = ".".join(triton.__version__.split(".")[:2])
 

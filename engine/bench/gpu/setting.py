@@ -107,6 +107,11 @@ class GpuSetting:
         """Model and precision, for the names of results; and `eager` if a GPU runs without graphs."""
         return f"{self.shape} {self.precision.name}{', eager' if self.enforce_eager and self.device.is_gpu else ''}"
 
+    @property
+    def is_expected(self) -> bool:
+        """Whether `kernels.bench.expected` has figures for this model."""
+        return self.shape == DEFAULT_SHAPE
+
     def engine_config(
         self,
         *,

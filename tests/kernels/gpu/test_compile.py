@@ -72,7 +72,7 @@ def test_every_kernel_compiles_with_the_other_supported_triton(target, tmp_path,
 def test_versions_of_the_compile_check_are_those_that_can_be_installed():
     requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["engine"]
     assert "triton>=3.6,<3.8; sys_platform == 'linux'" in requirements
-    assert all(set(allowance.max_bytes) == {"3.6", "3.7"} for allowance in compile_check.ALLOWANCES)
+    assert all(set(allowance.max_bytes) <= {"3.6", "3.7"} for allowance in compile_check.ALLOWANCES)
 
 
 KERNELS = """
