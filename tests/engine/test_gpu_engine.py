@@ -27,6 +27,7 @@ from kernels.interface import Step
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.reference.ops import ReferenceOps
 from tests.support.engine.stream import LateStream
+from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
 from tests.support.kernels.interpreter import patch_language_once_per_launch
 from tests.support.kernels.scaled_mm import use_checked_products
 
@@ -260,6 +261,17 @@ def test_a_bfloat16_model_runs_in_float16_on_a_gpu_without_bfloat16(
         build(servable(num_hidden_layers=1, dtype="bfloat16"), dtype="auto")
     assert tasks[0].dtype is tasks[0].kv_dtype is torch.float16
     assert "sm_75 has no bfloat16: the model runs in float16" in caplog.text
+
+
+@pytest.mark.slow
+def test_block_scaled_weights_serve_on_a_gpu_without_8_bit_products(
+    gpu: SimpleNamespace, servable: Callable[..., Path], tmp_path: Path
+) -> None:
+    """They are converted to the model's dtype, so that neither the kernels nor their check need 8-bit floats."""
+    gpu.target = "sm_80"
+    original = servable(num_hidden_layers=1, dtype="bfloat16", **BLOCK_SIZES)
+    parts = build(save_block_scaled(original, tmp_path / "blocks"), num_gpu_blocks_override=24, enforce_eager=True)
+    assert parts.info.num_kv_blocks == 24
 
 
 def test_8_bit_products_that_torch_lacks_are_refused_before_loading(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.model.config import ModelConfig
+from engine.model.fp8 import Fp8Weights
 from engine.startup.build import build_engine
+from engine.startup.kernel_check import model_forms
 from engine.startup.progress import StartupProgress
 from kernels.check import Mismatch, ModelForms
 from kernels.cpu.checked_forms import is_checked, remember_checked
@@ -124,3 +128,13 @@ def test_without_a_cache_folder_kernels_are_checked_at_every_start(monkeypatch: 
     monkeypatch.setattr("kernels.cpu.checked_forms.cache_folder", lambda: None)
     remember_checked("form")
     assert not is_checked("form")
+
+
+@pytest.mark.parametrize(("has_blocks", "weights"), [(False, "fp8 checkpoint"), (True, None)])
+def test_products_in_8_bits_are_checked_unless_weights_have_scales_per_block(
+    model_dir: Path, has_blocks: bool, weights: str | None
+) -> None:
+    """Such weights are converted, also on GPUs without 8-bit products."""
+    config = replace(ModelConfig.from_dir(model_dir), fp8=Fp8Weights((), has_blocks))
+    forms = model_forms(EngineConfig(model="any"), config, torch.bfloat16, torch.bfloat16)
+    assert forms.weights_8_bit == weights
