@@ -8,7 +8,6 @@ import torch
 
 from kernels.fp8_weights import dequantized, has_block_scales
 from kernels.gpu.attention_backends import Attention
-from kernels.gpu.decode_graphs import DecodeGraphs, decode_inputs
 from kernels.gpu.kernel_cache import use_kernel_cache
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.launch import compile_only, is_compile_only, load_kernels
@@ -21,6 +20,7 @@ from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.sample import sample
 from kernels.gpu.silu_and_mul import silu_and_mul
+from kernels.gpu.step_graphs import StepGraphs, decode_inputs
 from kernels.gpu.targets import Target
 from kernels.interface import Step
 from kernels.kv_cache import PagedKVCache
@@ -108,7 +108,7 @@ class GpuOps:
             return step
         free_before = free_bytes(self._device)
         buffer = torch.empty(largest.logits_indices.shape[0], logits.shape[1], dtype=torch.float32, device=self._device)
-        graphs = DecodeGraphs(step, replace(largest, logits=buffer), decode_sizes, self._progress)
+        graphs = StepGraphs(step, replace(largest, logits=buffer), decode_sizes, self._progress)
         self.graphs_bytes = max(0, free_before - free_bytes(self._device))
         return graphs
 

@@ -73,7 +73,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ),
     )
     monkeypatch.setattr("engine.startup.rank.InlineStream", LateStream)
-    monkeypatch.setattr("kernels.gpu.ops.DecodeGraphs", FakeGraphs)
+    monkeypatch.setattr("kernels.gpu.ops.StepGraphs", FakeGraphs)
     monkeypatch.setattr("engine.startup.gpu_memory._MAX_CONTEXT_BYTES", 4 * MIB)
     monkeypatch.setattr(FakeGraphs, "held_bytes", 0)
     FakeGraphs.seen = set()

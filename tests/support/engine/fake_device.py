@@ -20,7 +20,7 @@ from engine.constraints.token_bits import Words, num_words
 from engine.core.outputs import SchedulerOutput, TokenLogprobs
 from engine.core.request import Request, SamplingParams
 from engine.runner.model_runner import StepInFlight, TorchModelRunner
-from kernels.gpu.decode_graphs import decode_inputs
+from kernels.gpu.step_graphs import decode_inputs
 from kernels.interface import KVCache, Step
 from kernels.metadata import StepInputs
 from kernels.reference.ops import ReferenceOps

@@ -14,7 +14,7 @@ from kernels.interface import Step
 from kernels.metadata import StepInputs
 
 
-class DecodeGraphs:
+class StepGraphs:
     """Replays the graph of the batch's size if there is one, and runs the step eagerly otherwise.
 
     All graphs share one memory pool, because only one runs at a time. Their logits are written to one buffer: a result
