@@ -151,7 +151,7 @@ class EngineConfig:
         "tokens and ends are never delayed. 0 disables merging: more even inter-token latency, more CPU per token",
     )  # fmt: skip
     enforce_eager: bool = flag(
-        False, switch(), "disable CUDA graphs: less memory and a faster start, slower decode steps"
+        False, switch(), "disable CUDA graphs: less memory and a faster start, slower steps of up to 512 tokens"
     )
     max_logprobs: int = flag(
         20, integer(0, 1024), "maximum number of alternatives per token that a request may ask for"
@@ -288,7 +288,7 @@ class EngineConfig:
 
     @property
     def records_graphs(self) -> bool:
-        """Whether a GPU records decode steps as CUDA graphs."""
+        """Whether a GPU records steps as CUDA graphs."""
         return not self.enforce_eager and self.kernels != "torch" and self.other_attention is None
 
     def max_steps_in_flight(self, device: str) -> int:

@@ -60,13 +60,20 @@ class KernelOps(Protocol):
         """
         ...
 
-    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
+    def compile_step(
+        self,
+        step: Step,
+        largest: StepInputs,
+        decode_sizes: Sequence[int] = (),
+        mixed_sizes: Sequence[int] = (),
+    ) -> Step:
         """Compiles or records a step, so that it computes the same faster.
 
         Args:
             step: calls these operations; nothing else in it depends on its inputs.
             largest: the whole persistent buffers; inputs of later steps are views of their beginnings.
             decode_sizes: batch sizes of decode-only steps (one token per row) to record.
+            mixed_sizes: numbers of tokens of other steps to record, with min(tokens, rows of `largest`) logits.
         Returns: the compiled step. Its result is valid until its next call.
         """
         ...

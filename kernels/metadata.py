@@ -12,7 +12,8 @@ class AttentionMetadata:
     """A ragged batch over a paged KV cache.
 
     Row i holds query tokens query_start_loc[i]:query_start_loc[i+1]; they are the last of the first seq_lens[i] tokens
-    of its sequence, whose KV lies in the blocks block_table[i].
+    of its sequence, whose KV lies in the blocks block_table[i]. Tokens from query_start_loc[-1] on are padding: they
+    belong to no row, and their slots are -1.
 
     Attributes:
         query_start_loc: [num_reqs + 1] int32, prefix sums of the query lengths (FlashAttention: cu_seqlens_q).

@@ -31,8 +31,8 @@ class ModelClock:
         """Attaches this clock to engines built inside the block, for their lifetime."""
         compile_step = CpuOps.compile_step
 
-        def compile_timed(ops: CpuOps, step: Step, largest: StepInputs, decode_sizes: Sequence[int]) -> Step:
-            return self._timed(compile_step(ops, step, largest, decode_sizes))
+        def compile_timed(ops: CpuOps, step: Step, largest: StepInputs, *sizes: Sequence[int]) -> Step:
+            return self._timed(compile_step(ops, step, largest, *sizes))
 
         with patch.object(CpuOps, "compile_step", compile_timed):
             yield

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from engine.core.outputs import SchedulerOutput
-from engine.runner.buckets import bucket_of
+from engine.runner.buckets import padded_size
 from engine.runner.prompt_rows import NO_PROMPT_ROWS, PromptRows, fill_prompt_rows
 from engine.runner.request_state import RequestState
 from engine.runner.sampling_state import Biases, Columns, Int32Array, Int64Array, sampling_batch
@@ -111,6 +111,7 @@ class BatchBuilder:
         stream: Stream | None = None,
         max_steps_in_flight: int = 1,
         decode_buckets: Sequence[int] = (),
+        mixed_buckets: Sequence[int] = (),
     ) -> None:
         """Allocates the buffers.
 
@@ -121,12 +122,14 @@ class BatchBuilder:
             max_steps_in_flight: batches that may be built before the first is collected.
             decode_buckets: ascending numbers of rows to which batches of one-token rows are padded; larger batches are
                 not padded.
+            mixed_buckets: ascending numbers of tokens to which other batches are padded, up to max_num_batched_tokens.
         """
         stream = stream or InlineStream()
         self._block_size = block_size
-        self._buckets = tuple(decode_buckets)
+        self._decode_buckets, self._mixed_buckets = tuple(decode_buckets), tuple(mixed_buckets)
+        self._max_num_seqs = max_num_seqs
         self._max_blocks = -(-max_model_len // block_size)
-        max_num_tokens = max((max_num_batched_tokens, *self._buckets[-1:]))
+        max_num_tokens = max((max_num_batched_tokens, *self._decode_buckets[-1:]))
         layout = StepLayout(max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens, max_blocks=self._max_blocks)
         self._num_head_bytes = layout.num_head_bytes
         num_buffers = 1 if stream.is_inline else max_steps_in_flight
@@ -181,7 +184,10 @@ class BatchBuilder:
         starts = np.array(computed, dtype=np.int64)
         num_rows, num_tokens = len(rows), plan.num_tokens
         is_decode = num_tokens == num_rows
-        size = self._padded_size(num_rows) if is_decode else num_rows
+        if is_decode:
+            size = width = padded_size(num_rows, self._decode_buckets)
+        else:
+            size, width = num_rows, padded_size(num_tokens, self._mixed_buckets)
 
         query_start_loc = host.query_start_loc
         query_start_loc[0] = 0
@@ -217,13 +223,16 @@ class BatchBuilder:
         biases = state.sampling.advance(columns, state.num_tokens[state_rows], host)
         prompts = fill_prompt_rows(plan, rows, num_samples, state, host) if any(prompt_logits) else NO_PROMPT_ROWS
         num_logits = num_samples + len(prompts.plan_rows)
-        if size > num_logits:
-            _pad(host, num_rows, size, num_logits)
+        host.logits_indices[num_logits : min(width, self._max_num_seqs)] = 0  # a recorded step computes as many logits
+        if width > num_tokens:
+            _pad_tokens(host, num_tokens, width)
+        if size > num_rows:
+            _pad_rows(host, num_rows, size)
         upload = self._pack_table(turn, state.block_table, rows, -(-max_seq_len // self._block_size))
         # Only the last token of a row can be pending in a step in flight, and such a row has one token.
         has_unknown = state.has_tokens_in_flight and bool((host.input_ids[:num_narrow] < 0).any())
 
-        views = self._views.step(max(size, num_tokens), size, num_logits)
+        views = self._views.step(width, size, num_logits)
         return Batch(
             inputs=StepInputs(
                 input_ids=views.input_ids,
@@ -249,11 +258,6 @@ class BatchBuilder:
             views=self._views,
             upload=upload,
         )
-
-    def _padded_size(self, num_rows: int) -> int:
-        if self._buckets and num_rows <= self._buckets[-1]:
-            return bucket_of(num_rows, self._buckets)
-        return num_rows
 
     def _pack_table(self, turn: int, block_table: Array, rows: Int64Array, width: int) -> Callable[[], None]:
         """Packs the first `width` blocks of each row.
@@ -281,18 +285,18 @@ class BatchBuilder:
         return upload
 
 
-def _pad(host: StepSections[Array], num_rows: int, size: int, num_logits: int) -> None:
-    """Fills rows num_rows to size - 1 of a batch of one-token rows with padding.
-
-    A recorded step computes the logits of `size` tokens; the surplus ones are those of row 0.
-    """
-    padding = slice(num_rows, size)
-    host.query_start_loc[num_rows + 1 : size + 1] = np.arange(num_rows + 1, size + 1)
-    host.seq_lens[padding] = 0
+def _pad_tokens(host: StepSections[Array], num_tokens: int, width: int) -> None:
+    """Fills tokens num_tokens to width - 1 with padding."""
+    padding = slice(num_tokens, width)
     host.input_ids[padding] = 0
     host.positions[padding] = 0
     host.slot_mapping[padding] = -1
-    host.logits_indices[num_logits:size] = 0
+
+
+def _pad_rows(host: StepSections[Array], num_rows: int, size: int) -> None:
+    """Fills rows num_rows to size - 1 of a batch of one-token rows with padding."""
+    host.query_start_loc[num_rows + 1 : size + 1] = np.arange(num_rows + 1, size + 1)
+    host.seq_lens[num_rows:size] = 0
 
 
 def _nothing() -> None:

@@ -1,7 +1,7 @@
-"""Batch sizes of decode steps for which a GPU replays a recorded graph.
+"""Sizes of steps for which a GPU replays recorded graphs: rows of decode steps, tokens of steps with prompts.
 
-A graph is recorded for one number of rows; other steps are padded to the next larger number. Steps with prompts run
-without padding.
+A graph is recorded for one size; other steps are padded to the next larger one. Steps larger than all sizes run without
+padding.
 """
 
 from bisect import bisect_left
@@ -13,6 +13,10 @@ from collections.abc import Sequence
 # graph of an 8B model takes about 300 kernels.
 _STEPS = ((256, 8), (512, 16), (1 << 62, 32))
 _SMALLEST = (1, 2, 4, 8)  # small batches are common, and one row is a large part of them
+
+# Numbers of tokens of steps with prompts. From 128 on they are multiples of the rows in a tile of a matrix product, so
+# padding adds few tiles. Beyond 512 the GPU takes longer than the host needs to launch the step: 8 ms for an 8B model.
+_MIXED = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
 
 
 def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
@@ -30,12 +34,13 @@ def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
     return (*sizes, max_num_seqs)
 
 
-def bucket_of(num_rows: int, sizes: Sequence[int]) -> int:
-    """Returns the size to which a step of this many rows is padded: the smallest sufficient one of ascending sizes.
+def mixed_buckets(max_num_batched_tokens: int) -> tuple[int, ...]:
+    """Returns the numbers of tokens up to 512, or up to and including max_num_batched_tokens if that is less."""
+    sizes = tuple(size for size in _MIXED if size < max_num_batched_tokens)
+    return sizes if len(sizes) == len(_MIXED) else (*sizes, max_num_batched_tokens)
 
-    Raises: ValueError: num_rows exceeds the largest size.
-    """
-    index = bisect_left(sizes, num_rows)
-    if index == len(sizes):
-        raise ValueError(f"{num_rows} rows, the largest batch size is {sizes[-1] if sizes else 0}")
-    return sizes[index]
+
+def padded_size(size: int, sizes: Sequence[int]) -> int:
+    """Returns the smallest sufficient one of ascending sizes, or the size itself if all of them are smaller."""
+    index = bisect_left(sizes, size)
+    return size if index == len(sizes) else sizes[index]

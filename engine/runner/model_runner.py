@@ -83,6 +83,7 @@ class TorchModelRunner:
         stream: Stream | None = None,
         max_steps_in_flight: int = 1,
         decode_buckets: Sequence[int] = (),
+        mixed_buckets: Sequence[int] = (),
     ) -> None:
         """Allocates buffers and caches, and compiles the step.
 
@@ -95,7 +96,7 @@ class TorchModelRunner:
             kv_dtype: dtype of the cache; None: the model's.
             stream: stream of the steps; None: the host's thread.
             max_steps_in_flight: steps that may be launched before the first is collected.
-            decode_buckets: see `BatchBuilder`.
+            decode_buckets, mixed_buckets: see `BatchBuilder`.
         """
         self._ops = ops
         self._stream = stream or InlineStream()
@@ -118,6 +119,7 @@ class TorchModelRunner:
             stream=self._stream,
             max_steps_in_flight=max_steps_in_flight,
             decode_buckets=decode_buckets,
+            mixed_buckets=mixed_buckets,
         )
         self._tokens = DeviceTokens(self._state.token_ids, self._stream, max_steps_in_flight=max_steps_in_flight)
         self._results = deque(SampledBuffer(self._stream, max_num_seqs) for _ in range(max_steps_in_flight))
@@ -126,7 +128,7 @@ class TorchModelRunner:
         self._unsampled: deque[StepInFlight] = deque()  # steps whose draws have not been queued
         kv_caches = allocate_kv_caches(kv_plan, model_config, kv_dtype or model.dtype, ops)
         self._step: Step = ops.compile_step(
-            lambda inputs: model.step(inputs, kv_caches), self._builder.largest(), decode_buckets
+            lambda inputs: model.step(inputs, kv_caches), self._builder.largest(), decode_buckets, mixed_buckets
         )
 
     @property

@@ -1,7 +1,7 @@
 """Builds one rank: its shard of the model, its KV cache and its runner, in every process of a group."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -19,7 +19,7 @@ from engine.parallel.group import ParallelGroup, SingleRank
 from engine.parallel.leading_runner import LeadingRunner
 from engine.parallel.process_group import ProcessGroup
 from engine.parallel.sampling import with_shared_draws
-from engine.runner.buckets import decode_buckets
+from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
 from engine.runner.model_runner import TorchModelRunner
 from engine.runner.stream import CudaStream, InlineStream, Stream
@@ -209,7 +209,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         weights_bytes(task.model_config, task.dtype, group=group, quantization="fp8" if is_in_fp8 else None)
     )
     shard = Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config)
-    decode_sizes = decode_buckets(task.limits.max_num_seqs) if config.records_graphs else ()
+    has_graphs = config.records_graphs
     stream = CudaStream(gpu.device) if gpu.device.type == "cuda" else InlineStream()
     try:
         if not is_torch:
@@ -217,8 +217,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         model = _load(task, group, ops, gpu.device, startup)
 
         def make_runner(plan: KVCachePlan, has_graphs: bool) -> TorchModelRunner:
-            sizes = decode_sizes if has_graphs else ()
-            return _make_runner(task, group, model, ops, plan, stream=stream, decode_sizes=sizes)
+            return _make_runner(task, group, model, ops, plan, stream=stream, has_graphs=has_graphs)
 
         cache_bytes = config.kv_cache_memory_bytes or 0  # unused if the number of blocks is given
         if is_measured:
@@ -236,7 +235,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
                 ops,
                 make_runner,
                 limits=task.limits,
-                has_graphs=bool(decode_sizes),
+                has_graphs=has_graphs,
                 cache=cache,
                 vocab_size=shard.vocab_size,
                 run_longest_attention=longest if is_torch or config.other_attention is not None else None,
@@ -247,8 +246,8 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
             shard, task.kv_dtype, config.block_size, cache_bytes, config.max_model_len, config.num_gpu_blocks_override
         )
         startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")
-        runner = make_runner(kv_plan, True)
-        _log_recording(is_measured or is_torch, len(decode_sizes), startup)
+        runner = make_runner(kv_plan, has_graphs)
+        _log_recording(is_measured or is_torch, has_graphs, startup)
         if is_measured:
             log_memory_in_use(gpu)
         return RankParts(runner, kv_plan)
@@ -307,10 +306,10 @@ def _in_float16(task: RankTask, gpu: Gpu) -> RankTask:
     return replace(task, dtype=torch.float16, kv_dtype=kv_dtype)
 
 
-def _log_recording(is_compiled: bool, num_graphs: int, startup: StartupProgress) -> None:
+def _log_recording(is_compiled: bool, has_graphs: bool, startup: StartupProgress) -> None:
     done = [] if is_compiled else ["compiling kernels"]
-    if num_graphs:
-        done.append(f"recording {num_graphs} CUDA graphs")
+    if has_graphs:
+        done.append("recording CUDA graphs")
     if done:
         _log.info("%s took %.2f seconds", _capitalized(" and ".join(done)), startup.phase_s())
 
@@ -359,7 +358,7 @@ def _make_runner(
     kv_plan: KVCachePlan,
     *,
     stream: Stream | None = None,
-    decode_sizes: Sequence[int] = (),
+    has_graphs: bool = False,
 ) -> TorchModelRunner:
     return TorchModelRunner(
         model,
@@ -371,5 +370,6 @@ def _make_runner(
         kv_dtype=task.kv_dtype,
         stream=stream,
         max_steps_in_flight=task.config.max_steps_in_flight("cpu" if stream is None else "cuda"),
-        decode_buckets=decode_sizes,
+        decode_buckets=decode_buckets(task.limits.max_num_seqs) if has_graphs else (),
+        mixed_buckets=mixed_buckets(task.limits.max_num_batched_tokens) if has_graphs else (),
     )

@@ -65,7 +65,13 @@ class CpuOps:
         """Allocates keys and values of one layer, float32 or int8."""
         return make_kv_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
-    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
+    def compile_step(
+        self,
+        step: Step,
+        largest: StepInputs,
+        decode_sizes: Sequence[int] = (),
+        mixed_sizes: Sequence[int] = (),
+    ) -> Step:
         """Records the step at the size of its largest inputs; the result replays it at any size."""
         num_tokens, num_reqs, num_logits = (torch.zeros(1, dtype=torch.int64) for _ in range(3))
         metadata = largest.metadata

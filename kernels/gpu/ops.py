@@ -1,6 +1,7 @@
 """`KernelOps` in Triton; matrix products by the vendor's library."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +22,7 @@ from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.sample import sample
 from kernels.gpu.silu_and_mul import silu_and_mul
 from kernels.gpu.step_graphs import StepGraphs, decode_inputs
+from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
 from kernels.interface import Step
 from kernels.kv_cache import PagedKVCache
@@ -71,9 +73,11 @@ class GpuOps:
         self._progress = progress
         self.graphs_bytes = 0
         # operations that are the functions of their modules
-        self.rotate_and_store = partial(rotate_and_store, target=target)
+        self.rotate_and_store: Callable[..., torch.Tensor] = partial(rotate_and_store, target=target)
         own_attention = partial(paged_attention, target=target, num_processors=num_processors)
-        self.paged_attention: Attention = own_attention if attention is None else _unless_compiling(attention)
+        self.paged_attention: Callable[..., torch.Tensor] = (
+            own_attention if attention is None else _unless_compiling(attention)
+        )
         self.sample = partial(sample, target=target, num_processors=num_processors)
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> PackedLinear:
@@ -97,20 +101,38 @@ class GpuOps:
             num_blocks, block_size, num_kv_heads, head_dim, dtype, device=self._device, target=self._target
         )
 
-    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
-        """Compiles every kernel that a step or the sampler can launch, then records decode steps as CUDA graphs."""
+    def compile_step(
+        self,
+        step: Step,
+        largest: StepInputs,
+        decode_sizes: Sequence[int] = (),
+        mixed_sizes: Sequence[int] = (),
+    ) -> Step:
+        """Compiles every kernel that a step or the sampler can launch, then records steps as CUDA graphs."""
         with compile_only(progress=self._progress) as kernels:
             logits = step(decode_inputs(largest, 1))
             self.sample(logits, greedy_batch(logits.shape[0], self._device, max_top_logprobs=0))
         load_kernels(kernels)
         self.graphs_bytes = 0
-        if not decode_sizes:
+        if not decode_sizes and not mixed_sizes:
             return step
         free_before = free_bytes(self._device)
         buffer = torch.empty(largest.logits_indices.shape[0], logits.shape[1], dtype=torch.float32, device=self._device)
-        graphs = StepGraphs(step, replace(largest, logits=buffer), decode_sizes, self._progress)
+        largest = replace(largest, logits=buffer)
+        graphs = StepGraphs(step, largest, decode_sizes, mixed_sizes, self._recorded_by, self._progress)
         self.graphs_bytes = max(0, free_before - free_bytes(self._device))
         return graphs
+
+    @contextmanager
+    def _recorded_by(self, recorder: PieceRecorder) -> Iterator[None]:
+        """Passes calls of attention, and of the operation that makes its queries, through the recorder."""
+        rotate, attend = self.rotate_and_store, self.paged_attention
+        self.rotate_and_store = partial(recorder.rotate_and_store, rotate)
+        self.paged_attention = partial(recorder.paged_attention, attend)
+        try:
+            yield
+        finally:
+            self.rotate_and_store, self.paged_attention = rotate, attend
 
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Indexes the table."""

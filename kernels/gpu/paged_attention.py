@@ -30,6 +30,7 @@ def paged_attention(
     target: Target,
     num_processors: int,
     chunk_keys: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes causal attention of a ragged batch, query heads of one KV head together (GQA, arXiv:2305.13245).
 
@@ -47,13 +48,15 @@ def paged_attention(
         target: architecture of the device; decides the tiles.
         num_processors: multiprocessors of the device; they decide the length of chunks of one-token rows.
         chunk_keys: keys of a chunk of one-token rows; None: chosen from the lengths of all of them, see `decode_plan`.
-    Returns: [T, num_heads * head_dim], dtype of q.
+        out: [T, num_heads * head_dim], contiguous, dtype of q, for the result; None: it is allocated.
+    Returns: [T, num_heads * head_dim], dtype of q; tokens behind those of the last row are not written.
     Raises: ValueError: shapes or dtypes disagree or are not supported.
     """
     _check(q, kv_cache, metadata, scale, sliding_window, soft_cap)
     num_tokens, num_heads, head_dim = q.shape
     shape = (target, head_dim, 8 * q.itemsize, 8 * kv_cache.k.itemsize, num_heads // kv_cache.num_kv_heads)
-    out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
 
     def decode(num_rows: int) -> None:
         decode_attention(

@@ -29,6 +29,7 @@ def rotate_and_store(
     head_norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
     target: Target,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotates queries and keys, and writes keys and values to their slots.
 
@@ -42,6 +43,7 @@ def rotate_and_store(
         head_norms: [head_dim] each, in one dtype: RMSNorm of every query and key head before the rotation.
         eps: of these norms.
         target: of the GPU.
+        out: [T, num_heads, head_dim], contiguous, dtype of qkv, for the result; None: it is allocated.
     Returns: rotated queries [T, num_heads, head_dim], contiguous, dtype of qkv.
     Raises: ValueError: shapes or dtypes disagree.
     """
@@ -54,7 +56,7 @@ def rotate_and_store(
         )
     assert cos.is_contiguous()
     assert sin.is_contiguous()
-    q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device) if out is None else out
     q_norm, k_norm = (cos, cos) if head_norms is None else head_norms
     launch, num_groups = _bind(
         num_heads,

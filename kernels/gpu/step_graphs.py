@@ -1,60 +1,88 @@
-"""CUDA graphs of decode steps: a step of one token per row is recorded once per batch size and replayed as one launch.
+"""CUDA graphs of steps: recorded once per size and replayed with few launches.
 
 A step of an 8B model is some 300 kernels. For a small batch, launching them one by one takes the host longer than the
-GPU takes to run them. The batch builder pads batches between two recorded sizes to the larger one.
+GPU takes to run them. Steps of one token per row are one graph for each number of rows. Steps with prompt chunks are
+recorded for some numbers of tokens, without their attention (`kernels.gpu.step_pieces`). The batch builder pads a step
+between two recorded sizes to the larger one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 
 from kernels.gpu.progress import Progress, no_progress
+from kernels.gpu.step_pieces import PieceRecorder, StepPieces
 from kernels.interface import Step
 from kernels.metadata import StepInputs
 
 
 class StepGraphs:
-    """Replays the graph of the batch's size if there is one, and runs the step eagerly otherwise.
+    """Replays the graphs of the step's size if there are any, and runs the step eagerly otherwise.
 
-    All graphs share one memory pool, because only one runs at a time. Their logits are written to one buffer: a result
-    that stays in use keeps its part of the pool, so separate results would add up over all sizes.
+    All graphs share one memory pool, because only one step runs at a time. Their logits are written to one buffer: a
+    result that stays in use keeps its part of the pool, so separate results would add up over all sizes.
     """
 
-    def __init__(self, step: Step, largest: StepInputs, sizes: Sequence[int], progress: Progress = no_progress) -> None:
+    def __init__(
+        self,
+        step: Step,
+        largest: StepInputs,
+        decode_sizes: Sequence[int],
+        mixed_sizes: Sequence[int],
+        recording: Callable[[PieceRecorder], AbstractContextManager[None]],
+        progress: Progress = no_progress,
+    ) -> None:
         """Records the graphs.
 
         Args:
             step: only launches kernels on the current stream.
             largest: the whole persistent buffers, which hold a valid batch, and the buffer of the logits.
-            sizes: batch sizes.
+            decode_sizes: numbers of rows of steps of one token per row.
+            mixed_sizes: numbers of tokens of steps with longer rows.
+            recording: lets the step call the operations of a recorder inside its context.
             progress: shows progress.
         """
         assert largest.logits is not None
         self._step = step
         self._logits = largest.logits
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._decode: dict[int, torch.cuda.CUDAGraph] = {}
+        self._mixed: dict[int, StepPieces] = {}
+        recorder = PieceRecorder(self._pool)
+        sizes = [(size, False) for size in sorted(mixed_sizes, reverse=True)]
+        sizes += [(size, True) for size in sorted(decode_sizes, reverse=True)]
         # the largest first: smaller ones fit into its memory
-        for size in progress(sorted(sizes, reverse=True), desc="recording CUDA graphs", total=len(sizes)):
-            # libraries choose and load their kernels for this size, which is not allowed in a capture
-            step(decode_inputs(largest, size))
-            torch.cuda.synchronize(self._logits.device)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                # with new metadata, so that what layers share is computed in the graph too
-                logits = step(decode_inputs(largest, size))
-            assert logits.data_ptr() == self._logits.data_ptr(), "the step does not write its logits to the buffer"
-            self._graphs[size] = graph
+        for size, is_decode in progress(sizes, desc="recording CUDA graphs", total=len(sizes)):
+            if is_decode:
+                self._decode[size] = self._record(largest, size)
+            else:
+                with recording(recorder):
+                    self._mixed[size] = recorder.record(step, mixed_inputs(largest, size))
 
     def __call__(self, inputs: StepInputs) -> torch.Tensor:
         """Runs the step on views of the beginnings of the buffers -> logits [S, vocab_size], valid until the next."""
         logits = self._logits[: inputs.logits_indices.shape[0]]
-        graph = self._graphs.get(inputs.metadata.num_reqs) if inputs.metadata.max_query_len == 1 else None
-        if graph is None:
-            return self._step(replace(inputs, logits=logits))
-        graph.replay()
-        return logits
+        if inputs.metadata.max_query_len == 1:
+            if (graph := self._decode.get(inputs.metadata.num_reqs)) is not None:
+                graph.replay()
+                return logits
+        elif (pieces := self._mixed.get(inputs.input_ids.shape[0])) is not None:
+            pieces.replay(inputs.metadata)
+            return logits
+        return self._step(replace(inputs, logits=logits))
+
+    def _record(self, largest: StepInputs, num_reqs: int) -> torch.cuda.CUDAGraph:
+        # libraries choose and load their kernels for this size, which is not allowed in a capture
+        logits = self._step(decode_inputs(largest, num_reqs))
+        assert logits.data_ptr() == self._logits.data_ptr(), "the step does not write its logits to the buffer"
+        torch.cuda.synchronize(logits.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            # with new metadata, so that what layers share is computed in the graph too
+            self._step(decode_inputs(largest, num_reqs))
+        return graph
 
 
 def decode_inputs(largest: StepInputs, num_reqs: int) -> StepInputs:
@@ -74,4 +102,15 @@ def decode_inputs(largest: StepInputs, num_reqs: int) -> StepInputs:
         ),
         logits_indices=largest.logits_indices[:num_reqs],
         logits=None if largest.logits is None else largest.logits[:num_reqs],
+    )
+
+
+def mixed_inputs(largest: StepInputs, num_tokens: int) -> StepInputs:
+    """Returns views of persistent buffers as `num_tokens` tokens, of which as many as possible are rows that sample."""
+    inputs = decode_inputs(largest, min(num_tokens, largest.metadata.num_reqs))
+    return replace(
+        inputs,
+        input_ids=largest.input_ids[:num_tokens],
+        positions=largest.positions[:num_tokens],
+        metadata=replace(inputs.metadata, slot_mapping=largest.metadata.slot_mapping[:num_tokens]),
     )

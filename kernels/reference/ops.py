@@ -53,7 +53,13 @@ class ReferenceOps:
         k, v = (torch.zeros(shape, dtype=dtype, device=self._device) for _ in range(2))
         return k, v
 
-    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
+    def compile_step(
+        self,
+        step: Step,
+        largest: StepInputs,
+        decode_sizes: Sequence[int] = (),
+        mixed_sizes: Sequence[int] = (),
+    ) -> Step:
         """Returns the step itself."""
         return step
 

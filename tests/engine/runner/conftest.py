@@ -71,6 +71,7 @@ class TinyEngine:
         max_steps_in_flight: int = 1,
         stream: Stream | None = None,
         decode_buckets: Sequence[int] = (),
+        mixed_buckets: Sequence[int] = (),
         **config: Any,
     ) -> Run:
         """Submits all prompts at once and runs steps until all have ended; checks the invariants after every step."""
@@ -80,7 +81,9 @@ class TinyEngine:
             "max_steps_in_flight": max_steps_in_flight,
         }
         kv_plan = plan_kv_cache(self.config, torch.float32, block_size, 0, None, num_blocks_override=num_blocks)
-        runner = self.runner(kv_plan, stream=stream, decode_buckets=decode_buckets, **limits)
+        runner = self.runner(
+            kv_plan, stream=stream, decode_buckets=decode_buckets, mixed_buckets=mixed_buckets, **limits
+        )
         scheduler = Scheduler(
             SchedulerConfig(
                 num_blocks=num_blocks,

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from engine.runner.buckets import bucket_of, decode_buckets
+from engine.runner.buckets import decode_buckets, mixed_buckets, padded_size
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,17 @@ def test_every_batch_has_the_smallest_size_that_holds_it(max_num_seqs):
     ladder = decode_buckets(max_num_seqs)
     assert list(ladder) == sorted(set(ladder))
     for num_rows in range(1, max_num_seqs + 1):
-        assert bucket_of(num_rows, ladder) == min(size for size in ladder if size >= num_rows)
+        assert padded_size(num_rows, ladder) == min(size for size in ladder if size >= num_rows)
 
 
 @pytest.mark.parametrize("ladder", [(), (1, 2)])
-def test_a_batch_beyond_the_ladder_is_an_error(ladder):
-    with pytest.raises(ValueError, match="3 rows, the largest batch size is"):
-        bucket_of(3, ladder)
+def test_a_batch_beyond_the_ladder_is_not_padded(ladder):
+    assert padded_size(3, ladder) == 3
+
+
+def test_steps_with_prompts_are_padded_up_to_512_tokens_and_by_tiles_of_64():
+    sizes = mixed_buckets(2048)
+    assert sizes == (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
+    assert mixed_buckets(512) == sizes
+    assert mixed_buckets(100) == (16, 32, 64, 100)
+    assert mixed_buckets(1) == (1,)

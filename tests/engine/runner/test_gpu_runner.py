@@ -12,12 +12,13 @@ import torch
 
 from engine.constraints.constraint import Constraint
 from engine.core.request import SamplingParams
+from engine.runner.buckets import padded_size
 from engine.runner.stream import CudaStream
 from kernels.families import reference_ops
 from tests.support.engine.stream import LateStream
 from tests.support.kernels.graphs import FakeGraphs
 
-BUCKETS = (1, 2, 4)
+BUCKETS, MIXED_BUCKETS = (1, 2, 4), (6, 12)
 GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_end_token=True)
 EVERYTHING = replace(
     GREEDY,
@@ -57,32 +58,58 @@ def graphs(monkeypatch):
 
 @pytest.fixture
 def recording_ops(gpu_ops, graphs):
-    """GPU operations that record their steps in `graphs`."""
+    """GPU operations that record their steps in `graphs`; every replay is compared with the same step run eagerly."""
     ops = gpu_ops()
-    if graphs is not None:
-        compile_step = ops.compile_step
-        ops.compile_step = lambda step, *args: compile_step(graphs.recordable(step), *args)
+    if graphs is None:
+        return ops
+    compile_step = ops.compile_step
+
+    def compile_checked(step, largest, *sizes):
+        recorded = compile_step(graphs.recordable(step), largest, *sizes)
+
+        def call(inputs):
+            num_replays = len(graphs.replayed)
+            logits = recorded(inputs).clone()
+            if len(graphs.replayed) > num_replays:
+                wanted = largest.logits_indices[: len(inputs.input_ids)]  # products depend on the number of rows
+                eager = step(replace(inputs, metadata=replace(inputs.metadata), logits_indices=wanted))
+                assert torch.equal(logits, eager[: len(logits)])
+            return logits
+
+        return call
+
+    ops.compile_step = compile_checked
     return ops
 
 
 def test_replayed_steps_give_the_greedy_tokens_of_transformers(
     make_checkpoint, engine_on, reference_of, recording_ops, graphs, gpu_device, prompts
 ):
-    """Prompt chunks beside decodes, decodes of 3 rows padded to 4, and a prompt with log-probabilities beside them."""
+    """Prompt chunks beside decodes and a prompt with log-probabilities, padded; decodes of 3 rows padded to 4."""
     path = make_checkpoint("qwen3", num_hidden_layers=1)
     stream = CudaStream(gpu_device) if graphs is None else None
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
     prompts.append(
         replace(prompts[1], params=replace(GREEDY, prompt_logprobs=1))
     )  # runs in the first slot that becomes free
-    run = engine_on(path, recording_ops, gpu_device).serve(prompts, stream=stream, decode_buckets=BUCKETS, **options)
+    run = engine_on(path, recording_ops, gpu_device).serve(
+        prompts, stream=stream, decode_buckets=BUCKETS, mixed_buckets=MIXED_BUCKETS, **options
+    )
     decodes = [len(plan.rows) for plan in run.plans if plan.num_tokens == len(plan.rows)]
     assert 3 in decodes
     scored = [row.num_scheduled_tokens for plan in run.plans for row in plan.rows if row.num_prompt_logits]
     assert scored == [1, 1]
     if graphs is not None:
-        assert [num_rows for num_rows, _ in graphs.recorded] == [4, 2, 1]
-        assert graphs.replayed == [{3: 4}.get(num_rows, num_rows) for num_rows in decodes if num_rows]
+        assert [num_tokens for num_tokens, _ in graphs.recorded] == [12, 6, 4, 2, 1]
+        sizes = [(plan.num_tokens, len(plan.rows)) for plan in run.plans if plan.rows]
+        mixed = {num_tokens for num_tokens, num_rows in sizes if num_tokens > num_rows}
+        assert max(mixed) > 12
+        assert mixed - {6, 12} - {max(mixed)}, mixed
+        assert graphs.replayed == [
+            padded_size(num_tokens, BUCKETS if num_tokens == num_rows else MIXED_BUCKETS)
+            for num_tokens, num_rows in sizes
+            if num_tokens <= 12
+        ]
     want = engine_on(path, reference_ops()).serve(prompts, **options)
     assert [answer.token_ids for answer in run.answers] == [answer.token_ids for answer in want.answers]
     _assert_close(run.answers[4].prompt_logprobs, want.answers[4].prompt_logprobs, 2)

@@ -1,5 +1,6 @@
 """Decode steps are recorded once and replayed on the current buffers, with a fake of CUDA graphs."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,11 @@ def graphs(monkeypatch):
 def largest():
     """Buffers before the first batch, filled with rows of padding."""
     return replace(make_step_buffers(MAX_REQS, MAX_TOKENS, MAX_BLOCKS), logits=torch.empty(MAX_REQS, VOCAB))
+
+
+def recorded_by(_recorder):
+    """For steps without attention."""
+    return nullcontext()
 
 
 def step(inputs):
@@ -72,7 +78,7 @@ def fill(largest, num_rows, seed, *, num_padded=0, num_wanted=None, query_len=1)
 
 
 def test_the_largest_is_recorded_first_and_all_share_one_pool(graphs, largest):
-    StepGraphs(graphs.recordable(step), largest, [1, 2, 4])
+    StepGraphs(graphs.recordable(step), largest, [1, 2, 4], [], recorded_by)
     assert [num_rows for num_rows, _ in graphs.recorded] == [4, 2, 1]
     assert len({pool for _, pool in graphs.recorded}) == 1
     assert graphs.replayed == []
@@ -92,7 +98,7 @@ def test_graphs_of_all_sizes_keep_one_buffer_of_logits_and_the_memory_of_the_lar
         largest = make_step_buffers(256, 2048, MAX_BLOCKS, device="meta")
         logits = torch.empty(256, vocab_size, device="meta")
         buffers_bytes, before = memory.live_bytes, free_bytes(META)
-        graphs = StepGraphs(step, replace(largest, logits=logits), decode_buckets(256))
+        graphs = StepGraphs(step, replace(largest, logits=logits), decode_buckets(256), [], recorded_by)
         assert memory.live_bytes == buffers_bytes
         ids_bytes, bf16_bytes = 256 * 8, 256 * vocab_size * 2
         assert before - free_bytes(META) == ids_bytes + bf16_bytes
@@ -102,11 +108,11 @@ def test_graphs_of_all_sizes_keep_one_buffer_of_logits_and_the_memory_of_the_lar
 
 def test_a_step_that_returns_other_memory_than_the_buffer_is_an_error(graphs, largest):
     with pytest.raises(AssertionError, match="does not write its logits to the buffer"):
-        StepGraphs(graphs.recordable(lambda inputs: step(replace(inputs, logits=None))), largest, [1])
+        StepGraphs(graphs.recordable(lambda inputs: step(replace(inputs, logits=None))), largest, [1], [], recorded_by)
 
 
 def test_steps_of_recorded_sizes_replay_on_the_current_buffers(graphs, largest):
-    replaying = StepGraphs(graphs.recordable(step), largest, [1, 2, 4, 8])
+    replaying = StepGraphs(graphs.recordable(step), largest, [1, 2, 4, 8], [], recorded_by)
     sizes = (4, 1, 8, 2, 4, 4, 1)
     for seed, num_rows in enumerate(sizes):
         inputs = fill(largest, num_rows, seed)
@@ -116,7 +122,7 @@ def test_steps_of_recorded_sizes_replay_on_the_current_buffers(graphs, largest):
 
 
 def test_a_padded_step_yields_logits_of_the_wanted_rows_only(graphs, largest):
-    replaying = StepGraphs(graphs.recordable(step), largest, [1, 2, 4, 8])
+    replaying = StepGraphs(graphs.recordable(step), largest, [1, 2, 4, 8], [], recorded_by)
     for num_rows, num_padded, num_wanted in ((5, 3, 5), (3, 1, 2), (6, 2, 1), (7, 1, 0)):
         inputs = fill(largest, num_rows, num_rows, num_padded=num_padded, num_wanted=num_wanted)
         logits = replaying(inputs)
@@ -127,7 +133,7 @@ def test_a_padded_step_yields_logits_of_the_wanted_rows_only(graphs, largest):
 
 def test_other_steps_run_eagerly(graphs, largest):
     """Steps with prompts, and decode steps of sizes that were not recorded."""
-    replaying = StepGraphs(graphs.recordable(step), largest, [2, 4])
+    replaying = StepGraphs(graphs.recordable(step), largest, [2, 4], [], recorded_by)
     for num_rows, query_len in ((4, 5), (2, 3), (3, 1), (8, 1), (1, 1)):
         inputs = fill(largest, num_rows, num_rows, query_len=query_len)
         assert torch.equal(replaying(inputs), step(replace(inputs, logits=None)))
@@ -139,10 +145,10 @@ def test_progress_is_shown_while_graphs_are_recorded(graphs, largest):
 
     def progress(iterable, /, *, desc, total):
         shown.append((desc, total))
-        for size in iterable:
+        for size, is_decode in iterable:
             shown.append(size)
-            yield size
+            yield size, is_decode
             assert graphs.recorded[-1][0] == size
 
-    StepGraphs(graphs.recordable(step), largest, [1, 2, 4], progress)
+    StepGraphs(graphs.recordable(step), largest, [1, 2, 4], [], recorded_by, progress)
     assert shown == [("recording CUDA graphs", 3), 4, 2, 1]

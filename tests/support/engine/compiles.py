@@ -25,7 +25,7 @@ from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.shapes import find_shape, shape_names
-from engine.runner.buckets import decode_buckets
+from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import plan_kv_cache
 from engine.runner.model_runner import TorchModelRunner
 from engine.runner.sampler import SampledBuffer
@@ -81,8 +81,8 @@ class _RecordingOps(GpuOps):
 
     graphs: FakeGraphs
 
-    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
-        return super().compile_step(self.graphs.recordable(step), largest, decode_sizes)
+    def compile_step(self, step: Step, largest: StepInputs, *sizes: Sequence[int]) -> Step:
+        return super().compile_step(self.graphs.recordable(step), largest, *sizes)
 
 
 def find_late_compiles(target: Target, variant: Variant, *, seed: int, num_requests: int = 80) -> list[str]:
@@ -92,7 +92,7 @@ def find_late_compiles(target: Target, variant: Variant, *, seed: int, num_reque
         target: Triton's interpreter must be off.
         variant: what is served.
         seed: of the requests.
-        num_requests: half of them are served with recorded decode steps.
+        num_requests: half of them are served with recorded steps.
     """
     use_compile_only_driver(target)
     generator = random.Random(seed)
@@ -104,8 +104,8 @@ def find_late_compiles(target: Target, variant: Variant, *, seed: int, num_reque
             for name, replacement in graphs.patches().items():
                 patches.enter_context(mock.patch.object(torch.cuda, name, replacement))
             patches.enter_context(mock.patch.object(SampledBuffer, "receive"))
-            for ladder in ((), decode_buckets(_MAX_NUM_SEQS)):
-                _serve(target, variant, graphs, ladder, _requests(generator, variant, num_requests // 2))
+            for is_recorded in (False, True):
+                _serve(target, variant, graphs, is_recorded, _requests(generator, variant, num_requests // 2))
     finally:
         counter.close()
     assert graphs.replayed, "no recorded step was replayed"
@@ -113,7 +113,7 @@ def find_late_compiles(target: Target, variant: Variant, *, seed: int, num_reque
 
 
 def _serve(
-    target: Target, variant: Variant, graphs: FakeGraphs, ladder: Sequence[int], requests: Sequence[Request]
+    target: Target, variant: Variant, graphs: FakeGraphs, is_recorded: bool, requests: Sequence[Request]
 ) -> None:
     folder = find_shape(variant.shape)
     assert folder is not None, f"no shape {variant.shape}"
@@ -145,7 +145,8 @@ def _serve(
         kv_dtype=kv_dtype,
         stream=MetaStream(),
         max_steps_in_flight=2,
-        decode_buckets=ladder,
+        decode_buckets=decode_buckets(_MAX_NUM_SEQS) if is_recorded else (),
+        mixed_buckets=mixed_buckets(_MAX_NUM_BATCHED_TOKENS) if is_recorded else (),
     )
     scheduler = Scheduler(
         SchedulerConfig(

@@ -9,7 +9,7 @@ told of a row is compared with what its request asked for. On a `LateStream` all
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from engine.constraints.token_bits import Words, num_words
 from engine.core.outputs import SchedulerOutput, TokenLogprobs
 from engine.core.request import Request, SamplingParams
 from engine.runner.model_runner import StepInFlight, TorchModelRunner
-from kernels.gpu.step_graphs import decode_inputs
+from kernels.gpu.step_graphs import decode_inputs, mixed_inputs
 from kernels.interface import KVCache, Step
 from kernels.metadata import StepInputs
 from kernels.reference.ops import ReferenceOps
@@ -41,16 +41,18 @@ class ChainDecoder:
     """`engine.runner.model_runner.StepModel`; its "logits" are the last chain of each row and its number of tokens.
 
     Attributes:
-        num_padding_rows, num_steps: seen so far.
+        num_padding_rows, num_padding_tokens, num_steps: seen so far.
     """
 
     dtype = torch.float32
 
-    def __init__(self, model: FakeModel, sizes: Sequence[int] = ()) -> None:
+    def __init__(self, model: FakeModel, sizes: Sequence[int] = (), mixed_sizes: Sequence[int] = ()) -> None:
         self.num_padding_rows = 0
+        self.num_padding_tokens = 0
         self.num_steps = 0
         self._model = model
         self._sizes = sizes
+        self._mixed_sizes = mixed_sizes
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
         """One step -> [S, 2] int64.
@@ -64,8 +66,12 @@ class ChainDecoder:
         slots = metadata.slot_mapping.tolist()
         if not (len(starts) == len(seq_lens) + 1 and starts[0] == 0):
             raise OracleViolation(f"{len(seq_lens)} rows begin at {starts}")
-        if not starts[-1] == len(token_ids) == len(positions) == len(slots):
+        if not starts[-1] <= len(token_ids) == len(positions) == len(slots):
             raise OracleViolation(f"{starts[-1]} tokens in {len(token_ids)} ids, {len(positions)} positions")
+        padding = set(zip(token_ids[starts[-1] :], positions[starts[-1] :], slots[starts[-1] :], strict=True))
+        if padding and (padding != {(0, 0, -1)} or len(token_ids) not in self._mixed_sizes):
+            raise OracleViolation(f"tokens behind {starts[-1]} of {len(token_ids)} are padding, and have {padding}")
+        self.num_padding_tokens += len(token_ids) - starts[-1]
         query_lens = [stop - start for start, stop in itertools.pairwise(starts)]
         num_narrow = next((i for i, length in enumerate(query_lens) if length != 1), len(query_lens))
         if metadata.num_one_token_reqs != num_narrow or metadata.max_query_len != max(query_lens):
@@ -154,6 +160,7 @@ class ChainOps(ReferenceOps):
         requests: what each asked for, by its seed, which no two share.
         fails_at: by seed, the first output position at which logits are broken.
         sizes: decode steps of these numbers of rows read the persistent buffers and nothing else, as a CUDA graph does.
+        mixed_sizes: other steps of these numbers of tokens do so too, except for the rows of attention.
     """
 
     def __init__(
@@ -162,11 +169,14 @@ class ChainOps(ReferenceOps):
         requests: Mapping[int, Request],
         fails_at: Mapping[int, int],
         sizes: Sequence[int] = (),
+        mixed_sizes: Sequence[int] = (),
     ) -> None:
+        self.num_mixed_replays = 0
         self._model = model
         self._requests = requests
         self._fails_at = fails_at
         self._sizes = sizes
+        self._mixed_sizes = mixed_sizes
 
     def make_kv_cache(
         self,
@@ -179,18 +189,31 @@ class ChainOps(ReferenceOps):
         """A `ShadowCache`."""
         return ShadowCache(num_blocks, block_size)
 
-    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
+    def compile_step(
+        self,
+        step: Step,
+        largest: StepInputs,
+        decode_sizes: Sequence[int] = (),
+        mixed_sizes: Sequence[int] = (),
+    ) -> Step:
         """Steps of the sizes read `largest`."""
 
         def replay(inputs: StepInputs) -> torch.Tensor:
-            num_reqs = inputs.metadata.num_reqs
+            num_reqs, num_tokens = inputs.metadata.num_reqs, len(inputs.input_ids)
             if inputs.input_ids.data_ptr() != largest.input_ids.data_ptr():
                 raise OracleViolation("the batch is not where the step was recorded")
-            if inputs.metadata.max_query_len > 1 or not self._sizes or num_reqs > self._sizes[-1]:
+            is_decode = inputs.metadata.max_query_len == 1
+            size, sizes = (num_reqs, self._sizes) if is_decode else (num_tokens, self._mixed_sizes)
+            if not sizes or size > sizes[-1]:
                 return step(inputs)
-            if num_reqs not in self._sizes:
-                raise OracleViolation(f"a decode step of {num_reqs} rows, recorded are {self._sizes}")
-            return step(decode_inputs(largest, num_reqs))[: len(inputs.logits_indices)]
+            if size not in sizes:
+                raise OracleViolation(f"a step of {num_reqs} rows, {num_tokens} tokens; recorded are {sizes}")
+            if is_decode:
+                return step(decode_inputs(largest, num_reqs))[: len(inputs.logits_indices)]
+            self.num_mixed_replays += 1
+            recorded = mixed_inputs(largest, num_tokens)
+            metadata = replace(inputs.metadata, slot_mapping=recorded.metadata.slot_mapping)
+            return step(replace(recorded, metadata=metadata))[: len(inputs.logits_indices)]
 
         return replay
 

@@ -13,7 +13,7 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import QueueFull
 from engine.interfaces import AdmissionReport, Cancel, GrantCredit, Inbox, StepReport, Submit
-from engine.runner.buckets import decode_buckets
+from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import KVCachePlan
 from engine.runner.step_buffers import BIAS_CAPACITY
 from engine.step_loop import StepLoop
@@ -93,8 +93,13 @@ class DeviceWorld:
         self.config = SchedulerConfig(**{**values, **config})
         some_sizes = rng.sample(range(1, max_num_seqs + 1), rng.randrange(1, max_num_seqs + 1))
         ladder = rng.choice(((), decode_buckets(max_num_seqs), tuple(sorted(some_sizes))))
+        mixed_rng = random.Random(f"recorded steps with prompts of {seed}")
+        max_num_tokens = self.config.max_num_batched_tokens
+        some_sizes = mixed_rng.sample(range(1, max_num_tokens + 1), mixed_rng.randrange(1, max_num_tokens + 1))
+        mixed = mixed_rng.choice(((), mixed_buckets(max_num_tokens), tuple(sorted(some_sizes))))
         self.requests, self.fails_at = {}, {}  # by seed
-        self.decoder = ChainDecoder(self.model, ladder)
+        self.decoder = ChainDecoder(self.model, ladder, mixed)
+        self.ops = ChainOps(self.model, self.requests, self.fails_at, ladder, mixed)
         self.stream = LateStream(seed, eagerness=rng.choice((0.0, 0.2, 0.6)))
         self.runner = CountingRunner(
             self.decoder,
@@ -106,12 +111,13 @@ class DeviceWorld:
                 end_token_ids=self.model.end_token_ids,
             ),
             KVCachePlan(self.config.num_blocks, block_size, 1, max_model_len),
-            ChainOps(self.model, self.requests, self.fails_at, ladder),
+            self.ops,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             stream=self.stream,
             max_steps_in_flight=self.config.max_steps_in_flight,
             decode_buckets=ladder,
+            mixed_buckets=mixed,
         )
         self.scheduler = Scheduler(self.config)
         self.inbox = PromptInbox()
@@ -233,6 +239,8 @@ class DeviceWorld:
         assert stats.num_free_blocks == self.config.num_blocks, f"{stats.num_free_blocks} blocks came back"
         self.seen += self.runner.seen
         self.seen["padding rows"] += self.decoder.num_padding_rows
+        self.seen["padding tokens"] += self.decoder.num_padding_tokens
+        self.seen["recorded steps with prompts"] += self.ops.num_mixed_replays
         self.seen["preemptions"] += stats.num_preemptions_total
         self.seen["prefix hits"] += stats.prefix_cache_hits_total
         self.seen["tokens"] += stats.num_generated_tokens_total

@@ -28,6 +28,8 @@ def test_every_answer_is_that_of_the_request_alone_and_every_event_occurs(simula
         "prefix hits": 5,
         "mixed steps": 2,
         "padding rows": 5,
+        "padding tokens": 5,
+        "recorded steps with prompts": 5,
         "penalised answers": 2,
         "masked steps": 10,
         "prompt logprobs": 5,
