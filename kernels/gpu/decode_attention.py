@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.attend import LOG2_E, attend, dot_queries, first_block_ids, weighted_mean
+from kernels.gpu.attend import LOG2_E, attend, dot_queries, start_state, weighted_mean
 from kernels.gpu.decode_plan import CHUNK_UNIT, MAX_CHUNKS_PER_ROW, DecodePlan
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.launch import BoundKernel, is_compile_only
@@ -170,18 +170,15 @@ def _decode_attention_kernel(  # type: ignore[no-untyped-def]
     q, score_scale = dot_queries(tl.load(q_ptrs, mask=mask, other=0.0), score_scale, IS_QUANTIZED)
 
     block_table_ptr += row * block_table_stride_row
-    block_ids = first_block_ids(block_table_ptr, start_key, end_key, BLOCK_N, BLOCK_SIZE)
-    acc, row_max, row_sum, block_ids = attend(
-        q,
-        tl.zeros((BLOCK_M, BLOCK_D), tl.float32),
-        tl.full((BLOCK_M, 1), -float("inf"), tl.float32),
-        tl.zeros((BLOCK_M, 1), tl.float32),
-        block_ids, start_key, end_key, first_key, end_key,
+    state = start_state(block_table_ptr, start_key, end_key, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE)
+    state = attend(
+        q, state, start_key, end_key, first_key, end_key,
         tl.zeros((BLOCK_M,), tl.int32) + seq_len - 1,
         k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
         sliding_window, score_scale, soft_cap,
-        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, IS_MASKED=True,
+        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, IS_MASKED=True, LATE_VALUES=False,
     )  # fmt: skip
+    acc, row_max, row_sum = state[0], state[1], state[2]
 
     out = weighted_mean(acc, row_sum, IS_QUANTIZED)
     num_heads = num_kv_heads * GROUP_SIZE

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.attend import LOG2_E, attend, dot_queries, first_block_ids, weighted_mean
+from kernels.gpu.attend import LOG2_E, add_values, attend, dot_queries, start_state, weighted_mean
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.launch import BoundKernel
 from kernels.gpu.tiles import AttentionTile
@@ -101,6 +101,7 @@ def _bind(
         IS_QUANTIZED=is_quantized,
         HAS_WINDOW=has_window,
         HAS_SOFT_CAP=has_soft_cap,
+        LATE_VALUES=tile.late_values,
         ROWS_AT_ONCE=_ROWS_AT_ONCE,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -146,6 +147,7 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     IS_QUANTIZED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    LATE_VALUES: tl.constexpr,
     ROWS_AT_ONCE: tl.constexpr,
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP_SIZE
@@ -183,29 +185,32 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
 
     start_key = first_key // BLOCK_N * BLOCK_N
     block_table_ptr += row.to(tl.int64) * block_table_stride_row
-    block_ids = first_block_ids(block_table_ptr, start_key, end_key, BLOCK_N, BLOCK_SIZE)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    row_max = tl.full((BLOCK_M, 1), -float("inf"), tl.float32)
-    row_sum = tl.zeros((BLOCK_M, 1), tl.float32)
+    state = start_state(block_table_ptr, start_key, end_key, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE)
     if HAS_WINDOW:
-        acc, row_max, row_sum, block_ids = attend(
-            q, acc, row_max, row_sum, block_ids, start_key, tl.minimum(seen_start, end_key), first_key, end_key,
+        state = attend(
+            q, state, start_key, tl.minimum(seen_start, end_key), first_key, end_key,
             positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
             sliding_window, score_scale, soft_cap,
-            HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, IS_MASKED=True,
+            HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True, LATE_VALUES,
         )  # fmt: skip
-    acc, row_max, row_sum, block_ids = attend(
-        q, acc, row_max, row_sum, block_ids, seen_start, seen_stop, first_key, end_key,
+    state = attend(
+        q, state, seen_start, seen_stop, first_key, end_key,
         positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
         sliding_window, score_scale, soft_cap,
-        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, IS_MASKED=False,
+        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, False, LATE_VALUES,
     )  # fmt: skip
-    acc, row_max, row_sum, block_ids = attend(
-        q, acc, row_max, row_sum, block_ids, tl.maximum(seen_start, seen_stop), end_key, first_key, end_key,
+    state = attend(
+        q, state, tl.maximum(seen_start, seen_stop), end_key, first_key, end_key,
         positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
         sliding_window, score_scale, soft_cap,
-        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, IS_MASKED=True,
+        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True, LATE_VALUES,
     )  # fmt: skip
+    acc, _, row_sum, weights, correction, _, v_block_ids = state
+    if LATE_VALUES:
+        acc = add_values(
+            acc, weights, correction, v_block_ids, (end_key - 1) // BLOCK_N * BLOCK_N, first_key, end_key,
+            v_ptr, kv_head, num_kv_heads, q.dtype, HEAD_DIM, BLOCK_SIZE, IS_MASKED=True,
+        )  # fmt: skip
 
     out = weighted_mean(acc, row_sum, IS_QUANTIZED)
     out_ptrs = out_ptr + (indices * (num_kv_heads * GROUP_SIZE) + heads)[:, None] * HEAD_DIM + columns[None, :]

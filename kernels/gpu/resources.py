@@ -1,4 +1,4 @@
-"""Resources of a compiled kernel: registers, shared memory and spills."""
+"""Resources of a compiled kernel: registers, shared memory and spills; and the order of its matrix products."""
 
 import re
 import subprocess
@@ -21,6 +21,9 @@ class Resources:
         shared_bytes: shared memory (LDS) of a program.
         stack_bytes: local memory of each thread: registers that were spilled, and arrays indexed at run time.
         binary_bytes: size of the cubin or hsaco.
+        exposed_exponentials: see `count_exposed_exponentials`; 0 for targets without `wgmma`.
+        has_serial_products: whether the binary waits for `wgmma` more often than its PTX: ptxas makes every product
+            synchronous if other instructions use the registers of one in flight.
     """
 
     kernel: str
@@ -30,6 +33,8 @@ class Resources:
     shared_bytes: int
     stack_bytes: int
     binary_bytes: int
+    exposed_exponentials: int
+    has_serial_products: bool
 
 
 def read_resources(compiled: Any) -> Resources:
@@ -43,6 +48,7 @@ def read_resources(compiled: Any) -> Resources:
             _amdgcn_field(compiled.asm["amdgcn"], name)
             for name in ("vgpr_count", "private_segment_fixed_size", "group_segment_fixed_size")
         )
+    ptx = compiled.asm.get("ptx", "")
     return Resources(
         kernel=compiled.name,
         num_warps=compiled.metadata.num_warps,
@@ -51,15 +57,53 @@ def read_resources(compiled: Any) -> Resources:
         shared_bytes=max(compiled.metadata.shared, static_shared),
         stack_bytes=stack,
         binary_bytes=len(binary),
+        exposed_exponentials=count_exposed_exponentials(ptx),
+        has_serial_products="wgmma.mma_async" in ptx and _count_waits(binary) > ptx.count("wgmma.wait_group"),
     )
 
 
-def _read_cubin(cubin: bytes) -> tuple[int, int, int]:
+def count_exposed_exponentials(ptx: str) -> int:
+    """Returns the exponentials in loops with `wgmma` products during which no product is in flight.
+
+    `wgmma` is asynchronous: it runs until a `wgmma.wait_group 0`. Exponentials between such a wait and the next product
+    leave the tensor cores idle.
+    """
+    lines = ptx.splitlines()
+    first_line = {
+        label[1]: number for number, line in enumerate(lines) if (label := re.match(r"\s*(\$L\w+):", line)) is not None
+    }
+    num_exposed = 0
+    for end, line in enumerate(lines):
+        branch = re.search(r"\bbra(?:\.uni)?\s+(\$L\w+);", line)
+        if branch is None or (start := first_line.get(branch[1], end)) >= end:
+            continue
+        loop = lines[start:end]
+        if not any("wgmma.mma_async" in instruction for instruction in loop):
+            continue
+        in_flight = False
+        for instruction in loop:
+            if "wgmma.mma_async" in instruction:
+                in_flight = True
+            elif re.search(r"wgmma\.wait_group\S*\s+0;", instruction):
+                in_flight = False
+            elif "ex2.approx" in instruction and not in_flight:
+                num_exposed += 1
+    return num_exposed
+
+
+def _count_waits(cubin: bytes) -> int:
+    return _inspect(cubin, triton.knobs.nvidia.nvdisasm.path, "--print-code").count("WARPGROUP.DEPBAR")
+
+
+def _inspect(cubin: bytes, *command: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", path]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return subprocess.run([*command, path], check=True, capture_output=True, text=True).stdout
+
+
+def _read_cubin(cubin: bytes) -> tuple[int, int, int]:
+    text = _inspect(cubin, triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
     assert found, f"cuobjdump says nothing of resources: {text}"
     registers, stack, shared, local = map(int, found.groups())

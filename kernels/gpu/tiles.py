@@ -18,12 +18,15 @@ class AttentionTile(NamedTuple):
         block_m: rows of queries: query tokens of one KV head times the query heads that share it.
         block_n: keys per step.
         num_warps, num_stages: of the launch; with s stages, the loads of up to s - 1 steps are in flight.
+        late_values: each step multiplies the values of the step before, during its softmax; needs asynchronous matrix
+            instructions, and registers for the weights.
     """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    late_values: bool = False
 
 
 _Shape = tuple[int, int]  # (head size rounded up to 64, 128 or 256; bits of a KV value)
@@ -161,7 +164,10 @@ def prefill_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, g
         group_size: query heads per KV head.
     """
     tile = _attention_tile(_PREFILL_TILES, target, head_dim, query_bits, kv_bits)
-    return tile._replace(block_m=max(tile.block_m, _power_of_2(group_size)))
+    # Weights of the step before take 32 registers; heads of 128 then take 236. They spill on sm_80, and beside 8-bit
+    # keys and values, which are widened in registers.
+    late_values = target.name == "sm_90" and query_bits == kv_bits == 16
+    return tile._replace(block_m=max(tile.block_m, _power_of_2(group_size)), late_values=late_values)
 
 
 def decode_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, group_size: int) -> AttentionTile:

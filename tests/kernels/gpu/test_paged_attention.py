@@ -292,16 +292,26 @@ def test_padded_decode_rows_are_zeros_and_read_nothing(device):
     assert torch.equal(out[2:], torch.zeros(3, 4 * 64))
 
 
-@pytest.mark.parametrize("sliding_window", [None, 8])
-def test_padded_rows_of_a_mixed_step_are_zeros_and_read_nothing(device, sliding_window):
+@pytest.mark.parametrize(("sliding_window", "late_values"), [(None, False), (8, False), (8, True)])
+def test_padded_rows_of_a_mixed_step_are_zeros_and_read_nothing(device, sliding_window, late_values):
     batch = make_ragged_batch([5, 35], [40, 67])
     cache, stored = make_cache(batch, torch.float32, device)
     q, metadata = torch.cat((batch.q, torch.randn(3, 4, 64))), padded(batch.metadata, 3)
     options = {"scale": batch.scale, "sliding_window": sliding_window}
-    tile = tiles.AttentionTile(32, 16, 4, 1)
+    tile = tiles.AttentionTile(32, 16, 4, 1, late_values)
     out = run_kernel(prefill_attention, q, cache, metadata, device, tile, first_row=0, **options)
     assert_close(out[:40], expect(batch, batch.q, stored, **options))
     assert torch.equal(out[40:], torch.zeros(3, 4 * 64))
+
+
+@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(None, None), (17, 3.0)])
+def test_values_may_be_multiplied_a_step_late(device, sliding_window, soft_cap):
+    batch = make_ragged_batch([20, 3], [53, 16], num_heads=2, num_kv_heads=1)
+    cache, stored = make_cache(batch, torch.float32, device)
+    options = {"scale": batch.scale, "sliding_window": sliding_window, "soft_cap": soft_cap}
+    tile = tiles.AttentionTile(16, 16, 4, 1, late_values=True)
+    out = run_kernel(prefill_attention, batch.q, cache, batch.metadata, device, tile, first_row=0, **options)
+    assert_close(out, expect(batch, batch.q, stored, **options))
 
 
 def padded(metadata, num_rows):
