@@ -103,5 +103,5 @@ async def test_drain_returns_the_sum_of_the_reported_counts():
     finish = """finish() { echo '{"news": "drained", "reason": "", "num_drained": 21}'; exit 0; }"""
     workers = supervisor(f"{finish}; trap finish TERM; echo '{LISTENING}'; while :; do sleep 0.01; done")
     await workers.start()
-    assert await workers.drain(5) == 42
+    assert await workers.drain(HANG_S) == 42
     await workers.stop()
