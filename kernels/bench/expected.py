@@ -42,9 +42,9 @@ DECODE_STEPS = {
 """By precision and batch, at contexts of about 1,000 tokens."""
 
 PREFILL_STEPS = {
-    2_048: Expected(0.84, 0.87, "products at 88 % of the measured rate"),
-    8_192: Expected(0.76, 0.80, "attention 46 ms"),
-    32_768: Expected(0.65, 0.69, "attention 0.74 s"),
+    2_048: Expected(0.85, 0.88, "products at 88 % of the measured rate"),
+    8_192: Expected(0.80, 0.85, "attention 36 ms"),
+    32_768: Expected(0.72, 0.79, "attention 0.57 s"),
 }
 """By length of the prompt, in bf16."""
 
@@ -54,5 +54,5 @@ DECODE_ATTENTION = {
 }
 """By bits of a KV value."""
 
-PREFILL_ATTENTION = Expected(0.44, 0.53, "softmax between the products")
+PREFILL_ATTENTION = Expected(0.55, 0.70, "softmax beside the products")
 """In bf16."""
