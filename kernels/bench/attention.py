@@ -88,7 +88,7 @@ def decode_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Ca
 
 
 def prefill_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:
-    """Yields whole prompts that fill a step of 8,192 tokens."""
+    """Yields whole prompts that fill a step of 8,192 tokens, and short chunks behind a cached prefix."""
     for length in (33,) if quick else (512, 1024, 2048, 4096, 8192):
         rows = 1 if quick else max(1, 8192 // length)
         has_goal = length == _PREFILL_GOAL_TOKENS and dims.head_dim == 128
@@ -103,6 +103,16 @@ def prefill_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[C
                 goal_id="G11" if has_goal and not is_float8 else "",
                 goal_rate=_PREFILL_GOAL_TFLOPS if has_goal and not is_float8 else None,
                 expected=PREFILL_ATTENTION if has_goal and not is_float8 else None,
+            )
+    for context in (40,) if quick else (2048, 32_768):
+        num_new = 7 if quick else 100
+        for kv_dtype in _kv_dtypes(device):
+            yield _case(
+                device,
+                dims,
+                Batch((num_new,), (context + num_new,)),
+                kv_dtype,
+                f"prefill attention, {_short(kv_dtype)} cache, chunk of {num_new} behind {context:,}",
             )
 
 
