@@ -29,6 +29,7 @@ class Batch:
         prompts: the F prompt rows.
         columns: sampling parameters known on the host, including rows in `RequestState`.
         biases: logit biases of the sampling rows.
+        staged_biases: the same in host memory that the device can copy, if they exceed the buffer.
         num_unresolved: leading input ids that may be references to tokens not yet known on the host.
         sections: the device buffer.
         views: views of that buffer.
@@ -40,6 +41,7 @@ class Batch:
     prompts: PromptRows
     columns: Columns
     biases: Biases
+    staged_biases: tuple[torch.Tensor, ...]
     num_unresolved: int
     sections: StepSections[torch.Tensor]
     views: StepViews
@@ -82,7 +84,7 @@ class Batch:
         if num_biases <= BIAS_CAPACITY:
             ids, values = self.sections.bias_ids[:num_biases], self.sections.bias_values[:num_biases]
         else:
-            ids, values = (torch.from_numpy(array).to(history.device, non_blocking=True) for array in self.biases)
+            ids, values = (tensor.to(history.device, non_blocking=True) for tensor in self.staged_biases)
         return sampling_batch(
             self.columns,
             self.sections,
@@ -124,7 +126,7 @@ class BatchBuilder:
                 not padded.
             mixed_buckets: ascending numbers of tokens to which other batches are padded, up to max_num_batched_tokens.
         """
-        stream = stream or InlineStream()
+        self._stream = stream = stream or InlineStream()
         self._block_size = block_size
         self._decode_buckets, self._mixed_buckets = tuple(decode_buckets), tuple(mixed_buckets)
         self._max_num_seqs = max_num_seqs
@@ -253,11 +255,17 @@ class BatchBuilder:
             prompts=prompts,
             columns=columns,
             biases=biases,
+            staged_biases=tuple(map(self._staged, biases)) if len(biases.ids) > BIAS_CAPACITY else (),
             num_unresolved=num_narrow if has_unknown else 0,
             sections=self._sections,
             views=self._views,
             upload=upload,
         )
+
+    def _staged(self, array: Array) -> torch.Tensor:
+        """Copies an array to host memory that the device can copy asynchronously."""
+        source = torch.from_numpy(array)
+        return self._stream.host_buffer(array.nbytes).view(source.dtype).copy_(source)
 
     def _pack_table(self, turn: int, block_table: Array, rows: Int64Array, width: int) -> Callable[[], None]:
         """Packs the first `width` blocks of each row.

@@ -123,7 +123,12 @@ class TorchModelRunner:
         )
         self._tokens = DeviceTokens(self._state.token_ids, self._stream, max_steps_in_flight=max_steps_in_flight)
         self._results = deque(SampledBuffer(self._stream, max_num_seqs) for _ in range(max_steps_in_flight))
-        self._masks = RowMasks(max_num_seqs=max_num_seqs, vocab_size=model_config.vocab_size, stream=self._stream)
+        self._masks = RowMasks(
+            max_num_seqs=max_num_seqs,
+            vocab_size=model_config.vocab_size,
+            stream=self._stream,
+            max_steps_in_flight=max_steps_in_flight,
+        )
         self._in_flight: deque[tuple[SchedulerOutput, StepInFlight | None]] = deque()
         self._unsampled: deque[StepInFlight] = deque()  # steps whose draws have not been queued
         kv_caches = allocate_kv_caches(kv_plan, model_config, kv_dtype or model.dtype, ops)

@@ -5,6 +5,7 @@ The latter need the previous token: such a step is sampled when the previous ste
 forward pass runs.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -39,14 +40,20 @@ class MaskedRow(NamedTuple):
 class RowMasks:
     """The constraints of the requests in the batch, and their masks on the host and on the device."""
 
-    def __init__(self, *, max_num_seqs: int, vocab_size: int, stream: Stream) -> None:
+    def __init__(self, *, max_num_seqs: int, vocab_size: int, stream: Stream, max_steps_in_flight: int = 1) -> None:
+        """Allocates the memory of all steps in flight: allocating pinned memory during a step would stall it."""
         self._shape = max_num_seqs, num_words(vocab_size)
         self._stream = stream
+        self._staged: deque[torch.Tensor] = deque()
+        self._device_table: torch.Tensor | None = None
+        if not stream.is_inline:
+            num_bytes = max_num_seqs * (8 + 4 * self._shape[1] + 4)  # state row, mask and index of a mask
+            self._staged.extend(stream.host_buffer(num_bytes) for _ in range(max_steps_in_flight))
+            self._device_table = torch.zeros(self._shape, dtype=torch.int32, device=stream.device)
         self._constraints: dict[RequestId, Constraint] = {}
         self._shown: dict[int, tuple[Constraint, int]] = {}  # by state row: constraint and number of tokens of its mask
         self.num_filled = 0  # masks computed so far
         self._table: Words | None = None
-        self._device_table: torch.Tensor | None = None
 
     def apply(self, plan: SchedulerOutput) -> None:
         """Applies the differences of a plan; constraints of resumed requests accept tokens drawn meanwhile."""
@@ -107,13 +114,13 @@ class RowMasks:
         return self._upload(rows, np.array([row.state_row for row in changed], dtype=np.int64))
 
     def _upload(self, rows: Int32Array, changed: Int64Array) -> Callable[[], TokenMasks]:
-        """Copies everything to one separate buffer, as the table may change before the device reads it."""
+        """Copies everything to a buffer of the step, as the table may change before the device reads it."""
         assert self._table is not None
-        if self._device_table is None:
-            self._device_table = torch.zeros(self._shape, dtype=torch.int32, device=self._stream.device)
+        assert self._device_table is not None
         device_table, parts = self._device_table, (changed, self._table[changed], rows)
         bounds = changed.nbytes, changed.nbytes + parts[1].nbytes
-        sent = self._stream.host_buffer(bounds[1] + rows.nbytes)
+        sent = self._staged[0][: bounds[1] + rows.nbytes]
+        self._staged.rotate(-1)
         np.concatenate([part.reshape(-1).view(np.uint8) for part in parts], out=sent.numpy())
 
         def upload() -> TokenMasks:

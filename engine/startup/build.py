@@ -32,7 +32,7 @@ from engine.startup.gpu import Gpu
 from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
 from engine.startup.rank import RankTask, build_runner
-from engine.startup.warm_up import warm_up
+from engine.startup.warm_up import sweep_sizes, warm_up
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +100,8 @@ def build_engine(
     scheduler_config = _scheduler_config(config, model_config, kv_plan, limits, device)
     startup.begin("warm-up", "warming up")
     warm_up(runner, scheduler_config, model_config.vocab_size)
+    if device.type == "cuda":
+        sweep_sizes(runner, scheduler_config, model_config.vocab_size)
     num_late_compiles = _watch_compiles(config, device)
     return EngineParts(
         scheduler=Scheduler(scheduler_config),

@@ -1,5 +1,6 @@
 """Runs every kind of row once before the engine serves, so that kernels are compiled and buffers allocated."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,8 +9,10 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import CheckpointError
 from engine.interfaces import ModelRunner, execute
+from engine.runner.step_buffers import BIAS_CAPACITY
 
 _NUM_OUTPUT_TOKENS = 2
+_FEW = (1, 2, 4, 8, 16, 32)
 _GREEDY = SamplingParams(seed=0, max_tokens=_NUM_OUTPUT_TOKENS, temperature=0.0, ignore_end_token=True)
 _EVERYTHING = replace(
     _GREEDY,
@@ -53,6 +56,26 @@ def run_largest_step(runner: ModelRunner, config: SchedulerConfig, vocab_size: i
     prompt_ids = _prompt(num_prompt_tokens, vocab_size)
     params = replace(_EVERYTHING, max_tokens=1)
     _serve(runner, replace(config, enable_prefix_caching=False), prompt_ids, [params] * config.max_num_seqs)
+
+
+def sweep_sizes(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> None:
+    """Runs steps of all sizes between which matrix libraries choose other kernels.
+
+    A GPU loads such a kernel at its first use, which would stall a request. The numbers of rows, and with them of
+    logits, vary too. One step has more logit biases than a batch holds, so that their host memory is in the pool.
+
+    Raises: EngineError: a step failed.
+    """
+    config = replace(config, enable_prefix_caching=False)
+    most = min(config.max_model_len - 1, config.num_blocks * config.block_size // config.max_num_seqs - 1)
+    rows = itertools.cycle((*_FEW, *range(64, config.max_num_seqs, 64), config.max_num_seqs))
+    for num_tokens in (*_FEW, *range(64, config.max_num_batched_tokens, 64), config.max_num_batched_tokens):
+        num_rows = min(max(next(rows), -(-num_tokens // max(1, most))), num_tokens, config.max_num_seqs)
+        if 1 <= num_tokens // num_rows <= most:
+            params = replace(_GREEDY, max_tokens=1)
+            _serve(runner, config, _prompt(num_tokens // num_rows, vocab_size), [params] * num_rows)
+    biases = tuple((token_id, 1.0) for token_id in range(min(vocab_size, BIAS_CAPACITY + 1)))
+    _serve(runner, config, (0,), [replace(_GREEDY, max_tokens=1, logit_bias=biases)])
 
 
 def _prompt(num_tokens: int, vocab_size: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -58,7 +59,20 @@ class FakeGraphs:
     def __call__(self, inputs: StepInputs) -> torch.Tensor:
         if inputs.metadata.max_query_len == 1:
             self.seen.add(inputs.metadata.num_reqs)
+        else:
+            inputs = without_padding(inputs)
         return self.step(inputs)[: inputs.logits_indices.shape[0]]
+
+
+def without_padding(inputs: StepInputs) -> StepInputs:
+    """Returns the tokens of the rows: only recorded steps may have others, whose attention is not written."""
+    num_tokens = int(inputs.metadata.query_start_loc[-1])
+    return replace(
+        inputs,
+        input_ids=inputs.input_ids[:num_tokens],
+        positions=inputs.positions[:num_tokens],
+        metadata=replace(inputs.metadata, slot_mapping=inputs.metadata.slot_mapping[:num_tokens]),
+    )
 
 
 @pytest.fixture
@@ -80,6 +94,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr("kernels.gpu.ops.StepGraphs", FakeGraphs)
     monkeypatch.setattr("engine.startup.gpu_memory._MAX_CONTEXT_BYTES", 4 * MIB)
     monkeypatch.setattr(FakeGraphs, "held_bytes", 0)
+    monkeypatch.setattr("engine.startup.build.sweep_sizes", lambda *_: None)  # tests/engine/startup/test_warm_up.py
     FakeGraphs.seen = set()
     for name, value in {
         "empty_cache": lambda: None,

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from engine.core.config import SchedulerConfig
+from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
-from engine.startup.warm_up import warm_up
+from engine.startup.warm_up import sweep_sizes, warm_up
 from tests.support.engine.fake_model import FakeModel, FakeModelRunner, drive
 
 
@@ -32,3 +33,31 @@ def test_the_runner_serves_as_new_after_a_warm_up(max_model_len: int, max_waitin
     for request in requests:
         solo = model.solo_output(request.prompt_ids, params, max_model_len=max_model_len)
         assert tuple(answers[request.request_id].token_ids) == solo.token_ids
+
+
+class SizesRunner(FakeModelRunner):
+    """Records the tokens and rows of each step."""
+
+    def __init__(self, model: FakeModel, num_blocks: int, block_size: int) -> None:
+        super().__init__(model, num_blocks=num_blocks, block_size=block_size)
+        self.sizes: list[tuple[int, int]] = []
+
+    def launch(self, plan: SchedulerOutput) -> None:
+        if plan.rows:
+            self.sizes.append((plan.num_tokens, len(plan.rows)))
+        super().launch(plan)
+
+
+def test_a_sweep_runs_steps_of_all_sizes_up_to_the_limits_and_many_biases() -> None:
+    model = FakeModel()
+    config = SchedulerConfig(
+        num_blocks=256, block_size=16, max_num_seqs=130, max_num_batched_tokens=300, max_model_len=400, max_waiting=9
+    )
+    runner = SizesRunner(model, num_blocks=256, block_size=16)
+    sweep_sizes(runner, config, vocab_size=model.vocab_size)
+    tokens, rows = ({size[index] for size in runner.sizes} for index in (0, 1))
+    few = {1, 2, 4, 8, 16, 32}
+    assert few <= tokens
+    assert all(any(limit - 64 < size <= limit for size in tokens) for limit in (64, 128, 192, 256, 300))
+    assert few & rows >= {1, 2, 4, 8}
+    assert max(rows) > 64
