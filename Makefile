@@ -82,7 +82,7 @@ bench-hf: setup-dev  ## transformers' generate in padded batches of 4 to 128 aga
 
 # Plain Python, nothing installed: for a machine with a GPU and without a network.
 gpu-check: export PYTHONPATH := .:protos:$(PYTHONPATH)
-gpu-check:  ## on a GPU: measure against goals and floors (STAGE=kernels|decode|mix|pair|peers ARGS="--first-contact")
+gpu-check:  ## on a GPU: measure against goals and floors (STAGE=kernels|decode|mix|pair|invariance|peers ARGS="--first-contact")
 	@$(PYTHON) -m engine.bench gpu-check $(if $(STAGE),--stage $(STAGE)) $(ARGS)
 
 setup: $(VENV)/.installed  ## what `make run` needs

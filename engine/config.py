@@ -170,8 +170,8 @@ class EngineConfig:
     )  # fmt: skip
     batch_invariant: bool = flag(
         False, switch(),
-        "exit at the start unless a request's logits are bit-identical in any batch, as they always are on one CPU "
-        "rank",
+        "compute bit-identical logits of a request in any batch, or exit at the start where this is not supported. One "
+        "CPU rank always does; a GPU then uses slower kernels",
     )  # fmt: skip
 
     block_size: int = flag(

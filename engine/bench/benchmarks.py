@@ -71,6 +71,13 @@ BENCHMARKS = (
         "engine.bench.gpu_judge",
         has_cpu_floors=False,
     ),
+    Benchmark(
+        "gpu-invariance",
+        (),
+        "on a GPU: --batch-invariant gives the same bits in any batch, and its cost",
+        "engine.bench.gpu_invariance",
+        has_cpu_floors=False,
+    ),
     Benchmark("int8-quality", (), "what int8 costs in quality on the demo model", "engine.bench.int8_quality"),
     Benchmark("invariance-cost", (), "cost of --batch-invariant", "engine.bench.invariance_cost"),
     Benchmark("linear", (), "linear layers against every product of PyTorch", "engine.bench.linear_layers"),

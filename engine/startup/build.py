@@ -65,7 +65,10 @@ def build_engine(
     if config.kernels == "torch":
         _log.warning("Using plain PyTorch operations (--kernels torch): much slower, to work around a faulty kernel")
     if config.batch_invariant:
-        _log.info("Batch-invariant, as CPU kernels always are: the order of summation is fixed")
+        if device.type == "cpu":
+            _log.info("Batch-invariant, as CPU kernels always are: the order of summation is fixed")
+        else:
+            _log.info("Batch-invariant: matrix products and attention use kernels with a fixed order of summation")
 
     startup.begin("model", f"finding model {config.model_name}")
     model_dir = _find_model(config, startup)

@@ -33,13 +33,28 @@ def check_device(config: EngineConfig, device: torch.device) -> None:
         if value not in (None, "auto", served):
             where = "a CPU" if device.type == "cpu" else "a GPU"
             raise ConfigError(f"{flag} {value} is not supported on {where}: use {served}, or another --device")
-    if config.batch_invariant and device.type != "cpu":
-        raise ConfigError(
-            "--batch-invariant is not supported on a GPU, where the order of summation in matrix products depends on "
-            "the batch: omit it, or use --device cpu"
-        )
+    if config.batch_invariant and device.type == "cuda":
+        _check_batch_invariant_gpu(config)
     if config.uses_torch_kernels(device.type):
         _check_torch_kernels(config)
+
+
+def _check_batch_invariant_gpu(config: EngineConfig) -> None:
+    if config.quantization is not None:
+        raise ConfigError(
+            f"--quantization {config.quantization} is not supported with --batch-invariant on a GPU, where the order "
+            "of summation in 8-bit matrix products depends on the batch: omit one of the two"
+        )
+    if config.other_attention is not None:
+        raise ConfigError(
+            f"--attention-backend {config.other_attention} is not supported with --batch-invariant, which has its own "
+            "order of summation: omit one of the two"
+        )
+    if config.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {config.tensor_parallel_size} is not supported with --batch-invariant on GPUs, "
+            "where the order of summation among ranks depends on the batch: omit one of the two"
+        )
 
 
 def _check_torch_kernels(config: EngineConfig) -> None:

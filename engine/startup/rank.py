@@ -276,6 +276,11 @@ def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
         )
         _log.info("Steps run without CUDA graphs, because of --attention-backend %s", name)
     quantizes = task.config.quantization == "fp8"
+    if task.config.batch_invariant and _has_fp8_weights(task):
+        raise ConfigError(
+            "quantization_config of the checkpoint: 8-bit weights are not supported with --batch-invariant on a GPU, "
+            "where the order of summation in their products depends on the batch: omit the flag, or use another model"
+        )
     ops = GpuOps(
         gpu.device,
         gpu.target,
@@ -283,6 +288,7 @@ def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
         quantize_weights=quantizes,
         quantize_inputs=_has_fp8_weights(task),
         attention=attention,
+        batch_invariant=task.config.batch_invariant,
         progress=startup.count,
     )
     if _has_fp8_weights(task):

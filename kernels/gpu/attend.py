@@ -115,7 +115,7 @@ def attend(  # type: ignore[no-untyped-def]
         is_readable = (keys >= first_key) & (keys < end_key)
 
         k = _load_rows(k_ptr, slots, is_readable, HEAD_DIM, q.shape[1], IS_MASKED).to(q.dtype)
-        scores = _dot(q, tl.trans(k), tl.zeros((q.shape[0], BLOCK_N), tl.float32))
+        scores = dot(q, tl.trans(k), tl.zeros((q.shape[0], BLOCK_N), tl.float32))
         if LATE_VALUES:
             # The first step multiplies its own values by zeros. With a window, the step before may have been masked.
             v_start = tl.maximum(start - BLOCK_N, first_key // BLOCK_N * BLOCK_N)
@@ -182,7 +182,7 @@ def add_values(  # type: ignore[no-untyped-def]
     slots = _slots(block_ids, keys, kv_head, num_kv_heads, BLOCK_SIZE)
     is_readable = (keys >= first_key) & (keys < end_key)
     v = _load_rows(v_ptr, slots, is_readable, HEAD_DIM, acc.shape[1], IS_MASKED).to(DTYPE)
-    return _dot(weights.to(DTYPE), v, acc * correction)
+    return dot(weights.to(DTYPE), v, acc * correction)
 
 
 @triton.jit
@@ -245,7 +245,7 @@ def _load_scales(ptr, slots, is_readable, IS_MASKED: tl.constexpr):  # type: ign
 
 
 @triton.jit
-def _dot(a, b, acc):  # type: ignore[no-untyped-def]
+def dot(a, b, acc):  # type: ignore[no-untyped-def]
     """Returns acc + a @ b with fp32 sums. Triton's interpreter would multiply the bits of bfloat16 as integers."""
     if _IS_INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)

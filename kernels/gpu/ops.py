@@ -9,6 +9,7 @@ import torch
 
 from kernels.fp8_weights import dequantized, has_block_scales
 from kernels.gpu.attention_backends import Attention
+from kernels.gpu.invariant_linear import invariant_linear
 from kernels.gpu.kernel_cache import use_kernel_cache
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.launch import compile_only, is_compile_only, load_kernels
@@ -39,8 +40,6 @@ class GpuOps:
 
     name = "triton"
 
-    linear = staticmethod(linear)
-
     def __init__(
         self,
         device: torch.device,
@@ -49,6 +48,7 @@ class GpuOps:
         num_processors: int,
         quantize_weights: bool = False,
         quantize_inputs: bool = False,
+        batch_invariant: bool = False,
         attention: Attention | None = None,
         progress: Progress = no_progress,
     ) -> None:
@@ -61,6 +61,7 @@ class GpuOps:
             quantize_weights: quantises weights of linear layers to 8 bits when they are packed.
             quantize_inputs: quantises inputs of linear layers in the operation that produces them; for models with
                 8-bit weights, from the checkpoint or from quantize_weights.
+            batch_invariant: a token's results are the same bits in any batch; not with 8-bit weights.
             attention: used instead of the Triton kernels of attention.
             progress: shows progress of compiling kernels and recording CUDA graphs.
         Raises: UnsupportedTargetError: the target has no 8-bit floats.
@@ -74,7 +75,12 @@ class GpuOps:
         self.graphs_bytes = 0
         # operations that are the functions of their modules
         self.rotate_and_store: Callable[..., torch.Tensor] = partial(rotate_and_store, target=target)
-        own_attention = partial(paged_attention, target=target, num_processors=num_processors)
+        self.linear: Callable[..., torch.Tensor] = linear
+        if batch_invariant:
+            self.linear = partial(invariant_linear, target=target, num_processors=num_processors)
+        own_attention = partial(
+            paged_attention, target=target, num_processors=num_processors, batch_invariant=batch_invariant
+        )
         self.paged_attention: Callable[..., torch.Tensor] = (
             own_attention if attention is None else _unless_compiling(attention)
         )

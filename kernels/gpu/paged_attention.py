@@ -31,6 +31,7 @@ def paged_attention(
     num_processors: int,
     chunk_keys: int | None = None,
     out: torch.Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Computes causal attention of a ragged batch, query heads of one KV head together (GQA, arXiv:2305.13245).
 
@@ -49,6 +50,8 @@ def paged_attention(
         num_processors: multiprocessors of the device; they decide the length of chunks of one-token rows.
         chunk_keys: keys of a chunk of one-token rows; None: chosen from the lengths of all of them, see `decode_plan`.
         out: [T, num_heads * head_dim], contiguous, dtype of q, for the result; None: it is allocated.
+        batch_invariant: all rows go to the prefill kernel, whose order of summation then is the same for a token that
+            is decoded, in a chunk, or behind a cached prefix.
     Returns: [T, num_heads * head_dim], dtype of q; tokens behind those of the last row are not written.
     Raises: ValueError: shapes or dtypes disagree or are not supported.
     """
@@ -91,8 +94,12 @@ def paged_attention(
             sliding_window=sliding_window,
             soft_cap=soft_cap,
             tile=tiles.prefill_tile(*shape),
+            batch_invariant=batch_invariant,
         )
 
+    if batch_invariant:
+        prefill(0)
+        return out
     if is_compile_only():  # other batches may need kernels that this one does not
         decode(1)
         prefill(0)

@@ -33,6 +33,7 @@ def prefill_attention(
     sliding_window: int | None,
     soft_cap: float | None,
     tile: AttentionTile,
+    batch_invariant: bool = False,
 ) -> None:
     """Writes the attention of the rows from first_row on.
 
@@ -44,6 +45,7 @@ def prefill_attention(
         first_row: the first row to compute.
         scale, sliding_window, soft_cap: as of `paged_attention`.
         tile: of `kernels.gpu.tiles`.
+        batch_invariant: a token's result is the same bits with any other tokens in its tile.
     """
     num_heads, head_dim = q.shape[1:]
     group_size = num_heads // kv_cache.num_kv_heads
@@ -57,6 +59,7 @@ def prefill_attention(
         kv_cache.is_quantized,
         sliding_window is not None,
         soft_cap is not None,
+        batch_invariant,
     )
     launch(
         (max_tiles, kv_cache.num_kv_heads),
@@ -89,6 +92,7 @@ def _bind(
     is_quantized: bool,
     has_window: bool,
     has_soft_cap: bool,
+    is_invariant: bool,
 ) -> BoundKernel:
     return BoundKernel(
         _prefill_attention_kernel,
@@ -102,6 +106,7 @@ def _bind(
         HAS_WINDOW=has_window,
         HAS_SOFT_CAP=has_soft_cap,
         LATE_VALUES=tile.late_values,
+        IS_INVARIANT=is_invariant,
         ROWS_AT_ONCE=_ROWS_AT_ONCE,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -148,6 +153,7 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     LATE_VALUES: tl.constexpr,
+    IS_INVARIANT: tl.constexpr,
     ROWS_AT_ONCE: tl.constexpr,
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP_SIZE
@@ -184,21 +190,27 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     seen_stop = (first_position + 1) // BLOCK_N * BLOCK_N
 
     start_key = first_key // BLOCK_N * BLOCK_N
+    # These ranges depend on the tokens of the tile. With IS_INVARIANT one masked loop takes all keys, so that a key
+    # goes through the same instructions in any tile. A step in which a token sees no key does not change its state.
+    if IS_INVARIANT:
+        seen_start = start_key
+        seen_stop = start_key
     block_table_ptr += row.to(tl.int64) * block_table_stride_row
     state = start_state(block_table_ptr, start_key, end_key, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE)
-    if HAS_WINDOW:
+    if HAS_WINDOW and not IS_INVARIANT:
         state = attend(
             q, state, start_key, tl.minimum(seen_start, end_key), first_key, end_key,
             positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
             sliding_window, score_scale, soft_cap,
             HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True, LATE_VALUES,
         )  # fmt: skip
-    state = attend(
-        q, state, seen_start, seen_stop, first_key, end_key,
-        positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
-        sliding_window, score_scale, soft_cap,
-        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, False, LATE_VALUES,
-    )  # fmt: skip
+    if not IS_INVARIANT:
+        state = attend(
+            q, state, seen_start, seen_stop, first_key, end_key,
+            positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
+            sliding_window, score_scale, soft_cap,
+            HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, False, LATE_VALUES,
+        )  # fmt: skip
     state = attend(
         q, state, tl.maximum(seen_start, seen_stop), end_key, first_key, end_key,
         positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,

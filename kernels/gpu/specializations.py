@@ -4,6 +4,7 @@ A family of kernels lists its calls here, on tensors without memory (`meta`), to
 It also lists calls of random sizes, as in live traffic, none of which may need a further compile.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.gpu.invariant_linear import invariant_linear
 from kernels.gpu.kv_cache import GpuKVCache
+from kernels.gpu.linear import PackedLinear
 from kernels.gpu.paged_attention import paged_attention
 from kernels.gpu.row_specializations import Call, live_row_calls, row_calls
 from kernels.gpu.sample import sample
@@ -22,6 +25,7 @@ from kernels.sampling import TokenMasks, greedy_batch
 _META = torch.device("meta")
 _NUM_KV_HEADS = 8
 _NUM_PROCESSORS = 132
+_LAYERS = ((4096, 6144), (14336, 4096), (576, 49152), (4096, 28672), (896, 1152), (1037, 999))
 
 
 class Family(NamedTuple):
@@ -100,6 +104,7 @@ def _attention_call(
     num_rows: int,
     max_seq_len: int = 8192,
     max_blocks: int = 512,
+    batch_invariant: bool = False,
 ) -> Call:
     heads = _NUM_KV_HEADS * shape.group_size
     num_tokens = num_decodes + num_prefill_tokens
@@ -128,14 +133,49 @@ def _attention_call(
             soft_cap=shape.soft_cap,
             target=target,
             num_processors=_NUM_PROCESSORS,
+            batch_invariant=batch_invariant,
         )
 
-    return Call(shape.label(), make)
+    return Call(f"{shape.label()}{', batch-invariant' if batch_invariant else ''}", make)
 
 
 def _attention_specializations(target: Target, everything: bool) -> Iterator[Call]:
     for shape in attention_shapes(target, everything):
         yield _attention_call(shape, target, num_decodes=1, num_prefill_tokens=2, num_rows=2)
+
+
+def _invariant_specializations(target: Target, everything: bool) -> Iterator[Call]:
+    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
+    shapes = attention_shapes(target, everything)
+    for shape in shapes if everything else itertools.islice(shapes, 1):  # tiles are those of other batches
+        yield _attention_call(shape, target, num_decodes=1, num_prefill_tokens=2, num_rows=2, batch_invariant=True)
+    for dtype in dict.fromkeys((half, torch.float16, torch.float32)) if everything else (half,):
+        for num_in, num_out in _LAYERS if everything else _LAYERS[:2]:
+            yield _product_call(num_in, num_out, dtype, target, 3)
+
+
+def _live_invariant(target: Target, generator: random.Random) -> Iterator[Call]:
+    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
+    for num_rows in (1, 16, 128, 129, 3000, *(generator.randint(1, 20000) for _ in range(8))):
+        for num_in, num_out in _LAYERS[:2]:
+            yield _product_call(num_in, num_out, half, target, num_rows)
+
+
+def _product_call(num_in: int, num_out: int, dtype: torch.dtype, target: Target, num_rows: int) -> Call:
+    def make() -> object:
+        layer = PackedLinear(
+            torch.empty(num_out, num_in, dtype=dtype, device=_META),
+            None,
+            torch.empty(num_out, dtype=dtype, device=_META),
+            dtype,
+        )
+        x = torch.empty(num_rows, num_in, dtype=dtype, device=_META)
+        return [
+            invariant_linear(x, packed, target=target, num_processors=_NUM_PROCESSORS)
+            for packed in (layer, replace(layer, bias=None))
+        ]
+
+    return Call(f"{str(dtype).removeprefix('torch.')}, {num_in} inputs, {num_out} outputs", make)
 
 
 def _live_attention(target: Target, generator: random.Random) -> Iterator[Call]:
@@ -215,6 +255,7 @@ def _live_sampling(target: Target, generator: random.Random) -> Iterator[Call]:
 
 FAMILIES = {
     "paged_attention": Family(_attention_specializations, _live_attention),
+    "batch_invariant": Family(_invariant_specializations, _live_invariant),
     "rows": Family(row_calls, live_row_calls),
     "sample": Family(_sampling_specializations, _live_sampling),
 }

@@ -188,6 +188,45 @@ def _power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+# Matrix products with a fixed order of summation
+
+
+class ProductTile(NamedTuple):
+    """Tile of a program: block_m rows by block_n columns of the result, block_k inputs per step."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+_SPLIT_PROGRAMS = 128
+"""Programs of a product of few rows at which its inputs are not divided further: about one per multiprocessor."""
+
+_SPLIT_INPUTS = 512
+"""Least inputs of a part: eight steps, so that the pipeline of loads is full most of the time."""
+
+
+def product_tile(target: Target, itemsize: int) -> ProductTile:
+    """Returns the tile for values of itemsize bytes; the same for any number of rows.
+
+    In 16 bits 128 x 128 results are eight warps' registers, and a step is 32 KB: three stages, or two where shared
+    memory has 64 KB. fp32 has no matrix instruction of full precision, and Triton uses none on sm_75.
+    """
+    if target.name == "sm_75":
+        return ProductTile(32, 32, 32, 4, 1)
+    if itemsize == 4:
+        return ProductTile(64, 64, 32, 4, 1)
+    return ProductTile(128, 128, 64, 8, min(3, target.max_shared_bytes // 32768))
+
+
+def product_splits(tile: ProductTile, num_in: int, num_out: int) -> int:
+    """Returns the number of parts into which the inputs of a layer are divided; it follows from the weights alone."""
+    num_column_tiles = -(-num_out // tile.block_n)
+    return max(1, min(_SPLIT_PROGRAMS // num_column_tiles, num_in // _SPLIT_INPUTS))
+
+
 # Rows of activations
 
 MAX_ROW_BYTES = 64 * 1024

@@ -293,6 +293,14 @@ def test_block_scaled_weights_serve_on_a_gpu_without_8_bit_products(
     assert parts.info.num_kv_blocks == 24
 
 
+def test_a_checkpoint_in_8_bits_is_refused_with_batch_invariance(
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.startup.rank._has_fp8_weights", lambda _: True)
+    with pytest.raises(ConfigError, match=r"quantization_config of the checkpoint: 8-bit .* with --batch-invariant"):
+        build(model_dir, batch_invariant=True)
+
+
 def test_8_bit_products_that_torch_lacks_are_refused_before_loading(
     gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ STAGES = {
     "decode": "steps of an 8B model as fractions of the floor, bf16 and fp8, and what the GPU idles between them",
     "mix": "tokens/s with all slots taken, continuous and static (--precision fp8 for fp8)",
     "pair": "frontend, gRPC and load generator: 100 users and Poisson arrivals",
+    "invariance": "--batch-invariant: the same bits alone, at once, in chunks and with cached prefixes; its cost",
     "peers": "transformers' generate and its continuous batching on the same weights",
 }
 FIRST_CONTACT = "first-contact"

@@ -64,7 +64,7 @@ def test_what_a_bare_machine_lacks_is_hidden(bare_environ: dict[str, str]) -> No
 
 def test_benchmarks_are_listed_and_every_stage_is_imported(bare_environ: dict[str, str]) -> None:
     assert "gpu-check" in run_python(bare_environ, "-m", "engine.bench", "list")
-    modules = ("check", "decode", "judge", "mix", "pair", "peers")
+    modules = ("check", "decode", "invariance", "judge", "mix", "pair", "peers")
     run_python(bare_environ, "-c", "import " + ", ".join(f"engine.bench.gpu_{name}" for name in modules))
 
 

@@ -19,7 +19,7 @@ def run_quick(name: str, out: Path, *flags: str) -> dict:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("name", ["gpu-decode", "gpu-mix", "gpu-pair", "gpu-peers", "gpu-judge"])
+@pytest.mark.parametrize("name", ["gpu-decode", "gpu-mix", "gpu-pair", "gpu-peers", "gpu-judge", "gpu-invariance"])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_one_line_says_so(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--out", str(tmp_path)]) == 1
@@ -48,6 +48,14 @@ def test_decode_steps_stand_beside_their_floors(
     out = capsys.readouterr().out
     assert "fraction" in out
     assert "the figures are meaningless" in out
+
+
+@pytest.mark.slow
+def test_batch_invariant_bits_are_equal_and_their_cost_is_reported(tmp_path: Path) -> None:
+    report = run_quick("gpu-invariance", tmp_path)
+    assert [result["figure"] for result in report["results"][:3]] == [100.0] * 3
+    assert all("--batch-invariant over without" in result["what"] for result in report["results"][3:])
+    assert set(report["raw"]["normal"]) == {"decode_step_s", "prompt_s"}
 
 
 @pytest.mark.slow

@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +47,18 @@ def test_step_overhead_reports_its_parts(tmp_path: Path, monkeypatch: pytest.Mon
     for name, rounds in report["raw"]["parts_ms"].items():
         assert report["raw"]["median_step_ms"][name] == [times[0] for times in rounds]
         assert all(times == pytest.approx([4.0, 1.0, 1.0, 1.0, 1.0]) for times in rounds)
+
+
+@pytest.mark.slow
+def test_launches_of_a_layer_are_timed_by_both_ways(tmp_path: Path) -> None:
+    """In a process of its own, because Triton's interpreter must be off."""
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "engine.bench", "launch-overhead", *_QUICK, "--out", str(tmp_path)]
+    subprocess.run(command, env=environ, check=True, capture_output=True)
+    report = report_of(tmp_path)
+    assert len(report["results"]) == 6
+    assert report["results"][0]["note"].startswith("6 launches")
+    assert all(len(times) == 2 and min(times) > 0 for times in report["raw"]["layer_us"].values())
 
 
 def test_more_threads_than_there_are_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,14 @@ def test_a_gpu_is_used_if_present_or_requested(
         ({"quantization": "int8"}, GPU, "--quantization int8 is not supported on a GPU: use fp8"),
         ({"kv_cache_dtype": "fp8"}, CPU, "--kv-cache-dtype fp8 is not supported on a CPU: use int8"),
         ({"kv_cache_dtype": "int8"}, GPU, "--kv-cache-dtype int8 is not supported on a GPU: use fp8"),
-        ({"batch_invariant": True}, GPU, "--batch-invariant is not .* --device cpu"),
+        ({"batch_invariant": True, "quantization": "fp8"}, GPU, "--quantization fp8 is not .* --batch-invariant"),
+        ({"batch_invariant": True, "tensor_parallel_size": 2}, GPU, "--tensor-parallel-size 2 is not .* --batch-inv"),
+        (
+            {"batch_invariant": True, "attention_backend": "torch"},
+            GPU,
+            "--attention-backend torch .* --batch-inv",
+        ),
+        ({"batch_invariant": True, "kernels": "torch"}, GPU, "--batch-invariant is not .* --kernels torch"),
         ({"kernels": "triton"}, CPU, "--kernels triton needs a GPU: use auto or torch, or --device cuda"),
         (
             {"kernels": "torch", "quantization": "int8"},
@@ -57,6 +64,7 @@ def test_settings_that_the_device_does_not_support_are_rejected(
         ({}, GPU, torch.bfloat16),
         ({"quantization": "fp8", "kv_cache_dtype": "fp8"}, GPU, torch.float8_e4m3fn),
         ({"quantization": "int8", "kv_cache_dtype": "int8", "batch_invariant": True}, CPU, torch.int8),
+        ({"kv_cache_dtype": "fp8", "batch_invariant": True}, GPU, torch.float8_e4m3fn),
         ({"kernels": "triton", "quantization": "fp8"}, GPU, torch.bfloat16),
         ({"kernels": "torch"}, CPU, torch.bfloat16),
         ({"attention_backend": "torch", "kv_cache_dtype": "fp8"}, GPU, torch.float8_e4m3fn),

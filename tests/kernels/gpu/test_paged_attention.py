@@ -130,6 +130,23 @@ def test_paged_attention_equals_reference_on_mix(device, target, mix, sliding_wi
     check(make_ragged_batch(*MIXES[mix]), device, target, sliding_window=sliding_window)
 
 
+@pytest.mark.parametrize("sliding_window", [None, 33])
+def test_batch_invariant_attention_equals_reference(device, target, sliding_window):
+    batch = make_ragged_batch(*MIXES["decodes, then chunks"])
+    cache, stored = make_cache(batch, torch.float32, device)
+    options = {"scale": batch.scale, "sliding_window": sliding_window}
+    actual = paged_attention(
+        batch.q.to(device),
+        cache,
+        to_device(batch.metadata, device),
+        target=target,
+        num_processors=NUM_PROCESSORS,
+        batch_invariant=True,
+        **options,
+    )
+    assert_close(actual.cpu(), expect(batch, batch.q, stored, **options))
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("mix", ["decodes, then chunks", "tile borders"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -55,6 +55,7 @@ class Variant(NamedTuple):
     block_size: int = 16
     dtype: torch.dtype = torch.bfloat16
     sliding_window: int | None = None
+    batch_invariant: bool = False
 
 
 class MetaStream:
@@ -128,6 +129,7 @@ def _serve(
         num_processors=132,
         quantize_weights=variant.quantizes,
         quantize_inputs=variant.quantizes,
+        batch_invariant=variant.batch_invariant,
     )
     ops.graphs = graphs
     model = Decoder(config, traits, ops, max_positions=_MAX_MODEL_LEN, dtype=variant.dtype, device=_META)
@@ -213,10 +215,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fp8", action="store_true", help="8-bit linear layers and cache")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--sliding-window", type=int, help="of the first layer")
+    parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     variant = Variant(
-        options.model, options.fp8, options.fp8, options.block_size, sliding_window=options.sliding_window
+        options.model,
+        options.fp8,
+        options.fp8,
+        options.block_size,
+        sliding_window=options.sliding_window,
+        batch_invariant=options.batch_invariant,
     )
     compiled = find_late_compiles(TARGETS[options.target], variant, seed=options.seed)
     for kernel in compiled:
