@@ -145,6 +145,7 @@ async def out_of_time(pair):
     try:
         await pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="x")), timeout=5.0)
     finally:
+        await pair.engine.wait_for(lambda: pair.engine.cancels)  # the server's clock runs out after the client's
         pair.engine.resume()
 
 
