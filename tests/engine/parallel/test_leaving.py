@@ -69,6 +69,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(engine.startup.rank, "build_rank", build_rank)
     monkeypatch.setattr(engine.startup.rank, "Followers", Followers)
+    monkeypatch.setattr(engine.startup.follower, "log_to_stderr", lambda *_, **__: None)  # this process is the tests'
     monkeypatch.setattr(ProcessGroup, "join", lambda *_: None)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("destroy group"))
