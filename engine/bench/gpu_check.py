@@ -2,14 +2,14 @@
 
 Claim: the figures for a GPU in docs/performance.md were measured by these commands.
 
-Method: a stage runs the kernels' tests or a benchmark in separate processes, within the time left of `--budget`. A
+Method: a stage runs tests or a benchmark in separate processes, within the time left of `--budget`. A
 process that exceeds it is stopped, and its results so far count; the next process runs also if one has failed. Every
 figure is shown beside its goal and its floor, from rates of the same run. The stage prints a table and writes it in
 Markdown (gpu-STAGE-TIME.md in `--out`, updated after every process), with a JSON file of every sample, the GPU, the
 versions, the commit and the command. Measurements that did not fit are listed as left out. Exit status 1 if something
 could not run.
 
-`--first-contact` is for the first ten minutes on a machine: versions, the kernels' tests, whole models in bf16 judged
+`--first-contact` is for the first ten minutes on a machine: versions, tests, whole models in bf16 judged
 by `transformers` (eager, with graphs, with two steps in flight, each request alone), and the decode step of 64
 requests.
 

@@ -1,11 +1,13 @@
-"""A whole engine on a fake GPU: torch's CPU tensors, and kernels under Triton's interpreter."""
+"""The start of an engine on a simulated GPU: memory, refused settings, checks, log lines.
+
+tests/engine/test_gpu_serving.py serves requests, on a real GPU too.
+"""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -17,95 +19,24 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import ConfigError
 from engine.serving.parts import EngineParts
 from engine.startup.build import build_engine
-from engine.startup.gpu import Gpu
-from engine.startup.gpu_memory import GpuMemory
 from engine.startup.progress import StartupProgress
 from engine.startup.rank import RankTask
 from kernels.check import kernel_cases
 from kernels.gpu.kernel_cache import NoRoomError
-from kernels.gpu.targets import TARGETS
-from kernels.interface import Step
-from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.metadata import AttentionMetadata
 from kernels.reference.ops import ReferenceOps
-from tests.support.engine.stream import LateStream
+from tests.support.engine.simulated_gpu import MIB, STEP_BYTES, WEIGHTS_BYTES, FakeGraphs, simulate_gpu
 from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
-from tests.support.kernels.interpreter import patch_language_once_per_launch
 from tests.support.kernels.scaled_mm import use_checked_products
 
 if torch.cuda.is_available():
-    pytest.skip("a real GPU is there: make gpu-check", allow_module_level=True)
-
-MIB = 2**20
-WEIGHTS_BYTES = 3 * MIB
-STEP_BYTES = 5 * MIB
-
-
-class FakeGraphs:
-    """Computes what a graph would replay; records the batch sizes requested."""
-
-    num_bytes = 2 * MIB
-    held_bytes: ClassVar[int] = 0
-    seen: ClassVar[set[int]] = set()
-
-    def __init__(
-        self, step: Step, largest: StepInputs, sizes: Sequence[int], mixed_sizes: Sequence[int], *_: object
-    ) -> None:
-        FakeGraphs.held_bytes += self.num_bytes
-        self.step = step
-        assert list(sizes) == sorted(sizes)
-        assert list(mixed_sizes) == sorted(mixed_sizes)
-        assert mixed_sizes
-
-    def __call__(self, inputs: StepInputs) -> torch.Tensor:
-        if inputs.metadata.max_query_len == 1:
-            self.seen.add(inputs.metadata.num_reqs)
-        else:
-            inputs = without_padding(inputs)
-        return self.step(inputs)[: inputs.logits_indices.shape[0]]
-
-
-def without_padding(inputs: StepInputs) -> StepInputs:
-    """Returns the tokens of the rows: only recorded steps may have others, whose attention is not written."""
-    num_tokens = int(inputs.metadata.query_start_loc[-1])
-    return replace(
-        inputs,
-        input_ids=inputs.input_ids[:num_tokens],
-        positions=inputs.positions[:num_tokens],
-        metadata=replace(inputs.metadata, slot_mapping=inputs.metadata.slot_mapping[:num_tokens]),
-    )
+    pytest.skip("kernels are not interpreted beside a GPU: hide it with CUDA_VISIBLE_DEVICES=", allow_module_level=True)
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A fake GPU with 64 MiB; loading and a step take memory."""
-    patch_language_once_per_launch()
-    gpu = SimpleNamespace(total=64 * MIB, held=0, out_of_memory=False, target="sm_90")
-    monkeypatch.setattr("engine.startup.device.has_gpu", lambda: True)
-    monkeypatch.setattr(
-        "engine.startup.rank.open_gpu",
-        lambda _index, utilization: Gpu(
-            torch.device("cpu"),
-            TARGETS[gpu.target],
-            num_processors=4,
-            memory=GpuMemory("fake", gpu.total, gpu.total - gpu.held, utilization),
-        ),
-    )
-    monkeypatch.setattr("engine.startup.rank.InlineStream", LateStream)
-    monkeypatch.setattr("kernels.gpu.ops.StepGraphs", FakeGraphs)
-    monkeypatch.setattr("engine.startup.gpu_memory._MAX_CONTEXT_BYTES", 4 * MIB)
-    monkeypatch.setattr(FakeGraphs, "held_bytes", 0)
-    monkeypatch.setattr("engine.startup.build.sweep_sizes", lambda *_: None)  # tests/engine/startup/test_warm_up.py
-    FakeGraphs.seen = set()
-    for name, value in {
-        "empty_cache": lambda: None,
-        "synchronize": lambda _: None,
-        "mem_get_info": lambda _: (gpu.total - gpu.held - WEIGHTS_BYTES - FakeGraphs.held_bytes, gpu.total),
-        "memory_reserved": lambda _: WEIGHTS_BYTES,
-        "max_memory_reserved": lambda _: WEIGHTS_BYTES + STEP_BYTES,
-        "reset_peak_memory_stats": lambda _: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    return gpu
+    """A simulated GPU."""
+    return simulate_gpu(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -135,24 +66,6 @@ def answers(parts: EngineParts) -> dict[int, list[int]]:
             for output in parts.scheduler.update(in_flight.popleft(), parts.runner.collect(), 0.0):
                 tokens[output.request_id] += output.token_ids
     return tokens
-
-
-@pytest.mark.slow
-def test_answers_equal_those_of_a_cpu_with_and_without_graphs_and_steps_in_flight(
-    gpu: SimpleNamespace, model_dir: Path
-) -> None:
-    expected = answers(build(model_dir, device="cpu"))
-    assert [len(tokens) for tokens in expected.values()] == [3, 3, 3]
-    parts = build(model_dir, max_num_seqs=3, max_num_batched_tokens=36)  # all prompts in one step
-    assert parts.scheduler.max_steps_in_flight == 2
-    assert answers(parts) == expected
-    assert FakeGraphs.seen <= {1, 2, 3}
-    assert 3 in FakeGraphs.seen
-    FakeGraphs.seen.clear()
-    parts = build(model_dir, enforce_eager=True, async_scheduling=False)
-    assert parts.scheduler.max_steps_in_flight == 1
-    assert answers(parts) == expected
-    assert not FakeGraphs.seen
 
 
 def test_the_cache_gets_the_memory_left_by_context_weights_graphs_and_the_largest_step(

@@ -7,6 +7,7 @@ from pathlib import Path
 from kernels.bench.dims import MODELS
 
 _KERNEL_TESTS = "tests/kernels/gpu"
+_ENGINE_TESTS = "tests/engine/test_gpu_serving.py"
 _REHEARSED_TESTS = "tests/kernels/gpu/test_rms_norm.py"
 _TEST_TIMEOUT_S = 120
 _MARKERS = "gpu: needs a GPU\nslow: takes more than ten seconds\nsampled: has many cases"
@@ -18,7 +19,7 @@ _RESERVE_S = 15.0  # reserved for stopping a command in time
 
 JUDGE_MODES = ("eager", "graphs", "in-flight", "alone")
 STAGES = {
-    "kernels": "the kernels' tests on the device, then their bandwidth and FLOP/s against copy and matrix products",
+    "kernels": "tests of kernels and engines on the device, then bandwidth and FLOP/s against copy and matrix products",
     "decode": "steps of an 8B model as fractions of the floor, bf16 and fp8, and what the GPU idles between them",
     "mix": "tokens/s with all slots taken, continuous and static (--precision fp8 for fp8)",
     "pair": "frontend, gRPC and load generator: 100 users and Poisson arrivals",
@@ -135,14 +136,14 @@ def _first_contact(rehearsal: Rehearsal, bench: Sequence[str], *, has_xdist: boo
 
 
 def _tests(rehearsal: Rehearsal, *, has_xdist: bool, seed: int) -> Command:
-    """Returns the kernels' tests with only pytest and pytest-timeout, without the project's pytest configuration."""
+    """Returns the tests of kernels and engines with only pytest and pytest-timeout, without the project's settings."""
     arguments = ["-m", "pytest", "-c", "/dev/null", "--rootdir", ".", "-p", "no:cacheprovider", "-q"]
     arguments += ["--import-mode=importlib", "-p", "pytest_timeout", "-o", f"timeout={_TEST_TIMEOUT_S}"]
     arguments += ["-o", f"markers={_MARKERS}", "--maxfail=20"]
     is_gpu = rehearsal.device == "cuda"
     if is_gpu and has_xdist:
         arguments += ["-p", "xdist.plugin", "-n", "8"]
-    arguments.append(_REHEARSED_TESTS if rehearsal.quick else _KERNEL_TESTS)
+    arguments += [_REHEARSED_TESTS] if rehearsal.quick else [_ENGINE_TESTS, _KERNEL_TESTS]
     # Compiling for other targets needs no GPU: CI does it.
     arguments += [f"--ignore={_KERNEL_TESTS}/test_compile.py"]
     environ = (
@@ -150,4 +151,4 @@ def _tests(rehearsal: Rehearsal, *, has_xdist: bool, seed: int) -> Command:
         ("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"),  # regardless of other installed plugins
         ("TRITON_INTERPRET", "" if is_gpu else "1"),
     )
-    return Command("kernel tests", tuple(arguments), share=_TESTS_SHARE, environ=environ, reports=False)
+    return Command("tests", tuple(arguments), share=_TESTS_SHARE, environ=environ, reports=False)

@@ -68,11 +68,12 @@ def test_benchmarks_are_listed_and_every_stage_is_imported(bare_environ: dict[st
     run_python(bare_environ, "-c", "import " + ", ".join(f"engine.bench.gpu_{name}" for name in modules))
 
 
-def test_all_kernel_tests_are_collected(bare_environ: dict[str, str]) -> None:
+def test_all_tests_of_kernels_and_engines_are_collected(bare_environ: dict[str, str]) -> None:
     tests, _ = commands_of("kernels", Rehearsal(), (), has_xdist=False, seed=0)
     environ = bare_environ | {name: value for name, value in tests.environ if value}
     collected = run_python(environ, *tests.arguments, "--collect-only", "-W", "error::pytest.PytestUnknownMarkWarning")
     assert re.search(r"\d{3,} tests collected", collected)
+    assert "test_gpu_serving.py" in collected
 
 
 def test_whole_model_is_judged(bare_environ: dict[str, str], tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_first_contact_is_rehearsed(bare_environ: dict[str, str], tmp_path: Path
     assert any("decode step" in result["what"] for result in report["results"])
     (table,) = tmp_path.glob("gpu-first-contact-*.md")
     assert "versions: " in table.read_text()
-    assert "kernel tests: " in table.read_text()
+    assert "- tests: " in table.read_text()
     assert "Could not run" not in table.read_text()
 
 

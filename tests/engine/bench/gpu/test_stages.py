@@ -19,6 +19,7 @@ def test_tests_run_with_pytest_and_its_timeout_alone() -> None:
     tests, bench = commands_of("kernels", Rehearsal(), (), has_xdist=True, seed=7)
     assert tests.arguments[:4] == ("-m", "pytest", "-c", "/dev/null")
     assert not any("asyncio" in argument for argument in tests.arguments)
+    assert {"tests/kernels/gpu", "tests/engine/test_gpu_serving.py"} <= set(tests.arguments)
     assert dict(tests.environ) == {
         "CHAIRLIFT_TEST_SEED": "7",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -40,7 +41,7 @@ def test_decode_runs_both_precisions_by_default() -> None:
 def test_first_contact_has_a_little_of_everything() -> None:
     commands = commands_of(FIRST_CONTACT, Rehearsal(), (), has_xdist=True, seed=7)
     assert [command.title for command in commands] == [
-        *("versions", "kernel tests"),
+        *("versions", "tests"),
         *("gpu-judge, eager", "gpu-judge, graphs", "gpu-judge, in-flight", "gpu-judge, alone", "gpu-decode"),
     ]
     assert commands[2].arguments[-4:] == ("--shape", "0.6B", "--mode", "eager")
