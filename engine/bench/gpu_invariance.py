@@ -84,7 +84,7 @@ def _measure(setting: GpuSetting, sizes: _Sizes) -> None:
 
     setting.progress("serving with --batch-invariant, in chunks and with cached prefixes")
     parts = _start(setting, sizes, batch_invariant=True, num_step_tokens=sizes.num_chunk_tokens)
-    scheduled = schedule_anew(parts)
+    scheduled = schedule_anew(parts, enable_prefix_caching=True)
     driver = EngineDriver(scheduled)
     _compare(setting, f"in steps of {sizes.num_chunk_tokens} tokens", _answers(parts, workload, driver), alone)
     num_cached = scheduled.scheduler.stats().prefix_cache_hits_total
@@ -116,7 +116,7 @@ def _measure(setting: GpuSetting, sizes: _Sizes) -> None:
 def _start(
     setting: GpuSetting, sizes: _Sizes, *, batch_invariant: bool, num_step_tokens: int | None = None
 ) -> EngineParts:
-    """Starts an engine; with few tokens per step it caches prefixes."""
+    """Starts an engine."""
     longest = max(map(sum, sizes.point.lengths(sizes.num_step_tokens)))
     longest = max(longest, sizes.prefill_len + 1, sizes.prompt_lens[1] + sizes.output_lens[1])
     num_seqs = max(sizes.num_requests, sizes.point.batch)
@@ -126,9 +126,7 @@ def _start(
         max_model_len=longest + 1,
         cache_tokens=max(num_seqs, sizes.num_prefills) * (longest + _BLOCK_MARGIN),
     )
-    return setting.start(
-        replace(config, batch_invariant=batch_invariant, enable_prefix_caching=num_step_tokens is not None)
-    )
+    return setting.start(replace(config, batch_invariant=batch_invariant))
 
 
 def _answers(parts: EngineParts, workload: Workload, driver: EngineDriver | None = None) -> list[_Answer]:
