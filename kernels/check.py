@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from kernels.dtypes import dtype_name
 from kernels.interface import KernelOps, KVCache
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata
@@ -176,12 +177,8 @@ class _Inputs:
         return torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _pointwise_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
-    dtype, allowed = _name(forms.dtype), ALLOWED[forms.dtype]
+    dtype, allowed = dtype_name(forms.dtype), ALLOWED[forms.dtype]
     x, residual = (inputs.random(_NUM_TOKENS, forms.hidden_size) for _ in range(2))
     weight = inputs.random(forms.hidden_size)
     form = f"{dtype}, {forms.hidden_size} wide"
@@ -217,7 +214,7 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     def head(ops: KernelOps, _: torch.dtype) -> _Outputs:
         return (ops.linear(x, ops.pack_linear(wide, None, for_logits=True)),)
 
-    form = f"{_name(forms.dtype)}, weights {forms.weights_8_bit or _name(forms.dtype)}"
+    form = f"{dtype_name(forms.dtype)}, weights {forms.weights_8_bit or dtype_name(forms.dtype)}"
     yield KernelCase("linear after rms_norm", f"{form}, {forms.hidden_size} wide", forms.linear_error, normed)
     yield KernelCase("linear after silu_and_mul", f"{form}, {forms.intermediate_size} wide", forms.linear_error, gated)
     yield KernelCase("linear of the output head", form, forms.linear_error, head)
@@ -226,7 +223,7 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
 def _attention_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     """The write to the cache, and attention over it: one-token rows, prompt chunks and both in a batch."""
     heads = f"{forms.num_heads} heads over {forms.num_kv_heads} of {forms.head_dim}"
-    form = f"{_name(forms.dtype)}, cache {_name(forms.kv_dtype)}, {heads}, blocks of {forms.block_size}"
+    form = f"{dtype_name(forms.dtype)}, cache {dtype_name(forms.kv_dtype)}, {heads}, blocks of {forms.block_size}"
     decode = _CachedRows(forms, inputs, query_lens=(1, 1, 1), seq_lens=(1, 17, 520))
     mixed = _CachedRows(forms, inputs, query_lens=(1, 7, 40), seq_lens=(33, 7, 130))
     yield KernelCase("rotate_and_store", form, forms.cache_error, decode.store)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from kernels.dtypes import dtype_name
+
 _MAX_READ_BYTES = 2 << 20
 """Bytes that a GPU reads in the one-shot form, tensors of all ranks together. An estimate, not measured: it reads
 (size - 1) times a tensor, where a ring moves it twice in more steps."""
@@ -60,7 +62,7 @@ def open_symmetric_memory(group_name: str, size: int, dtype: torch.dtype, device
     Raises: RuntimeError: this torch, GPU or dtype has no symmetric memory, or the GPUs cannot map each other's.
     """
     if dtype not in _DTYPES:
-        raise RuntimeError(f"it has no sums in {str(dtype).removeprefix('torch.')}")
+        raise RuntimeError(f"it has no sums in {dtype_name(dtype)}")
     try:
         import torch.distributed._symmetric_memory as symmetric
 

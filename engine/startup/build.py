@@ -33,6 +33,7 @@ from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
 from engine.startup.rank import RankTask, build_runner
 from engine.startup.warm_up import sweep_sizes, warm_up
+from kernels.dtypes import dtype_name
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ def build_engine(
         if config.load_format != "dummy":
             check_checkpoint(model_dir, model_config, dtype, group=group)
         num_bytes = group.size * weights_bytes(model_config, dtype, group=group, quantization=config.quantization)
-        free_bytes = bytes_beside_weights(num_bytes, config.quantization or str(dtype).removeprefix("torch."))
+        free_bytes = bytes_beside_weights(num_bytes, config.quantization or dtype_name(dtype))
         shard = Sharding.of(model_config, group.rank, group.size).config_of(model_config)
         kv_plan = plan_kv_cache(
             shard,

@@ -29,7 +29,7 @@ def model_forms(
     """
     traits = decoder_traits(model_config)
     weights: Weights8Bit | None = config.quantization
-    if model_config.fp8 is not None and not model_config.fp8.has_blocks:  # those are converted
+    if model_config.keeps_fp8:
         weights = "fp8 checkpoint"
     return ModelForms(
         dtype=dtype,

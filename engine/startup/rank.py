@@ -298,9 +298,8 @@ def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
 
 
 def _has_fp8_weights(task: RankTask) -> bool:
-    """Whether linear layers compute in 8 bits; weights with scales per block are converted unless the flag is set."""
-    fp8 = task.model_config.fp8
-    return task.config.quantization == "fp8" or (fp8 is not None and not fp8.has_blocks)
+    """Whether linear layers compute in 8 bits."""
+    return task.config.quantization == "fp8" or task.model_config.keeps_fp8
 
 
 def _in_float16(task: RankTask, gpu: Gpu) -> RankTask:

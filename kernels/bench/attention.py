@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from kernels.bench.case import Case, Prepared, num_copies, relative_error
-from kernels.bench.ceilings import dtype_name
 from kernels.bench.device import BenchDevice
 from kernels.bench.dims import Dims
 from kernels.bench.expected import DECODE_ATTENTION, PREFILL_ATTENTION, Expected
+from kernels.dtypes import dtype_name
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.paged_attention import paged_attention
 from kernels.metadata import AttentionMetadata

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kernels.bench.timing import time_calls
+from kernels.dtypes import dtype_name
 
 _COPY_BYTES = 4 << 30  # of each of the two buffers, far above any cache size
 _SIZE = 8192
@@ -96,8 +97,3 @@ def _scaled_product(
     return lambda: torch._scaled_mm(
         a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
     )
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype in `Ceilings.flops`."""
-    return str(dtype).removeprefix("torch.")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 from kernels.bench.case import Case, Prepared, num_copies, relative_error
-from kernels.bench.ceilings import dtype_name
 from kernels.bench.device import BenchDevice
 from kernels.bench.dims import Dims
+from kernels.dtypes import dtype_name
 from kernels.gpu.linear import PackedLinear, linear, pack_linear
 from kernels.gpu.quantize import QuantizedRows, quantize_rows
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from kernels.dtypes import dtype_name
 from kernels.gpu.targets import Target
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata
@@ -67,7 +68,7 @@ def attention_backend(
     if not has_target:
         raise UnsupportedBackendError(f"{flag} does not support {target.name}: use triton")
     if dtype not in _DTYPES:
-        raise UnsupportedBackendError(f"{flag} does not support {_name(dtype)}: use --dtype bfloat16, or triton")
+        raise UnsupportedBackendError(f"{flag} does not support {dtype_name(dtype)}: use --dtype bfloat16, or triton")
     if kv_dtype is not dtype:
         raise UnsupportedBackendError(
             f"{flag} does not support the scales per token and head of --kv-cache-dtype fp8: omit one of the two"
@@ -85,10 +86,6 @@ def _imported(module: str, flag: str) -> Any:
     except ImportError as error:
         extra = flag.split()[1]
         raise UnsupportedBackendError(f"{flag}: {error}; pip install 'chairlift[{extra}]', or use triton") from error
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def torch_attention(

@@ -2,6 +2,7 @@
 
 import torch
 
+from kernels.dtypes import dtype_name
 from kernels.gpu.linear import linear, pack_quantized
 from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.targets import Target, UnsupportedTargetError
@@ -32,10 +33,9 @@ def check_row_scaled_product(
     except UnsupportedTargetError:
         raise
     except RuntimeError as error:
-        name = str(dtype).removeprefix("torch.")
         instead = "" if dtype is torch.bfloat16 else "use --dtype bfloat16, or "
         raise UnsupportedTargetError(
             f"{what}: torch {torch.__version__} (CUDA {torch.version.cuda}) has no 8-bit products with a scale per row "
-            f"in {name} on {gpu_name} ({target.name}): {str(error).splitlines()[0]}; {instead}serve the model without "
-            "8-bit weights"
+            f"in {dtype_name(dtype)} on {gpu_name} ({target.name}): {str(error).splitlines()[0]}; {instead}serve the "
+            "model without 8-bit weights"
         ) from error

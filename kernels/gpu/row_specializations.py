@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.dtypes import dtype_name
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
@@ -69,7 +70,7 @@ def _norms(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterato
         return
     x, weight = torch.empty(num_rows, n, dtype=dtype, device=_META), torch.empty(n, dtype=dtype, device=_META)
     for quantize in dict.fromkeys((None, target.fp8_dtype)):
-        label = f"{_name(dtype)} rows of {n}{'' if quantize is None else ', to 8 bits'}"
+        label = f"{dtype_name(dtype)} rows of {n}{'' if quantize is None else ', to 8 bits'}"
         yield Call(label, partial(rms_norm, x, weight, 1e-5, quantize=quantize))
         yield Call(label, partial(add_rms_norm, x, x, weight, 1e-5, quantize=quantize))
         if quantize is not None:
@@ -81,7 +82,7 @@ def _gates(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterato
     for quantize in dict.fromkeys((None, target.fp8_dtype)):
         if quantize is not None and n * dtype.itemsize > MAX_ROW_BYTES:
             continue
-        label = f"{_name(dtype)} rows of {n}{'' if quantize is None else ', to 8 bits'}"
+        label = f"{dtype_name(dtype)} rows of {n}{'' if quantize is None else ', to 8 bits'}"
         yield Call(label, partial(silu_and_mul, gate_up, quantize=quantize))
 
 
@@ -100,12 +101,8 @@ def _rotations(
             cache = make_kv_cache(64, block_size, num_kv_heads, head_dim, kv_dtype, device=_META, target=target)
             for head_norms in (None, (norm, norm)):
                 label = (
-                    f"{_name(dtype)}, {num_heads} heads of {head_dim}, {num_kv_heads} of them keys, blocks of "
-                    f"{block_size}, cache {_name(kv_dtype)}{'' if head_norms is None else ', norms'}"
+                    f"{dtype_name(dtype)}, {num_heads} heads of {head_dim}, {num_kv_heads} of them keys, blocks of "
+                    f"{block_size}, cache {dtype_name(kv_dtype)}{'' if head_norms is None else ', norms'}"
                 )
                 call = partial(rotate_and_store, qkv, whole_numbers, table, table, cache, whole_numbers)
                 yield Call(label, partial(call, head_norms=head_norms, eps=1e-5, target=target))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -5,41 +5,26 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.check import ModelForms, find_mismatches, kernel_cases, run_cases
+from kernels.check import find_mismatches, kernel_cases, run_cases
 from kernels.families import cpu_ops, reference_ops
 from kernels.reference.ops import ReferenceOps
+from tests.support.kernels.model_forms import SMALL
 
 CPU = torch.device("cpu")
-FORMS = ModelForms(
-    dtype=torch.float32,
-    kv_dtype=torch.float32,
-    weights_8_bit=None,
-    hidden_size=64,
-    intermediate_size=112,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    vocab_size=211,
-    eps=1e-5,
-    has_bias=False,
-    has_head_norms=False,
-    sliding_windows=(None,),
-    block_size=16,
-)
 LARGE = {"has_bias": True, "has_head_norms": True, "sliding_windows": (50, None), "block_size": 32}
 
 
-def check(ops, forms=FORMS, device=CPU):
+def check(ops, forms=SMALL, device=CPU):
     return find_mismatches(ops, reference_ops(device), forms, kernel_cases(forms, device))
 
 
 @pytest.mark.parametrize("fields", [{}, LARGE, {"weights_8_bit": "fp8 checkpoint"}])
 def test_cpu_kernels_pass(fields):
-    assert not check(cpu_ops(), replace(FORMS, **fields))
+    assert not check(cpu_ops(), replace(SMALL, **fields))
 
 
 def test_8_bit_cpu_kernels_pass():
-    forms = replace(FORMS, weights_8_bit="int8", kv_dtype=torch.int8, hidden_size=1024, intermediate_size=4096)
+    forms = replace(SMALL, weights_8_bit="int8", kv_dtype=torch.int8, hidden_size=1024, intermediate_size=4096)
     assert not check(cpu_ops(quantization="int8"), forms)
 
 
@@ -51,7 +36,7 @@ def test_rounding_to_16_bits_passes(dtype):
         def linear(self, x, weights):
             return (x.double() @ weights[0].double().t()).to(x.dtype)
 
-    assert not check(RoundedOps(), replace(FORMS, dtype=dtype, kv_dtype=dtype))
+    assert not check(RoundedOps(), replace(SMALL, dtype=dtype, kv_dtype=dtype))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +77,7 @@ def test_a_wrong_window_is_noticed(window):
         def paged_attention(self, *args, sliding_window, **options):
             return ReferenceOps.paged_attention(*args, sliding_window=sliding_window and window, **options)
 
-    mismatches = check(FaultyOps(), replace(FORMS, sliding_windows=(None, 50)))
+    mismatches = check(FaultyOps(), replace(SMALL, sliding_windows=(None, 50)))
     assert [mismatch.kernel for mismatch in mismatches] == ["paged_attention"] * 2
     assert all("window 50" in mismatch.reason for mismatch in mismatches)
 
@@ -126,6 +111,6 @@ def test_cases_of_all_kernels_are_compiled():
             called.add(name)
             return super().__getattribute__(name)
 
-    run_cases(RecordingOps(), FORMS, kernel_cases(FORMS, CPU))
+    run_cases(RecordingOps(), SMALL, kernel_cases(SMALL, CPU))
     names = {"rms_norm", "add_rms_norm", "silu_and_mul", "linear", "rotate_and_store", "paged_attention", "sample"}
     assert names <= called

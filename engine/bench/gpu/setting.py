@@ -23,9 +23,10 @@ from engine.serving.parts import EngineParts
 from engine.startup.gpu import Gpu
 from engine.startup.gpu_memory import GpuMemory
 from kernels.bench.budget import Budget
-from kernels.bench.ceilings import Ceilings, dtype_name, measure_ceilings
+from kernels.bench.ceilings import Ceilings, measure_ceilings
 from kernels.bench.device import BenchDevice, describe_device, open_device
 from kernels.bench.journal import Journal
+from kernels.dtypes import dtype_name
 
 DEFAULT_SHAPE, CPU_SHAPE = "llama-3.1-8b", "tiny"
 STAGE_BUDGET_S = 530.0

@@ -5,27 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.check import ModelForms, find_mismatches, kernel_cases
+from kernels.check import find_mismatches, kernel_cases
 from kernels.families import reference_ops
 from kernels.gpu.ops import GpuOps
+from tests.support.kernels.model_forms import SMALL
 
 BF16 = torch.bfloat16
-FORMS = ModelForms(
-    dtype=BF16,
-    kv_dtype=BF16,
-    weights_8_bit=None,
-    hidden_size=64,
-    intermediate_size=112,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    vocab_size=211,
-    eps=1e-5,
-    has_bias=False,
-    has_head_norms=False,
-    sliding_windows=(None,),
-    block_size=16,
-)
+FORMS = replace(SMALL, dtype=BF16, kv_dtype=BF16)
 
 
 @pytest.mark.slow

@@ -1,0 +1,22 @@
+"""Forms of a small model, for tests of the check of kernels."""
+
+import torch
+
+from kernels.check import ModelForms
+
+SMALL = ModelForms(
+    dtype=torch.float32,
+    kv_dtype=torch.float32,
+    weights_8_bit=None,
+    hidden_size=64,
+    intermediate_size=112,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    vocab_size=211,
+    eps=1e-5,
+    has_bias=False,
+    has_head_norms=False,
+    sliding_windows=(None,),
+    block_size=16,
+)
