@@ -14,7 +14,10 @@ import pytest
 from chairlift import Client, GenerationError
 from tests.docs.pages import blocks
 from tests.hang import HANG_S
-from tests.support.pair import Processes
+from tests.support.pair import Processes, with_long_context
+
+NUM_TOKENS = 6000
+"""Length of an answer that is not computed before a signal that is sent after its first tokens has come."""
 
 
 def engine_pids(parent: int) -> list[int]:
@@ -45,7 +48,11 @@ def start_up(
 ) -> Iterator[tuple[subprocess.Popen[str], str, Callable[[], str]]]:
     processes = Processes(tmp_path)
     port = free_port()
-    process = processes.start("frontend.cli.main", "up", "--port", str(port), "--http-port", "0")
+    model = with_long_context(tmp_path / "model", 2 * NUM_TOKENS)
+    ports = ("--port", str(port), "--http-port", "0")
+    process = processes.start(
+        "frontend.cli.main", "up", *ports, "--model", str(model), "--shutdown-timeout", str(HANG_S)
+    )
     wait_for(
         lambda: f"serving on 127.0.0.1:{port}" in processes.log(process) or process.poll() is not None,
         processes.log(process),
@@ -76,11 +83,11 @@ def test_engine_killed_is_restarted_and_sigterm_drains(
         wait_for(serves_again, log())
         (engine,) = engine_pids(process.pid)
 
-        stream = client.stream("Once upon a time", max_tokens=900, ignore_end_token=True)
+        stream = client.stream("Once upon a time", max_tokens=NUM_TOKENS, ignore_end_token=True)
         num_tokens = next(stream).num_tokens
         process.send_signal(signal.SIGTERM)
         num_tokens += sum(chunk.num_tokens for chunk in stream)
-        assert num_tokens == 900
+        assert num_tokens == NUM_TOKENS
         assert stream.finished is not None
     assert process.wait(HANG_S) == 0
     assert log().rstrip().endswith("drained 1")
@@ -95,7 +102,7 @@ def test_what_the_documentation_says_to_try_can_be_tried(
     process, target, log = up
     (block,) = (block for block in blocks(["docs/failover.md"]) if "pkill -9 -f" in block.text)
     text = block.text.replace("pkill -9", f"pkill -9 -P {process.pid}")  # this pair's engine only
-    text = text.replace("/tmp/", f"{tmp_path}/")
+    text = text.replace("--max-tokens 900", f"--max-tokens {NUM_TOKENS}").replace("/tmp/", f"{tmp_path}/")
     text = text.replace(".venv/bin/chairlift", f"{sys.executable} -m frontend.cli.main")
     done = subprocess.run(
         ["bash", "-ec", text],
@@ -106,7 +113,7 @@ def test_what_the_documentation_says_to_try_can_be_tried(
         check=False,
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "not a letter differs"), done.stderr + log()
-    assert "900 output tokens" in done.stderr
+    assert f"{NUM_TOKENS} output tokens" in done.stderr
     assert log().count("engine started, pid ") == 2, "no engine was killed"
     for words in ("lost the engine at ", "lost 1 open request(s): ", "1 waiting request(s) left the failover queue"):
         assert words in log()

@@ -1,6 +1,7 @@
 """A pair as processes: an engine on a unix socket and a frontend on free ports."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 from chairlift import Client, GenerationError, Tls
 from loadgen.processes import held_port
 from tests.hang import START_HANG_S
+
+DEMO_MODEL = Path(__file__).parents[2] / "engine" / "demo" / "model"
 
 
 @dataclass
@@ -53,6 +56,17 @@ class Processes:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def with_long_context(folder: Path, num_positions: int) -> Path:
+    """Saves the demo model with a longer context, for answers that outlast whatever a test does meanwhile."""
+    folder.mkdir()
+    for path in DEMO_MODEL.iterdir():
+        if path.name != "config.json":
+            (folder / path.name).symlink_to(path)
+    config = json.loads((DEMO_MODEL / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": num_positions}))
+    return folder
 
 
 @dataclass(frozen=True)
