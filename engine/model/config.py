@@ -10,6 +10,7 @@ import torch
 from engine.model.checkpoint_file import exists
 from engine.model.config_fields import ConfigFields
 from engine.model.fp8 import Fp8Weights
+from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.rope import RopeConfig
 
 
@@ -134,12 +135,16 @@ class ModelConfig:
             fp8=Fp8Weights.from_fields(fields),
         )
 
-    def kv_bytes_per_token(self, dtype_bytes: int, scale_bytes: int = 0) -> int:
-        """Returns the KV cache bytes of one token over all layers: 2 (K and V) * layers * KV heads * head size * bytes.
-
-        scale_bytes is the size of the scale that each token and head of a quantised cache has.
-        """
-        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * dtype_bytes + scale_bytes)
+    @property
+    def shape(self) -> ModelShape:
+        """What cache, runner and memory planning depend on."""
+        return ModelShape(
+            vocab_size=self.vocab_size,
+            layers=(LayerShape(self.num_heads, self.num_kv_heads, self.head_dim),) * self.num_layers,
+            max_position_embeddings=self.max_position_embeddings,
+            end_token_ids=self.end_token_ids,
+            checkpoint_dtype=self.checkpoint_dtype,
+        )
 
 
 def _architecture(fields: ConfigFields) -> Architecture:

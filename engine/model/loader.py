@@ -27,18 +27,18 @@ _DTYPES = {
 }
 
 
-def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: str, checkpoint_dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Returns the dtype of weights and activations.
 
     Args:
         name: auto, float32 (float), float16 (half) or bfloat16. `auto` selects the checkpoint's dtype on a GPU
             and float32 on a CPU, where 16-bit types are emulated or need instructions that few CPUs have.
-        config: the configuration of the model.
+        checkpoint_dtype: dtype of the stored weights.
         device: the device of the model.
     Raises: ConfigError: an unknown name, or a dtype that the CPU operations do not support.
     """
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else config.checkpoint_dtype
+        return torch.float32 if device.type == "cpu" else checkpoint_dtype
     if name not in _DTYPES:
         raise ConfigError(f"dtype is {name!r}, supported are auto, {', '.join(_DTYPES)}")
     dtype = _DTYPES[name]

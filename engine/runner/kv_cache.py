@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import ConfigError
-from engine.model.config import ModelConfig
+from engine.model.model_shape import ModelShape
 from kernels.interface import KernelOps, KVCache
 
 
@@ -36,13 +36,14 @@ class KVCachePlan:
         return self.num_tokens * self.bytes_per_token
 
 
-def kv_bytes_per_token(model_config: ModelConfig, dtype: torch.dtype) -> int:
-    """Returns the bytes of one token over all layers; 8-bit values have an fp32 scale per token and head."""
-    return model_config.kv_bytes_per_token(dtype.itemsize, scale_bytes=4 if dtype.itemsize == 1 else 0)
+def kv_bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> int:
+    """Returns the bytes of one token's keys and values over all layers; 8-bit ones have an fp32 scale per head."""
+    scale_bytes = 4 if dtype.itemsize == 1 else 0
+    return sum(2 * layer.num_kv_heads * (layer.head_dim * dtype.itemsize + scale_bytes) for layer in shape.layers)
 
 
 def plan_kv_cache(
-    model_config: ModelConfig,
+    shape: ModelShape,
     dtype: torch.dtype,
     block_size: int,
     available_bytes: int,
@@ -52,7 +53,7 @@ def plan_kv_cache(
     """Fits the cache into a memory budget.
 
     Args:
-        model_config: layers, KV heads and head size.
+        shape: of the rank's shard.
         dtype: dtype of keys and values.
         block_size: tokens per block.
         available_bytes: memory for the cache.
@@ -60,15 +61,15 @@ def plan_kv_cache(
         num_blocks_override: number of blocks; overrides available_bytes.
     Raises: ConfigError: not even one request of max_model_len fits, or the model has no positions for it.
     """
-    bytes_per_token = kv_bytes_per_token(model_config, dtype)
+    bytes_per_token = kv_bytes_per_token(shape, dtype)
     num_blocks = num_blocks_override
     if num_blocks is None:
         num_blocks = max(0, available_bytes) // (bytes_per_token * block_size)
     num_tokens = num_blocks * block_size
-    wanted = model_config.max_position_embeddings if max_model_len is None else max_model_len
-    if wanted > model_config.max_position_embeddings:
+    wanted = shape.max_position_embeddings if max_model_len is None else max_model_len
+    if wanted > shape.max_position_embeddings:
         raise ConfigError(
-            f"--max-model-len is {wanted}, the model has {model_config.max_position_embeddings} positions "
+            f"--max-model-len is {wanted}, the model has {shape.max_position_embeddings} positions "
             "(max_position_embeddings): lower it"
         )
     if num_tokens < wanted and (max_model_len is not None or num_tokens == 0):
@@ -82,17 +83,15 @@ def plan_kv_cache(
     return KVCachePlan(num_blocks, block_size, bytes_per_token, min(wanted, num_tokens))
 
 
-def allocate_kv_caches(
-    plan: KVCachePlan, model_config: ModelConfig, dtype: torch.dtype, ops: KernelOps
-) -> list[KVCache]:
+def allocate_kv_caches(plan: KVCachePlan, shape: ModelShape, dtype: torch.dtype, ops: KernelOps) -> list[KVCache]:
     """Allocates keys and values of each layer, in the layout of the operations.
 
     Raises: ConfigError: out of memory.
     """
     try:
         return [
-            ops.make_kv_cache(plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim, dtype)
-            for _ in range(model_config.num_layers)
+            ops.make_kv_cache(plan.num_blocks, plan.block_size, layer.num_kv_heads, layer.head_dim, dtype)
+            for layer in shape.layers
         ]
     except RuntimeError as error:
         raise ConfigError(

@@ -10,7 +10,7 @@ import torch
 
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.errors import DeviceError, StepError
-from engine.model.config import ModelConfig
+from engine.model.model_shape import ModelShape
 from engine.runner.batch import Batch, BatchBuilder
 from engine.runner.device_tokens import DeviceTokens
 from engine.runner.kv_cache import KVCachePlan, allocate_kv_caches
@@ -73,7 +73,7 @@ class TorchModelRunner:
     def __init__(
         self,
         model: StepModel,
-        model_config: ModelConfig,
+        shape: ModelShape,
         kv_plan: KVCachePlan,
         ops: KernelOps,
         *,
@@ -89,7 +89,7 @@ class TorchModelRunner:
 
         Args:
             model: model on the device of the stream.
-            model_config: shape and end tokens of the model.
+            shape: of the rank's shard.
             kv_plan: size of the cache.
             ops: operations of model and sampler.
             max_num_seqs, max_num_batched_tokens: most rows and tokens of a step.
@@ -107,8 +107,8 @@ class TorchModelRunner:
             block_size=kv_plan.block_size,
             sampling=SamplingState(
                 max_num_seqs=max_num_seqs,
-                vocab_size=model_config.vocab_size,
-                end_token_ids=model_config.end_token_ids,
+                vocab_size=shape.vocab_size,
+                end_token_ids=shape.end_token_ids,
             ),
         )
         self._builder = BatchBuilder(
@@ -125,13 +125,13 @@ class TorchModelRunner:
         self._results = deque(SampledBuffer(self._stream, max_num_seqs) for _ in range(max_steps_in_flight))
         self._masks = RowMasks(
             max_num_seqs=max_num_seqs,
-            vocab_size=model_config.vocab_size,
+            vocab_size=shape.vocab_size,
             stream=self._stream,
             max_steps_in_flight=max_steps_in_flight,
         )
         self._in_flight: deque[tuple[SchedulerOutput, StepInFlight | None]] = deque()
         self._unsampled: deque[StepInFlight] = deque()  # steps whose draws have not been queued
-        kv_caches = allocate_kv_caches(kv_plan, model_config, kv_dtype or model.dtype, ops)
+        kv_caches = allocate_kv_caches(kv_plan, shape, kv_dtype or model.dtype, ops)
         self._step: Step = ops.compile_step(
             lambda inputs: model.step(inputs, kv_caches), self._builder.largest(), decode_buckets, mixed_buckets
         )

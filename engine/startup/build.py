@@ -17,6 +17,7 @@ from engine.model.config import ModelConfig
 from engine.model.fingerprint import weights_fingerprint
 from engine.model.hub import resolve_model
 from engine.model.loader import check_checkpoint, resolve_dtype, weights_bytes
+from engine.model.model_shape import ModelShape
 from engine.model.shapes import find_shape
 from engine.model.sharding import Sharding
 from engine.model.tokenizer_files import TokenizerFiles
@@ -74,11 +75,12 @@ def build_engine(
     startup.begin("model", f"finding model {config.model_name}")
     model_dir = _find_model(config, startup)
     model_config = ModelConfig.from_dir(model_dir)
+    shape = model_config.shape
     tokenizer = TokenizerFiles.from_dir(model_dir, is_required=config.load_format != "dummy")
-    grammars = MatcherCompiler(tokenizer, model_config.vocab_size, model_config.end_token_ids)
+    grammars = MatcherCompiler(tokenizer, shape.vocab_size, shape.end_token_ids)
     startup.begin("grammars", "reading the tokenizer for grammars")
     grammars.prepare()  # before the cache is sized: takes 140 MB for 150,000 tokens
-    dtype = resolve_dtype(config.dtype, model_config, device)
+    dtype = resolve_dtype(config.dtype, shape.checkpoint_dtype, device)
     kv_dtype = kv_cache_dtype(config, dtype)
     kv_plan = None
     if device.type == "cpu":
@@ -87,7 +89,7 @@ def build_engine(
             check_checkpoint(model_dir, model_config, dtype, group=group)
         num_bytes = group.size * weights_bytes(model_config, dtype, group=group, quantization=config.quantization)
         free_bytes = bytes_beside_weights(num_bytes, config.quantization or dtype_name(dtype))
-        shard = Sharding.of(model_config, group.rank, group.size).config_of(model_config)
+        shard = Sharding.of(model_config, group.rank, group.size).config_of(model_config).shape
         kv_plan = plan_kv_cache(
             shard,
             kv_dtype,
@@ -101,16 +103,16 @@ def build_engine(
     task = RankTask(config, model_dir, model_config, dtype, kv_dtype, kv_plan, limits, threads, gpu)
     runner, kv_plan, progress = build_runner(task, group, device, startup, on_rank_failure or _end_process)
     _log_cache(kv_plan)
-    scheduler_config = _scheduler_config(config, model_config, kv_plan, limits, device)
+    scheduler_config = _scheduler_config(config, shape, kv_plan, limits, device)
     startup.begin("warm-up", "warming up")
-    warm_up(runner, scheduler_config, model_config.vocab_size)
+    warm_up(runner, scheduler_config, shape.vocab_size)
     if device.type == "cuda":
-        sweep_sizes(runner, scheduler_config, model_config.vocab_size)
+        sweep_sizes(runner, scheduler_config, shape.vocab_size)
     num_late_compiles = _watch_compiles(config, device)
     return EngineParts(
         scheduler=Scheduler(scheduler_config),
         runner=runner,
-        info=_info(config, model_dir, model_config, scheduler_config, tokenizer),
+        info=_info(config, model_dir, shape, scheduler_config, tokenizer),
         tokenizer=tokenizer,
         max_open_requests=config.max_num_queued_reqs + limits.max_num_seqs,
         grammars=grammars,
@@ -179,7 +181,7 @@ def _log_cache(kv_plan: KVCachePlan) -> None:
 
 
 def _scheduler_config(
-    config: EngineConfig, model_config: ModelConfig, kv_plan: KVCachePlan, limits: StepLimits, device: torch.device
+    config: EngineConfig, shape: ModelShape, kv_plan: KVCachePlan, limits: StepLimits, device: torch.device
 ) -> SchedulerConfig:
     return SchedulerConfig(
         num_blocks=kv_plan.num_blocks,
@@ -187,7 +189,7 @@ def _scheduler_config(
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=kv_plan.max_model_len,
-        end_token_ids=model_config.end_token_ids,
+        end_token_ids=shape.end_token_ids,
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
         max_waiting=config.max_num_queued_reqs,
@@ -198,7 +200,7 @@ def _scheduler_config(
 def _info(
     config: EngineConfig,
     model_dir: Path,
-    model_config: ModelConfig,
+    shape: ModelShape,
     scheduler_config: SchedulerConfig,
     tokenizer: TokenizerFiles,
 ) -> pb.EngineInfo:
@@ -212,8 +214,8 @@ def _info(
         num_kv_blocks=scheduler_config.num_blocks,
         max_num_seqs=scheduler_config.max_num_seqs,
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
-        vocab_size=model_config.vocab_size,
-        end_token_ids=sorted(model_config.end_token_ids),
+        vocab_size=shape.vocab_size,
+        end_token_ids=sorted(shape.end_token_ids),
         max_logprobs=config.max_logprobs,
         engine_version=__version__,
     )

@@ -6,7 +6,7 @@ import torch
 
 from engine.config import EngineConfig, StepLimits
 from engine.errors import ConfigError
-from engine.model.config import ModelConfig
+from engine.model.model_shape import ModelShape
 from engine.runner.kv_cache import kv_bytes_per_token
 from engine.startup.machine import available_memory_bytes
 
@@ -36,7 +36,7 @@ def bytes_beside_weights(num_weights_bytes: int, number_format: str) -> int:
 
 
 def kv_cache_bytes(
-    config: EngineConfig, model_config: ModelConfig, kv_dtype: torch.dtype, limits: StepLimits, free_bytes: int
+    config: EngineConfig, shape: ModelShape, kv_dtype: torch.dtype, limits: StepLimits, free_bytes: int
 ) -> int:
     """Returns the size of one rank's cache: the requested size, or by default `CACHE_SHARE` of the free memory.
 
@@ -44,7 +44,7 @@ def kv_cache_bytes(
 
     Args:
         config: the engine's configuration.
-        model_config: configuration of the rank's shard.
+        shape: of the rank's shard.
         kv_dtype: dtype of keys and values.
         limits: limits of a step.
         free_bytes: memory left for this rank beside the weights.
@@ -57,9 +57,7 @@ def kv_cache_bytes(
                 f"GiB, the weights leave {free_bytes / _GIB:.4g} GiB of the memory that is free: lower it"
             )
         return config.kv_cache_memory_bytes
-    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    max_model_len = config.max_model_len or shape.max_position_embeddings
     blocks_per_request = -(-max_model_len // config.block_size)
-    most_bytes = (
-        limits.max_num_seqs * blocks_per_request * config.block_size * kv_bytes_per_token(model_config, kv_dtype)
-    )
+    most_bytes = limits.max_num_seqs * blocks_per_request * config.block_size * kv_bytes_per_token(shape, kv_dtype)
     return min(int(free_bytes * CACHE_SHARE), CACHE_MAX_BYTES, most_bytes)

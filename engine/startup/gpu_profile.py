@@ -10,7 +10,7 @@ from engine.config import StepLimits
 from engine.core.config import SchedulerConfig
 from engine.errors import ConfigError, StepError
 from engine.interfaces import ModelRunner
-from engine.model.config import ModelConfig
+from engine.model.model_shape import ModelShape
 from engine.runner.kv_cache import KVCachePlan
 from engine.startup.gpu import Gpu
 from engine.startup.gpu_memory import MemoryUse
@@ -115,7 +115,7 @@ def smallest_cache(limits: StepLimits, block_size: int, bytes_per_token: int, ma
 
 def longest_attention(
     ops: KernelOps,
-    model_config: ModelConfig,
+    shape: ModelShape,
     limits: StepLimits,
     cache: KVCachePlan,
     dtype: torch.dtype,
@@ -126,7 +126,7 @@ def longest_attention(
 
     Args:
         ops: operations of the model.
-        model_config: configuration of the rank's shard.
+        shape: of the rank's shard.
         limits: limits of a step.
         cache: any cache of the engine; its block size and `max_model_len` are used.
         dtype, kv_dtype: dtypes of activations and of the cache.
@@ -149,8 +149,9 @@ def longest_attention(
             max_query_len=num_tokens,
             max_seq_len=cache.max_model_len,
         )
-        q = torch.zeros(num_tokens, model_config.num_heads, model_config.head_dim, dtype=dtype, device=device)
-        one_block = ops.make_kv_cache(1, cache.block_size, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
+        num_heads, num_kv_heads, head_dim = shape.widest_layer
+        q = torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype, device=device)
+        one_block = ops.make_kv_cache(1, cache.block_size, num_kv_heads, head_dim, kv_dtype)
         ops.paged_attention(q, one_block, metadata, scale=1.0)
 
     return run

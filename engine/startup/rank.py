@@ -209,6 +209,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         weights_bytes(task.model_config, task.dtype, group=group, quantization="fp8" if is_in_fp8 else None)
     )
     shard = Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config)
+    shape = shard.shape
     has_graphs = config.records_graphs
     stream = CudaStream(gpu.device) if gpu.device.type == "cuda" else InlineStream()
     try:
@@ -226,10 +227,10 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
             cache = smallest_cache(
                 task.limits,
                 config.block_size,
-                kv_bytes_per_token(shard, task.kv_dtype),
-                config.max_model_len or shard.max_position_embeddings,
+                kv_bytes_per_token(shape, task.kv_dtype),
+                config.max_model_len or shape.max_position_embeddings,
             )
-            longest = longest_attention(ops, shard, task.limits, cache, task.dtype, task.kv_dtype, gpu.device)
+            longest = longest_attention(ops, shape, task.limits, cache, task.dtype, task.kv_dtype, gpu.device)
             use = measure_memory(
                 gpu,
                 ops,
@@ -237,13 +238,13 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
                 limits=task.limits,
                 has_graphs=has_graphs,
                 cache=cache,
-                vocab_size=shard.vocab_size,
+                vocab_size=shape.vocab_size,
                 run_longest_attention=longest if is_torch or config.other_attention is not None else None,
             )
             cache_bytes = group.minimum(kv_cache_bytes(gpu.memory, use))
             _log.info("%s took %.2f seconds", _capitalized(what), startup.phase_s())
         kv_plan = plan_kv_cache(
-            shard, task.kv_dtype, config.block_size, cache_bytes, config.max_model_len, config.num_gpu_blocks_override
+            shape, task.kv_dtype, config.block_size, cache_bytes, config.max_model_len, config.num_gpu_blocks_override
         )
         startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")
         runner = make_runner(kv_plan, has_graphs)
@@ -367,7 +368,7 @@ def _make_runner(
 ) -> TorchModelRunner:
     return TorchModelRunner(
         model,
-        Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config),
+        Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config).shape,
         kv_plan,
         with_shared_draws(ops, group),
         max_num_seqs=task.limits.max_num_seqs,

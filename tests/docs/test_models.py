@@ -138,7 +138,7 @@ def test_bytes_of_a_token_are_right() -> None:
         layers, heads, head_dim = map(int, shape.split(", "))
         for dtype, text in zip(dtypes, sizes, strict=True):
             by_hand = 2 * layers * heads * (head_dim * dtype.itemsize + (4 if dtype.itemsize == 1 else 0))
-            assert kv_bytes_per_token(config, dtype) == by_hand
+            assert kv_bytes_per_token(config.shape, dtype) == by_hand
             assert text == f"{by_hand:,}"
 
 
@@ -149,7 +149,7 @@ def test_the_worked_example_is_right() -> None:
     config = ModelConfig.from_dir(folder)
 
     def plan(dtype: torch.dtype, max_model_len: int | None) -> Any:
-        return plan_kv_cache(config, dtype, 16, 4 << 30, max_model_len)
+        return plan_kv_cache(config.shape, dtype, 16, 4 << 30, max_model_len)
 
     whole, part, eight_bits = plan(torch.float32, None), plan(torch.float32, 4096), plan(torch.int8, None)
     assert {f"{4 << 30:,}", f"{whole.bytes_per_token:,}", f"{whole.num_blocks:,}"} <= numbers

@@ -101,11 +101,6 @@ def test_end_tokens_come_from_generation_config_alone_if_config_has_none(read):
     assert read(generation_config={"eos_token_id": 7}).end_token_ids == {7}
 
 
-def test_kv_bytes_per_token_of_llama_2_7b(read):
-    config = read(hidden_size=4096, num_attention_heads=32, num_hidden_layers=32)
-    assert config.kv_bytes_per_token(2) == 512 * 1024
-
-
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
 def test_checkpoint_dtype_under_both_names(read, name):
     assert read(**{name: "bfloat16"}).checkpoint_dtype is torch.bfloat16

@@ -58,7 +58,7 @@ class TinyEngine:
 
     def runner(self, kv_plan: KVCachePlan, **config: Any) -> TorchModelRunner:
         """A runner with a cache of its own."""
-        return TorchModelRunner(self.model, self.config, kv_plan, self.ops, **config)
+        return TorchModelRunner(self.model, self.config.shape, kv_plan, self.ops, **config)
 
     def serve(
         self,
@@ -80,7 +80,7 @@ class TinyEngine:
             "max_num_batched_tokens": max_num_batched_tokens,
             "max_steps_in_flight": max_steps_in_flight,
         }
-        kv_plan = plan_kv_cache(self.config, torch.float32, block_size, 0, None, num_blocks_override=num_blocks)
+        kv_plan = plan_kv_cache(self.config.shape, torch.float32, block_size, 0, None, num_blocks_override=num_blocks)
         runner = self.runner(
             kv_plan, stream=stream, decode_buckets=decode_buckets, mixed_buckets=mixed_buckets, **limits
         )

@@ -8,6 +8,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
+from engine.model.model_shape import LayerShape
 from engine.runner.kv_cache import allocate_kv_caches, plan_kv_cache
 from kernels.families import cpu_ops
 from tests.support.kernels.batches import cache_tensors
@@ -16,34 +17,34 @@ BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # K and V, layers, KV heads, head size, fp
 
 
 @pytest.fixture
-def config(make_checkpoint):
-    return ModelConfig.from_dir(make_checkpoint("llama"))  # 512 positions
+def shape(make_checkpoint):
+    return ModelConfig.from_dir(make_checkpoint("llama")).shape  # 512 positions
 
 
-def test_llama_2_7b_in_fp16_takes_512_kib_per_token(config):
-    llama_2_7b = replace(config, num_layers=32, num_kv_heads=32, head_dim=128, max_position_embeddings=4096)
+def test_llama_2_7b_in_fp16_takes_512_kib_per_token(shape):
+    llama_2_7b = replace(shape, layers=(LayerShape(32, 32, 128),) * 32, max_position_embeddings=4096)
     plan = plan_kv_cache(llama_2_7b, torch.float16, 16, 8 * 2**30, 4096)
     assert plan.bytes_per_token == 512 * 1024
     assert plan.num_tokens == 16384
 
 
-def test_plan_takes_the_whole_blocks_that_fit(config):
-    plan = plan_kv_cache(config, torch.float32, 16, 100 * 16 * BYTES_PER_TOKEN + 16 * BYTES_PER_TOKEN - 1, 300)
+def test_plan_takes_the_whole_blocks_that_fit(shape):
+    plan = plan_kv_cache(shape, torch.float32, 16, 100 * 16 * BYTES_PER_TOKEN + 16 * BYTES_PER_TOKEN - 1, 300)
     assert (plan.num_blocks, plan.num_tokens, plan.max_model_len) == (100, 1600, 300)
     assert plan.bytes_per_token == BYTES_PER_TOKEN
     assert plan.num_bytes == 100 * 16 * BYTES_PER_TOKEN
 
 
-def test_the_default_length_is_reduced_to_what_fits(config):
-    assert plan_kv_cache(config, torch.float32, 16, 20 * 16 * BYTES_PER_TOKEN, None).max_model_len == 320
-    assert plan_kv_cache(config, torch.float32, 16, 2**30, None).max_model_len == 512
+def test_the_default_length_is_reduced_to_what_fits(shape):
+    assert plan_kv_cache(shape, torch.float32, 16, 20 * 16 * BYTES_PER_TOKEN, None).max_model_len == 320
+    assert plan_kv_cache(shape, torch.float32, 16, 2**30, None).max_model_len == 512
 
 
-def test_a_requested_length_is_kept_or_rejected(config):
+def test_a_requested_length_is_kept_or_rejected(shape):
     budget = 20 * 16 * BYTES_PER_TOKEN
-    assert plan_kv_cache(config, torch.float32, 16, budget, 320).max_model_len == 320
+    assert plan_kv_cache(shape, torch.float32, 16, budget, 320).max_model_len == 320
     with pytest.raises(ConfigError) as error:
-        plan_kv_cache(config, torch.float32, 16, budget, 321)
+        plan_kv_cache(shape, torch.float32, 16, budget, 321)
     numbers = re.findall(r"[\d.]+", str(error.value))
     assert numbers[0] == "321"
     assert str(BYTES_PER_TOKEN) in numbers
@@ -52,44 +53,44 @@ def test_a_requested_length_is_kept_or_rejected(config):
 
 
 @pytest.mark.parametrize("available_bytes", [-5, 0, 16 * BYTES_PER_TOKEN - 1])
-def test_a_budget_below_one_block_is_rejected(config, available_bytes):
+def test_a_budget_below_one_block_is_rejected(shape, available_bytes):
     with pytest.raises(ConfigError, match="enough for a max_model_len of 0"):
-        plan_kv_cache(config, torch.float32, 16, available_bytes, None)
+        plan_kv_cache(shape, torch.float32, 16, available_bytes, None)
 
 
-def test_a_length_above_the_positions_of_the_model_is_rejected(config):
+def test_a_length_above_the_positions_of_the_model_is_rejected(shape):
     with pytest.raises(ConfigError, match="--max-model-len is 513, the model has 512"):
-        plan_kv_cache(config, torch.float32, 16, 2**30, 513)
+        plan_kv_cache(shape, torch.float32, 16, 2**30, 513)
 
 
 @pytest.mark.parametrize(("available_bytes", "says"), [(1000, "1000 bytes"), (1536, "1.5 KiB"), (2**16, "64 KiB")])
-def test_sizes_of_small_caches_have_readable_units(config, available_bytes, says):
+def test_sizes_of_small_caches_have_readable_units(shape, available_bytes, says):
     with pytest.raises(ConfigError, match=f" {says} is available"):
-        plan_kv_cache(config, torch.float32, 16, available_bytes, 512)
+        plan_kv_cache(shape, torch.float32, 16, available_bytes, 512)
 
 
-def test_override_ignores_the_budget(config):
-    plan = plan_kv_cache(config, torch.float32, 16, 0, None, num_blocks_override=7)
+def test_override_ignores_the_budget(shape):
+    plan = plan_kv_cache(shape, torch.float32, 16, 0, None, num_blocks_override=7)
     assert (plan.num_blocks, plan.max_model_len) == (7, 112)
 
 
-def test_caches_are_as_planned_and_free_of_nan(config, ops):
-    plan = plan_kv_cache(config, torch.float32, 16, 0, None, num_blocks_override=7)
-    caches = allocate_kv_caches(plan, config, torch.float32, ops)
+def test_caches_are_as_planned_and_free_of_nan(shape, ops):
+    plan = plan_kv_cache(shape, torch.float32, 16, 0, None, num_blocks_override=7)
+    caches = allocate_kv_caches(plan, shape, torch.float32, ops)
     tensors = [tensor for cache in caches for tensor in cache_tensors(cache)]
     assert len(caches) == 2
     assert sum(tensor.nbytes for tensor in tensors) == plan.num_bytes
     assert not any(tensor.any() for tensor in tensors)
 
 
-def test_int8_takes_a_byte_per_element_and_a_scale_per_vector(config):
-    plan = plan_kv_cache(config, torch.int8, 16, 0, None, num_blocks_override=7)
-    caches = allocate_kv_caches(plan, config, torch.int8, cpu_ops())
+def test_int8_takes_a_byte_per_element_and_a_scale_per_vector(shape):
+    plan = plan_kv_cache(shape, torch.int8, 16, 0, None, num_blocks_override=7)
+    caches = allocate_kv_caches(plan, shape, torch.int8, cpu_ops())
     assert plan.bytes_per_token == 2 * 2 * 2 * (16 + 4)
     assert sum(tensor.nbytes for cache in caches for tensor in cache_tensors(cache)) == plan.num_bytes
 
 
-def test_memory_that_cannot_be_had_is_a_config_error(config, ops):
-    plan = plan_kv_cache(config, torch.float32, 16, 0, None, num_blocks_override=2**50)
+def test_memory_that_cannot_be_had_is_a_config_error(shape, ops):
+    plan = plan_kv_cache(shape, torch.float32, 16, 0, None, num_blocks_override=2**50)
     with pytest.raises(ConfigError, match="cannot be allocated"):
-        allocate_kv_caches(plan, config, torch.float32, ops)
+        allocate_kv_caches(plan, shape, torch.float32, ops)

@@ -78,7 +78,7 @@ def test_default_flags_leave_47_000_tokens_beside_an_8b_model_in_16_bits_on_24_g
     def make_runner(plan: KVCachePlan, has_graphs: bool) -> TorchModelRunner:
         return TorchModelRunner(
             model,
-            small,
+            small.shape,
             plan,
             ops,
             max_num_seqs=limits.max_num_seqs,
@@ -91,7 +91,7 @@ def test_default_flags_leave_47_000_tokens_beside_an_8b_model_in_16_bits_on_24_g
         )
 
     cache = smallest_cache(
-        limits, config.block_size, kv_bytes_per_token(small, torch.bfloat16), whole.max_position_embeddings
+        limits, config.block_size, kv_bytes_per_token(small.shape, torch.bfloat16), whole.max_position_embeddings
     )
     use = measure_memory(
         gpu, ops, make_runner, limits=limits, has_graphs=True, cache=cache, vocab_size=whole.vocab_size
@@ -103,5 +103,5 @@ def test_default_flags_leave_47_000_tokens_beside_an_8b_model_in_16_bits_on_24_g
     # Steps with prompts have a graph more for each layer.
     other_graphs_bytes = (whole.num_layers - small.num_layers) * len(mixed) * BYTES_PER_GRAPH
     use = replace(use, graphs_bytes=use.graphs_bytes + other_graphs_bytes)
-    plan = plan_kv_cache(whole, torch.bfloat16, config.block_size, kv_cache_bytes(gpu.memory, use), None, None)
+    plan = plan_kv_cache(whole.shape, torch.bfloat16, config.block_size, kv_cache_bytes(gpu.memory, use), None, None)
     assert plan.num_tokens >= 47_000

@@ -136,10 +136,10 @@ def _serve(
     model.load(lambda _parts: None)
     kv_dtype = target.require_fp8("an 8-bit cache") if variant.has_fp8_cache else variant.dtype
     num_blocks = _MAX_NUM_SEQS * _MAX_MODEL_LEN // variant.block_size // 3  # some requests are preempted
-    kv_plan = plan_kv_cache(config, kv_dtype, variant.block_size, 0, _MAX_MODEL_LEN, num_blocks)
+    kv_plan = plan_kv_cache(config.shape, kv_dtype, variant.block_size, 0, _MAX_MODEL_LEN, num_blocks)
     runner = TorchModelRunner(
         model,
-        config,
+        config.shape,
         kv_plan,
         ops,
         max_num_seqs=_MAX_NUM_SEQS,

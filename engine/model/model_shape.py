@@ -1,0 +1,38 @@
+"""The sizes of a model that its KV cache, the runner and the planning of memory depend on, however it is computed."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+class LayerShape(NamedTuple):
+    """Attention heads of one layer, on one rank."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a model, or of the shard of it that a rank computes.
+
+    Attributes:
+        vocab_size: columns of the logits; a shard's are those of the whole model.
+        layers: heads of each layer that has a KV cache.
+        max_position_embeddings: context length in tokens.
+        end_token_ids: ids that end an answer.
+        checkpoint_dtype: dtype of the stored weights that are not quantised.
+    """
+
+    vocab_size: int
+    layers: tuple[LayerShape, ...]
+    max_position_embeddings: int
+    end_token_ids: frozenset[int]
+    checkpoint_dtype: torch.dtype
+
+    @property
+    def widest_layer(self) -> LayerShape:
+        """The layer whose queries have the most elements."""
+        return max(self.layers, key=lambda layer: layer.num_heads * layer.head_dim)
