@@ -2,8 +2,9 @@
 
 import torch
 
-BLOCK = 128
-"""Rows and columns of a block of weights that shares a scale (DeepSeek-V3, arXiv:2412.19437, section 3.3.2)."""
+from kernels.fp8_block import BLOCK
+
+FP8_DTYPE = torch.float8_e4m3fn
 
 
 def has_block_scales(values: torch.Tensor, scales: torch.Tensor) -> bool:

@@ -5,8 +5,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from engine.model.checkpoint_file import exists
 from engine.model.config_fields import ConfigFields
 from engine.model.fp8 import Fp8Weights
@@ -40,7 +38,7 @@ _DEFAULTS: dict[Architecture, dict[str, Any]] = {
 }
 _DEFAULT_END_TOKEN_IDS = {Architecture.LLAMA: 2, Architecture.MISTRAL: 2}
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class ModelConfig:
 
     Attributes:
         max_position_embeddings: context length in tokens.
-        checkpoint_dtype: dtype of the stored weights that are not quantised, from config.json.
+        checkpoint_dtype: name of the dtype of the stored weights that are not quantised, from config.json.
         end_token_ids: ids that end an answer, from generation_config.json and config.json.
         fp8: which linear layers are stored in 8 bits; None if the checkpoint is not quantised.
         sliding_window: number of tokens a token attends to, including itself, in the layers with a window.
@@ -75,7 +73,7 @@ class ModelConfig:
     use_sliding_window: bool
     max_window_layers: int
     layer_types: tuple[str, ...]
-    checkpoint_dtype: torch.dtype
+    checkpoint_dtype: str
     end_token_ids: frozenset[int]
     fp8: Fp8Weights | None = None
 
@@ -130,7 +128,7 @@ class ModelConfig:
             use_sliding_window=fields.flag("use_sliding_window", False),
             max_window_layers=fields.integer("max_window_layers", 28, minimum=0),
             layer_types=_layer_types(fields, num_layers),
-            checkpoint_dtype=_DTYPES[dtype],
+            checkpoint_dtype=dtype,
             end_token_ids=_end_token_ids(path, fields, architecture),
             fp8=Fp8Weights.from_fields(fields),
         )
@@ -152,7 +150,7 @@ def _architecture(fields: ConfigFields) -> Architecture:
     for architecture in Architecture:
         if isinstance(names, list) and architecture in names:
             return architecture
-    raise fields.error("architectures", f"is {names!r}, supported are {', '.join(Architecture)}")
+    raise fields.error("architectures", f"is {names!r}, supported are {', '.join(Architecture)}; see docs/models.md")
 
 
 def _layer_types(fields: ConfigFields, num_layers: int) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import torch
 from engine.model.checkpoint_part import CheckpointPart, Fill, Span
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer, DecoderTraits
-from engine.model.rope import rotary_tables
+from engine.model.rotary_tables import rotary_tables
 from engine.model.sharding import Sharding
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.interface import KernelOps, KVCache, LinearWeights

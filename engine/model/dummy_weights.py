@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from engine.model.checkpoint_part import CheckpointPart
-from engine.model.fp8 import FP8_DTYPE
+from kernels.fp8_weights import FP8_DTYPE
 
 FP8_STD = 64.0
 """Standard deviation of 8-bit values: seven of it equal the largest value of the format, 448."""

@@ -10,12 +10,8 @@ schemes for activations, keys and values are not used.
 import re
 from dataclasses import dataclass
 
-import torch
-
 from engine.model.config_fields import ConfigFields
-from kernels.fp8_weights import BLOCK
-
-FP8_DTYPE = torch.float8_e4m3fn
+from kernels.fp8_block import BLOCK
 
 _MAX_EXCEPTIONS = 4096
 _MAX_REPEATS = 4

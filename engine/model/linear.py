@@ -4,8 +4,9 @@ import torch
 
 from engine.errors import CheckpointError, ConfigError
 from engine.model.checkpoint_part import CheckpointPart, Fill, Span
-from engine.model.fp8 import FP8_DTYPE, Fp8Weights
-from kernels.fp8_weights import BLOCK
+from engine.model.fp8 import Fp8Weights
+from kernels.fp8_block import BLOCK
+from kernels.fp8_weights import FP8_DTYPE
 from kernels.interface import KernelOps, LinearInput, LinearWeights
 
 _META = torch.device("meta")

@@ -10,10 +10,10 @@ from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.decoder import HEAD_NAME, LAYERS_PREFIX, Decoder
 from engine.model.dummy_weights import RandomWeights
-from engine.model.fp8 import FP8_DTYPE
 from engine.model.weights import Progress, WeightsReader, check_weights
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.families import reference_ops
+from kernels.fp8_weights import FP8_DTYPE
 from kernels.interface import KernelOps
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -27,18 +27,18 @@ _DTYPES = {
 }
 
 
-def resolve_dtype(name: str, checkpoint_dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
     """Returns the dtype of weights and activations.
 
     Args:
         name: auto, float32 (float), float16 (half) or bfloat16. `auto` selects the checkpoint's dtype on a GPU
             and float32 on a CPU, where 16-bit types are emulated or need instructions that few CPUs have.
-        checkpoint_dtype: dtype of the stored weights.
+        checkpoint_dtype: name of the dtype of the stored weights.
         device: the device of the model.
     Raises: ConfigError: an unknown name, or a dtype that the CPU operations do not support.
     """
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else checkpoint_dtype
+        return torch.float32 if device.type == "cpu" else _DTYPES[checkpoint_dtype]
     if name not in _DTYPES:
         raise ConfigError(f"dtype is {name!r}, supported are auto, {', '.join(_DTYPES)}")
     dtype = _DTYPES[name]

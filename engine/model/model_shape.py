@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 
 class LayerShape(NamedTuple):
     """Attention heads of one layer, on one rank."""
@@ -23,14 +21,14 @@ class ModelShape:
         layers: heads of each layer that has a KV cache.
         max_position_embeddings: context length in tokens.
         end_token_ids: ids that end an answer.
-        checkpoint_dtype: dtype of the stored weights that are not quantised.
+        checkpoint_dtype: name of the dtype of the stored weights that are not quantised.
     """
 
     vocab_size: int
     layers: tuple[LayerShape, ...]
     max_position_embeddings: int
     end_token_ids: frozenset[int]
-    checkpoint_dtype: torch.dtype
+    checkpoint_dtype: str
 
     @property
     def widest_layer(self) -> LayerShape:

@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint_file import exists, open_regular, read_json
+from engine.model.checkpoint_file import open_regular
 from engine.model.checkpoint_part import CheckpointPart
-from engine.model.fp8 import FP8_DTYPE
+from engine.model.model_folder import shard_files
 from engine.model.safetensors_file import (
     FP8_NAME,
     ITEM_BYTES,
@@ -20,10 +20,8 @@ from engine.model.safetensors_file import (
     TensorEntry,
     read_safetensors_header,
 )
+from kernels.fp8_weights import FP8_DTYPE
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-MAX_INDEX_BYTES = 64 << 20
 _SAMPLE_BYTES = 4096
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, FP8_NAME: FP8_DTYPE}
 
@@ -122,7 +120,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
     shards: dict[Path, dict[str, int]] = {}
     found: set[str] = set()
     num_activation_scales = num_kv_scales = 0
-    for file in _shard_files(path):
+    for file in shard_files(path):
         header, sampled = read_safetensors_header(file), {}
         for name, entry in header.tensors.items():
             if name not in parts:
@@ -171,26 +169,6 @@ def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart
         raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, quantization_config requires {FP8_NAME}")
     if part.tensor.dtype is not FP8_DTYPE and entry.dtype == FP8_NAME:
         raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, supported for this tensor are F32, F16, BF16")
-
-
-def _shard_files(path: Path) -> list[Path]:
-    index_path = path / INDEX_FILE
-    if not exists(index_path):
-        if not exists(path / SINGLE_FILE):
-            raise CheckpointError(f"{path}: has neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors are read")
-        return [path / SINGLE_FILE]
-    try:
-        names = sorted(set(read_json(index_path, MAX_INDEX_BYTES)["weight_map"].values()))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index_path}: cannot be read as an index with a weight_map: {error!r}") from error
-    files = []
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index_path}: weight_map names {name!r}, expected a file beside it")
-        if not exists(path / name):
-            raise CheckpointError(f"{path / name}: missing shard, {index_path.name} names {len(names)}")
-        files.append(path / name)
-    return files
 
 
 def _is_ignorable(name: str) -> bool:

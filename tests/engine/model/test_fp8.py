@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
-from engine.model.fp8 import FP8_DTYPE
 from engine.model.loader import load_model, weights_bytes
 from kernels.families import cpu_ops, reference_ops
+from kernels.fp8_weights import FP8_DTYPE
 from tests.support.engine.weights import BLOCK_CONFIG, BLOCK_SIZES, loaded_parts, quantized_in_blocks
 
 FILE = "model.safetensors"
