@@ -20,6 +20,7 @@ from chairlift.service.logs import log_to_stderr, report_error, terminal
 from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, check_process_limits
 from engine.config import EngineConfig, parse_config
 from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
+from engine.model.model_folder import check_folder, local_model
 from engine.serving.engine import STOP_GRACE_S, Engine
 from engine.serving.io_thread import IoThread
 from engine.serving.outgoing import CoalescePolicy
@@ -91,7 +92,10 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
             check=signals.check,
         )
         with startup.watched():
-            # Imports torch: seconds that a bad flag or a taken port should not cost.
+            is_dummy = config.load_format == "dummy"
+            if (folder := local_model(config.model, is_dummy=is_dummy)) is not None:
+                check_folder(folder, is_dummy=is_dummy)
+            # Imports torch: seconds that a bad flag, a taken port or an unsupported model should not cost.
             startup.begin("imports", "loading libraries")
             from engine.startup.build import build_engine
 

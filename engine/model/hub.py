@@ -15,6 +15,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 from tqdm.auto import tqdm
 
 from engine.errors import CheckpointError
+from engine.model.model_folder import local_model
 
 _FILES = [
     "config.json",
@@ -39,14 +40,8 @@ def resolve_model(name_or_dir: str, progress: Callable[[str], None] = lambda _: 
     Returns: the folder.
     Raises: CheckpointError: the name is not a folder, and cannot be downloaded.
     """
-    path = Path(name_or_dir).expanduser()
-    try:
-        if path.is_dir():
-            return path
-        if path.exists():
-            raise CheckpointError(f"{name_or_dir}: is a file, expected a checkpoint folder")
-    except OSError as error:
-        raise CheckpointError(f"{name_or_dir}: cannot be accessed: {error.strerror}") from error
+    if (path := local_model(name_or_dir)) is not None:
+        return path
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about disk space; an error follows if it is too small

@@ -8,6 +8,7 @@ from typing import Any
 from chairlift.service.engine_protocol import tokenizer_sha256
 from engine.errors import CheckpointError
 from engine.model.checkpoint_file import MAX_JSON_BYTES, exists, parse_json, read_bytes
+from engine.model.model_folder import require_tokenizer
 from engine.model.template_nesting import check_nesting
 from engine.model.tokenizer_json import complete
 
@@ -45,9 +46,7 @@ class TokenizerFiles:
         if not exists(model_dir / "tokenizer.json"):
             if not is_required:
                 return cls(())
-            raise CheckpointError(
-                f"{model_dir / 'tokenizer.json'} is missing: a tokenizer in the Hugging Face format is required"
-            )
+            require_tokenizer(model_dir)
         names = [name for name in TOKENIZER_FILE_NAMES if exists(model_dir / name)] + _template_names(model_dir)
         files = {name: read_bytes(model_dir / name, _max_bytes(name)) for name in names}
         objects = {name: _object(model_dir / name, data) for name, data in files.items() if name.endswith(".json")}

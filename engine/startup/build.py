@@ -13,10 +13,10 @@ from engine.config import EngineConfig, StepLimits
 from engine.core.config import SchedulerConfig
 from engine.core.scheduler import Scheduler
 from engine.errors import EngineError
-from engine.model.config import ModelConfig
 from engine.model.fingerprint import weights_fingerprint
 from engine.model.hub import resolve_model
 from engine.model.loader import check_checkpoint, resolve_dtype, weights_bytes
+from engine.model.model_folder import check_folder
 from engine.model.model_shape import ModelShape
 from engine.model.shapes import find_shape
 from engine.model.sharding import Sharding
@@ -73,10 +73,11 @@ def build_engine(
             _log.info("Batch-invariant: matrix products and attention use kernels with a fixed order of summation")
 
     startup.begin("model", f"finding model {config.model_name}")
+    is_dummy = config.load_format == "dummy"
     model_dir = _find_model(config, startup)
-    model_config = ModelConfig.from_dir(model_dir)
+    model_config = check_folder(model_dir, is_dummy=is_dummy)
     shape = model_config.shape
-    tokenizer = TokenizerFiles.from_dir(model_dir, is_required=config.load_format != "dummy")
+    tokenizer = TokenizerFiles.from_dir(model_dir, is_required=not is_dummy)
     grammars = MatcherCompiler(tokenizer, shape.vocab_size, shape.end_token_ids)
     startup.begin("grammars", "reading the tokenizer for grammars")
     grammars.prepare()  # before the cache is sized: takes 140 MB for 150,000 tokens
@@ -85,7 +86,7 @@ def build_engine(
     kv_plan = None
     if device.type == "cpu":
         # Check files and memory before kernels are compiled, which takes a minute the first time.
-        if config.load_format != "dummy":
+        if not is_dummy:
             check_checkpoint(model_dir, model_config, dtype, group=group)
         num_bytes = group.size * weights_bytes(model_config, dtype, group=group, quantization=config.quantization)
         free_bytes = bytes_beside_weights(num_bytes, config.quantization or dtype_name(dtype))

@@ -1,0 +1,94 @@
+"""What a folder lacks is said by name, with what to do, before torch is imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.errors import CheckpointError
+from engine.model.model_folder import check_folder
+from engine.model.shapes import find_shape
+from tests.hang import HANG_S
+from tests.support.engine.process import ENVIRONMENT
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the config.json of a supported model, and nothing else."""
+    shape = find_shape("llama-3.2-1b")
+    assert shape is not None
+    (tmp_path / "config.json").write_bytes((shape / "config.json").read_bytes())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([], "config.json: no such file; a checkpoint is a folder with config.json$"),
+        (["llama-q4.gguf"], "with config.json. The folder has 'llama-q4.gguf', the format of llama.cpp: serve"),
+        (["adapter_config.json", "adapter_model.safetensors"], "has 'adapter_config.json', a LoRA adapter: merge it"),
+        (["params.json", "consolidated.00.pth"], "has 'consolidated.00.pth', in the format of its publisher"),
+    ],
+)
+def test_a_folder_without_config_says_what_it_has(tmp_path: Path, names: list[str], words: str) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match=words):
+        check_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("README.md", "only safetensors are read$"),
+        ("pytorch_model-00001-of-00002.bin", "has 'pytorch_model-00001-of-00002.bin', pickled weights: convert them"),
+        ("consolidated.safetensors", "has 'consolidated.safetensors', in the format of its publisher: download"),
+        ("weights.safetensors", "has 'weights.safetensors', with another name: weights are model.safetensors, or"),
+        ("model-q8_0.gguf", "has 'model-q8_0.gguf', the format of llama.cpp"),
+    ],
+)
+def test_missing_weights_name_the_format_found(folder: Path, name: str, words: str) -> None:
+    (folder / name).touch()
+    with pytest.raises(CheckpointError, match=f"has neither model.safetensors nor .*{words}"):
+        check_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("README.md", "is required$"),
+        ("tokenizer.model", "has 'tokenizer.model', SentencePiece: convert it with transformers"),
+        ("tekken.json", "has 'tekken.json', Mistral's own format"),
+        ("vocab.json", "has 'vocab.json', a slow tokenizer: convert it"),
+    ],
+)
+def test_missing_tokenizer_names_the_format_found(folder: Path, name: str, words: str) -> None:
+    (folder / "model.safetensors").touch()
+    (folder / name).touch()
+    with pytest.raises(CheckpointError, match=f"tokenizer.json is missing: .*{words}"):
+        check_folder(folder)
+
+
+def test_random_weights_need_neither_weights_nor_tokenizer(folder: Path) -> None:
+    assert check_folder(folder, is_dummy=True).num_layers == 16
+
+
+def test_an_engine_refuses_without_importing_torch(tmp_path: Path) -> None:
+    """Their imports take longer than the rest of a refusal."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
+    code = (
+        "import sys; from engine.__main__ import main; status = main(sys.argv[1:]);"
+        "print(status, sorted({'torch', 'numba', 'triton', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--model", str(tmp_path), "--uds", str(tmp_path / "engine.sock")],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        env=ENVIRONMENT,
+        check=False,
+    )
+    assert done.stdout == "2 []\n", done.stderr
+    assert "architectures is ['MambaForCausalLM'], supported are LlamaForCausalLM" in done.stderr.splitlines()[-1]
