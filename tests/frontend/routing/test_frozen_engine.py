@@ -22,8 +22,11 @@ import asyncio, ctypes, signal, sys
 from tests.support.frontend.fake_engine import FakeEngine
 
 async def main():
-    hold = ctypes.PyDLL(None).usleep  # a PyDLL keeps the GIL
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, hold, int(1e6 * float(sys.argv[2])))
+    def hold():
+        print("holding", flush=True)
+        ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)  # a PyDLL keeps the GIL
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, hold)
     await FakeEngine(address=f"unix:{sys.argv[1]}").start()
     print("ready", flush=True)
     await asyncio.Event().wait()
@@ -36,7 +39,8 @@ asyncio.run(main())
 async def start_engine(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-c", ENGINE, str(tmp_path / "e.sock"), str(GIL_HELD_S)),
+        *("-c", ENGINE, str(tmp_path / "e.sock")),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
@@ -86,14 +90,13 @@ async def test_process_that_holds_its_gil_is_not_lost(
     engine: asyncio.subprocess.Process, app: FrontendApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     (attached,) = app.engines._connections.values()
-    num_before = attached._num_messages
-    await until(lambda: attached._num_messages > num_before)
+    assert engine.stdin is not None
+    assert engine.stdout is not None
     engine.send_signal(signal.SIGUSR1)
-    silent_s, num_before = 0.0, -1
-    while silent_s < GIL_HELD_S - 1:  # until it has been seen to hold it
-        num_before, seen = attached._num_messages, num_before
-        silent_s = silent_s + 0.5 if attached._num_messages == seen else 0.0
-        await asyncio.sleep(0.5)
+    assert await engine.stdout.readline() == b"holding\n"
+    await asyncio.sleep(GIL_HELD_S)  # pings are sent meanwhile
+    num_before = attached._num_messages
+    engine.stdin.write(b"\n")
     await until(lambda: attached._num_messages > num_before)
     assert "lost the engine" not in caplog.text
     assert app.engines.serving
