@@ -161,9 +161,9 @@ def test_the_worked_example_is_right() -> None:
     assert {f"{eight_bits.num_blocks:,}", f"{eight_bits.num_tokens:,}"} <= numbers
 
 
-def test_defaults_are_those_three_of_generation_config() -> None:
-    values: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": 7}
-    others = {"do_sample": False, "max_new_tokens": 9, "repetition_penalty": 2.0, "min_p": 0.5}
+def test_defaults_are_those_of_generation_config() -> None:
+    values: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.5, "repetition_penalty": 2.0}
+    others = {"do_sample": False, "max_new_tokens": 9}
     files = {"generation_config.json": json.dumps({**values, **others}).encode()}
     assert sampling_defaults(files) == values
     assert sampling_defaults({"generation_config.json": b'{"temperature": 101, "top_p": 0}'}) == API_DEFAULTS

@@ -62,11 +62,18 @@ class Sampling:
     top_k: Annotated[
         int, Rule("Keeps the k most probable tokens; 0 keeps all", range="0 to 2^32 - 1", from_model=True)
     ] = 0
-    min_p: Annotated[float, Rule("Keeps tokens at least this fraction as probable as the best one", 0, 1)] = 0.0
+    min_p: Annotated[
+        float, Rule("Keeps tokens at least this fraction as probable as the best one", 0, 1, from_model=True)
+    ] = 0.0
     # Far out of its range, logits divided by the penalty become infinite or all 0.
     repetition_penalty: Annotated[
         float,
-        Rule("Divides positive and multiplies negative logits of tokens in prompt or answer; 1 is off", 0.1, 10),
+        Rule(
+            "Divides positive and multiplies negative logits of tokens in prompt or answer; 1 is off",
+            0.1,
+            10,
+            from_model=True,
+        ),
     ] = 1.0
     presence_penalty: Annotated[
         float, Rule("Lowers the logit of each token that is in the answer; 0 is off", -2, 2)

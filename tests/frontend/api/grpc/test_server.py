@@ -205,15 +205,22 @@ async def test_max_tokens_defaults_to_what_fits(make_pair):
         assert pair.engine.submissions[-1].stops.max_tokens == expected
 
 
+GENERATION_CONFIG = b'{"temperature": 0.5, "top_k": 3, "top_p": 0.75, "min_p": 0.25, "repetition_penalty": 1.5}'
+
+
 async def test_defaults_of_generation_config_apply_where_the_request_is_silent(make_pair, text_request):
-    files = {**byte_tokenizer_files(), "generation_config.json": b'{"temperature": 0.5, "top_k": 3, "top_p": 0.75}'}
+    files = {**byte_tokenizer_files(), "generation_config.json": GENERATION_CONFIG}
     pair = await make_pair(engine=FakeEngine(files=files))
     model = await pair.stub().GetModel(pb.GetModelRequest())
-    assert model.default_sampling == pb.SamplingOptions(temperature=0.5, top_k=3, top_p=0.75)
-    await collect(pair.stub().StreamGenerate(text_request("a", sampling=pb.SamplingOptions(temperature=0, top_k=0))))
+    assert model.default_sampling == pb.SamplingOptions(
+        temperature=0.5, top_k=3, top_p=0.75, min_p=0.25, repetition_penalty=1.5
+    )
+    own = pb.SamplingOptions(temperature=0, top_k=0, repetition_penalty=1)
+    await collect(pair.stub().StreamGenerate(text_request("a", sampling=own)))
     await collect(pair.stub().StreamGenerate(text_request("a")))
-    sent = [(s.sampling.temperature, s.sampling.top_k, s.sampling.top_p) for s in pair.engine.submissions]
-    assert sent == [(0, 0, 0.75), (0.5, 3, 0.75)]
+    sampling = [submission.sampling for submission in pair.engine.submissions]
+    assert [(s.temperature, s.top_k, s.top_p) for s in sampling] == [(0, 0, 0.75), (0.5, 3, 0.75)]
+    assert [(s.min_p, s.repetition_penalty) for s in sampling] == [(0.25, 1), (0.25, 1.5)]
 
 
 async def test_count_tokens(pair):
