@@ -5,7 +5,6 @@ Compiled kernels depend on nothing else, so a check need not be repeated at ever
 
 import contextlib
 import hashlib
-import importlib.metadata
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 import numba
 from llvmlite import binding  # type: ignore[import-untyped]
 
-from kernels.cpu.jit import cache_folder
+from kernels.cpu.kernel_cache import cache_folder, digest_of, kernel_sources
 
-_SOURCES = Path(__file__).parents[1]
+_REFERENCES = Path(__file__).parents[1] / "reference"
 _config: Any = numba.config  # its attributes are made at run time
 
 
@@ -37,6 +36,7 @@ def _file() -> Path:
     folder = cache_folder()
     if folder is None:
         raise FileNotFoundError("kernels are not cached")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder / f"checked-{_environment()}.txt"
 
 
@@ -47,11 +47,6 @@ def _key(form: str) -> str:
 @cache
 def _environment() -> str:
     """Returns a hash of everything but the form on which the result of a check depends."""
-    parts = [
-        *(_config.CPU_NAME or binding.get_host_cpu_name(), _config.CPU_FEATURES or binding.get_host_cpu_features()),
-        *(f"{name} {importlib.metadata.version(name)}" for name in ("llvmlite", "numba", "numpy", "torch")),
-    ]
-    digest = hashlib.sha256("\n".join(map(str, parts)).encode())
-    for source in sorted([*_SOURCES.glob("*.py"), *_SOURCES.glob("cpu/*.py"), *_SOURCES.glob("reference/*.py")]):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+    sources = digest_of([*kernel_sources(), *_REFERENCES.glob("*.py")], ("llvmlite", "numba", "numpy", "torch"))
+    cpu = (_config.CPU_NAME or binding.get_host_cpu_name(), _config.CPU_FEATURES or binding.get_host_cpu_features())
+    return hashlib.sha256(f"{sources} {cpu}".encode()).hexdigest()[:16]

@@ -1,23 +1,20 @@
-"""Compiles the CPU kernels and caches them on disk.
+"""Compiles the CPU kernels.
 
-Every kernel is cached on disk and releases the GIL. Divisions by zero follow IEEE 754, because a check would keep loops
-from being vectorised. numba's cache only notices changes of a kernel's own file, but kernels call each other across
-files: on import, cache entries older than the newest file of this folder are deleted.
+Every kernel is cached on disk (`kernel_cache.py`) and releases the GIL. Divisions by zero follow IEEE 754, because a
+check would keep loops from being vectorised.
 """
 
 import contextlib
-import functools
-import logging
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.core import event
-from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
+
+from kernels.cpu.kernel_cache import KernelCache
 
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 """Allows vectorised sums. `nnan` and `ninf` are left out: a row with a NaN must stay NaN to be reported as failed."""
@@ -25,68 +22,14 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OnCompiled = Callable[[int, int], None]
 
-_log = logging.getLogger(__name__)
-
 _kernels: list[Any] = []  # all of this process; an engine uses every one of them
 
 
-class _Cache(FunctionCache):
-    """numba's cache, except that a failing or damaged disk causes a warning and a recompile, not an exception."""
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Returns None if the kernel is not cached or cannot be read."""
-        try:
-            return cast(Any, super()).load_overload(sig, target_context)
-        except OSError as error:
-            self._warn(error)
-        except Exception as error:  # unpickling a file that was cut off may raise anything
-            _log.warning("recompiling a CPU kernel: its cache file is damaged: %r, %r", self, error)
-            with contextlib.suppress(OSError):
-                cast(Any, self).flush()
-        return None
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Saves a kernel for the next start, if possible."""
-        try:
-            cast(Any, super()).save_overload(sig, data)
-        except OSError as error:
-            self._warn(error)
-
-    def _warn(self, error: OSError) -> None:
-        _warn_uncached(f"{Path(self.cache_path).parent}: {error.strerror}")  # which names no file: one line for all
-
-
-@functools.cache  # once per cause and process
-def _warn_uncached(reason: str) -> None:
-    _log.warning("CPU kernels are not cached, every start compiles them again: %s", reason)
-
-
-@functools.cache  # once per folder and process
-def _drop_stale_cache(sources: Path, cache: Path) -> None:
-    """Deletes stale entries. Safe beside other processes: numba recompiles an entry that disappears."""
-    newest_s = max(source.stat().st_mtime for source in sources.glob("*.py"))
-    for entry in cache.glob("*.nb[ic]"):
-        with contextlib.suppress(OSError):
-            if entry.stat().st_mtime < newest_s:
-                entry.unlink()
-
-
 def _compile(function: _Function, *, fastmath: set[str] | bool, parallel: bool = False) -> _Function:
-    try:
-        jitted: Any = njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath, parallel=parallel)(function)
-        _drop_stale_cache(Path(__file__).parent, Path(jitted.stats.cache_path))
-        jitted._cache = cast(Any, _Cache)(function)
-    except RuntimeError:  # no folder to cache in, neither beside the source nor in the user's home: compile every time
-        _warn_uncached("no cache folder is writable; set NUMBA_CACHE_DIR")
-        jitted = njit(nogil=True, error_model="numpy", fastmath=fastmath, parallel=parallel)(function)
+    jitted: Any = njit(nogil=True, error_model="numpy", fastmath=fastmath, parallel=parallel)(function)
+    jitted._cache = KernelCache(function)
     _kernels.append(jitted)
     return cast(_Function, jitted)
-
-
-def cache_folder() -> Path | None:
-    """Returns the folder in which kernels are cached; None if they are not."""
-    paths = (kernel.stats.cache_path for kernel in _kernels)
-    return next((Path(path) for path in paths if path), None)
 
 
 @contextlib.contextmanager

@@ -106,7 +106,7 @@ def test_a_result_counts_for_this_cpu_these_packages_and_sources(
     sources = tmp_path / "kernels"
     (sources / "cpu").mkdir(parents=True)
     (sources / "cpu" / "a.py").write_text("1")
-    monkeypatch.setattr(checked, "_SOURCES", sources)
+    monkeypatch.setattr(checked, "kernel_sources", lambda: [*sources.glob("cpu/*.py")])
     checked._environment.cache_clear()
     try:
         remember_checked("form")
