@@ -1,25 +1,14 @@
 """The configuration of a model, read from its config.json and checked; the same fields for all architectures."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
+from engine.model.architectures import FAMILIES
 from engine.model.checkpoint_file import exists
 from engine.model.config_fields import ConfigFields
+from engine.model.family import DecoderTraits, Family
 from engine.model.fp8 import Fp8Weights
 from engine.model.model_shape import LayerShape, ModelShape
-from engine.model.rope import RopeConfig
-
-
-class Architecture(StrEnum):
-    """Supported values of `architectures`."""
-
-    LLAMA = "LlamaForCausalLM"
-    MISTRAL = "MistralForCausalLM"
-    QWEN2 = "Qwen2ForCausalLM"
-    QWEN3 = "Qwen3ForCausalLM"
-
 
 # Several times the values of the largest models; beyond them even the shapes of the weights cannot be handled.
 _MAX_LAYERS = 1024
@@ -28,15 +17,6 @@ _MAX_HEAD_DIM = 8192
 _MAX_HIDDEN_SIZE = 2**22
 _MAX_VOCAB_SIZE = 2**24
 _MAX_POSITIONS = 2**27
-
-# Defaults of absent fields in `transformers`, except for None.
-_DEFAULTS: dict[Architecture, dict[str, Any]] = {
-    Architecture.LLAMA: {},
-    Architecture.MISTRAL: {"sliding_window": 4096, "num_key_value_heads": 8},
-    Architecture.QWEN2: {"sliding_window": 4096, "num_key_value_heads": 32},
-    Architecture.QWEN3: {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
-}
-_DEFAULT_END_TOKEN_IDS = {Architecture.LLAMA: 2, Architecture.MISTRAL: 2}
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -50,12 +30,10 @@ class ModelConfig:
         checkpoint_dtype: name of the dtype of the stored weights that are not quantised, from config.json.
         end_token_ids: ids that end an answer, from generation_config.json and config.json.
         fp8: which linear layers are stored in 8 bits; None if the checkpoint is not quantised.
-        sliding_window: number of tokens a token attends to, including itself, in the layers with a window.
-        use_sliding_window, max_window_layers, layer_types, attention_bias, mlp_bias: values of the checkpoint, which
-            `architectures.py` interprets. `layer_types` is empty or has one entry per layer.
+        traits: what distinguishes the family of the model.
     """
 
-    architecture: Architecture
+    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -65,14 +43,8 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope: RopeConfig
     tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
-    sliding_window: int | None
-    use_sliding_window: bool
-    max_window_layers: int
-    layer_types: tuple[str, ...]
+    traits: DecoderTraits
     checkpoint_dtype: str
     end_token_ids: frozenset[int]
     fp8: Fp8Weights | None = None
@@ -89,8 +61,8 @@ class ModelConfig:
         Raises: CheckpointError: a missing, invalid or unsupported field.
         """
         fields = ConfigFields.from_file(path / "config.json")
-        architecture = _architecture(fields)
-        fields = fields.with_defaults(_DEFAULTS[architecture])
+        family = _family(fields)
+        stated, fields = fields, fields.with_defaults(dict(family.defaults))
         hidden_size = fields.integer("hidden_size", maximum=_MAX_HIDDEN_SIZE)
         num_heads = fields.integer("num_attention_heads", maximum=_MAX_HEADS)
         num_kv_heads = fields.integer("num_key_value_heads", num_heads, maximum=_MAX_HEADS)
@@ -108,28 +80,21 @@ class ModelConfig:
         dtype = fields.raw("dtype", fields.raw("torch_dtype", "float32"))
         if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise fields.error("dtype", f"is {dtype!r}, supported are {', '.join(_DTYPES)}")
-        num_layers = fields.integer("num_hidden_layers", maximum=_MAX_LAYERS)
         return cls(
-            architecture=architecture,
+            architecture=family.architecture,
             vocab_size=fields.integer("vocab_size", maximum=_MAX_VOCAB_SIZE),
             hidden_size=hidden_size,
             intermediate_size=fields.integer("intermediate_size", maximum=_MAX_HIDDEN_SIZE),
-            num_layers=num_layers,
+            num_layers=fields.integer("num_hidden_layers", maximum=_MAX_LAYERS),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             max_position_embeddings=fields.integer("max_position_embeddings", maximum=_MAX_POSITIONS),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-            rope=RopeConfig.from_fields(fields),
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-            attention_bias=fields.flag("attention_bias", False),
-            mlp_bias=fields.flag("mlp_bias", False),
-            sliding_window=fields.integer("sliding_window") if "sliding_window" in fields else None,
-            use_sliding_window=fields.flag("use_sliding_window", False),
-            max_window_layers=fields.integer("max_window_layers", 28, minimum=0),
-            layer_types=_layer_types(fields, num_layers),
+            traits=family.read_traits(fields),
             checkpoint_dtype=dtype,
-            end_token_ids=_end_token_ids(path, fields, architecture),
+            end_token_ids=_end_token_ids(path, stated, fields),
             fp8=Fp8Weights.from_fields(fields),
         )
 
@@ -145,30 +110,16 @@ class ModelConfig:
         )
 
 
-def _architecture(fields: ConfigFields) -> Architecture:
+def _family(fields: ConfigFields) -> Family:
     names = fields.raw("architectures")
-    for architecture in Architecture:
+    for architecture, family in FAMILIES.items():
         if isinstance(names, list) and architecture in names:
-            return architecture
-    raise fields.error("architectures", f"is {names!r}, supported are {', '.join(Architecture)}; see docs/models.md")
+            return family
+    raise fields.error("architectures", f"is {names!r}, supported are {', '.join(FAMILIES)}; see docs/models.md")
 
 
-def _layer_types(fields: ConfigFields, num_layers: int) -> tuple[str, ...]:
-    if "layer_types" not in fields:
-        return ()
-    types = fields.raw("layer_types")
-    if not isinstance(types, list) or len(types) != num_layers:
-        raise fields.error(
-            "layer_types", f"is {types!r}, expected a list with one entry for each of {num_layers} layers"
-        )
-    if unknown := sorted({str(kind) for kind in types} - {"full_attention", "sliding_attention"}):
-        raise fields.error("layer_types", f"has {', '.join(unknown)}, supported are full_attention, sliding_attention")
-    return tuple(types)
-
-
-def _end_token_ids(path: Path, fields: ConfigFields, architecture: Architecture) -> frozenset[int]:
+def _end_token_ids(path: Path, stated: ConfigFields, fields: ConfigFields) -> frozenset[int]:
     generation_path = path / "generation_config.json"
     if exists(generation_path):
-        return fields.token_ids("eos_token_id") | ConfigFields.from_file(generation_path).token_ids("eos_token_id")
-    default = _DEFAULT_END_TOKEN_IDS.get(architecture)
-    return fields.with_defaults({} if default is None else {"eos_token_id": default}).token_ids("eos_token_id")
+        return stated.token_ids("eos_token_id") | ConfigFields.from_file(generation_path).token_ids("eos_token_id")
+    return fields.token_ids("eos_token_id")

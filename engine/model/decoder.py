@@ -6,7 +6,7 @@ import torch
 
 from engine.model.checkpoint_part import CheckpointPart, Fill, Span
 from engine.model.config import ModelConfig
-from engine.model.decoder_layer import DecoderLayer, DecoderTraits
+from engine.model.decoder_layer import DecoderLayer
 from engine.model.rotary_tables import rotary_tables
 from engine.model.sharding import Sharding
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
@@ -27,7 +27,6 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        traits: DecoderTraits,
         ops: KernelOps,
         *,
         max_positions: int,
@@ -48,13 +47,14 @@ class Decoder:
         self._group = group
         sharding = Sharding.of(config, group.rank, group.size)
         self._vocabulary = sharding.vocabulary
-        self._rotary = rotary_tables(config.rope, config.head_dim, max_positions, device)
+        ropes = config.traits.ropes
+        tables = {rope: rotary_tables(rope, config.head_dim, max_positions, device) for rope in dict.fromkeys(ropes)}
         self._vocabulary_rows = sharding.vocabulary_rows
         self.embed_tokens = self._vocabulary_matrix(device)
         self._packed_lm_head: LinearWeights = None
         self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
         self.layers = [
-            DecoderLayer(config, traits, index, ops, group, sharding, dtype=dtype, device=device)
+            DecoderLayer(config, index, tables[ropes[index]], ops, group, sharding, dtype=dtype, device=device)
             for index in range(config.num_layers)
         ]
 
@@ -121,7 +121,7 @@ class Decoder:
         x = self._ops.rms_norm(residual, self.layers[0].input_norm, eps, for_linear=True)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, kv_cache, next_norm in zip(self.layers, kv_caches, next_norms, strict=True):
-            x = layer.attention(x, positions, self._rotary, kv_cache, metadata)
+            x = layer.attention(x, positions, kv_cache, metadata)
             x, residual = self._ops.add_rms_norm(x, residual, layer.post_attention_norm, eps, for_linear=True)
             x = layer.mlp(x)
             for_linear = next_norm is not self.norm  # the rows for the logits are gathered first

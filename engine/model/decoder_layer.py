@@ -1,7 +1,5 @@
 """One layer of the decoder: attention and a gated feed-forward network, each preceded by an RMSNorm."""
 
-from dataclasses import dataclass
-
 import torch
 
 from engine.model.checkpoint_part import CheckpointPart, Fill, Span
@@ -13,31 +11,14 @@ from kernels.interface import KernelOps, KVCache, LinearInput
 from kernels.metadata import AttentionMetadata
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderTraits:
-    """Differences of an architecture from the common decoder.
-
-    Attributes:
-        sliding_windows: per layer: number of tokens a token attends to, including itself; None: all before it.
-        qkv_bias, o_bias, mlp_bias: which projections add a bias.
-        qk_norm: whether each query and key head has an RMSNorm before the rotation.
-    """
-
-    sliding_windows: tuple[int | None, ...]
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-
-
 class DecoderLayer:
     """Weights and computation of one layer, or of the shard of a rank."""
 
     def __init__(
         self,
         config: ModelConfig,
-        traits: DecoderTraits,
         index: int,
+        rotary: tuple[torch.Tensor, torch.Tensor],
         ops: KernelOps,
         group: ParallelGroup,
         sharding: Sharding,
@@ -45,8 +26,10 @@ class DecoderLayer:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        traits = config.traits
         self._ops = ops
         self._group = group
+        self._rotary = rotary
         self._prefix = f"model.layers.{index}."
         self._eps = config.rms_norm_eps
         self._head_dim = config.head_dim
@@ -97,7 +80,6 @@ class DecoderLayer:
         self,
         x: LinearInput,
         positions: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
         kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
@@ -106,7 +88,7 @@ class DecoderLayer:
         q = self._ops.rotate_and_store(
             self.qkv(self._ops, x),
             positions,
-            *rotary,
+            *self._rotary,
             kv_cache,
             metadata.slot_mapping,
             head_norms=head_norms,

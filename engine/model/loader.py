@@ -6,7 +6,6 @@ from typing import Literal
 import torch
 
 from engine.errors import ConfigError
-from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.decoder import HEAD_NAME, LAYERS_PREFIX, Decoder
 from engine.model.dummy_weights import RandomWeights
@@ -66,9 +65,9 @@ def weights_bytes(
             and a scale per row. int8 includes the output head. None: all weights are in dtype.
     Raises: ConfigError, CheckpointError: see `Decoder`.
     """
-    traits, ops = decoder_traits(config), reference_ops()  # never called
+    ops = reference_ops()  # never called
     meta = torch.device("meta")
-    model = Decoder(config, traits, ops, max_positions=1, dtype=dtype, device=meta, group=group)
+    model = Decoder(config, ops, max_positions=1, dtype=dtype, device=meta, group=group)
     parts = model.checkpoint_parts()
     tensors = {name: part.tensor for name, part in parts.items()}
     if config.tie_word_embeddings:
@@ -94,9 +93,7 @@ def check_checkpoint(
     Raises: CheckpointError, ConfigError: see `load_model`.
     """
     meta = torch.device("meta")
-    model = Decoder(
-        config, decoder_traits(config), reference_ops(), max_positions=1, dtype=dtype, device=meta, group=group
-    )
+    model = Decoder(config, reference_ops(), max_positions=1, dtype=dtype, device=meta, group=group)
     check_weights(path, model.checkpoint_parts())
 
 
@@ -132,7 +129,6 @@ def load_model(
     """
     model = Decoder(
         config,
-        decoder_traits(config),
         ops,
         max_positions=max_model_len or config.max_position_embeddings,
         dtype=dtype,

@@ -7,7 +7,6 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.startup.progress import StartupProgress
 from kernels.check import KernelCase, Mismatch, ModelForms, Weights8Bit, find_mismatches, kernel_cases, run_cases
@@ -27,7 +26,7 @@ def model_forms(
         model_config: configuration of the rank's shard.
         dtype, kv_dtype: dtypes of activations and of the cache.
     """
-    traits = decoder_traits(model_config)
+    traits = model_config.traits
     weights: Weights8Bit | None = config.quantization
     if model_config.keeps_fp8:
         weights = "fp8 checkpoint"

@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from engine.errors import CheckpointError
-from engine.model.architectures import decoder_traits
-from engine.model.config import Architecture, ModelConfig
+from engine.model.architectures import FAMILIES
+from engine.model.config import ModelConfig
 from engine.model.rope import RopeConfig
 from engine.model.rotary_tables import inverse_frequencies, rotary_tables
 
@@ -45,9 +45,9 @@ def read(tmp_path):
 
 def test_defaults_of_a_minimal_config(read):
     config = read()
-    assert config.architecture is Architecture.LLAMA
+    assert config.architecture == "LlamaForCausalLM"
     assert (config.num_kv_heads, config.head_dim) == (4, 16)
-    assert config.rope == RopeConfig(theta=10000.0)
+    assert config.traits.ropes[0] == RopeConfig(theta=10000.0)
     assert config.checkpoint_dtype == "float32"
     assert not config.tie_word_embeddings
     assert config.end_token_ids == {2}
@@ -57,7 +57,7 @@ def test_null_counts_as_absent(read):
     assert read(num_key_value_heads=None, head_dim=None, rope_scaling=None, sliding_window=None) == read()
 
 
-@pytest.mark.parametrize("architecture", Architecture)
+@pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -76,9 +76,9 @@ def test_null_counts_as_absent(read):
     ids=str,
 )
 def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path, architecture, fields):
-    if architecture is Architecture.QWEN3 and "head_dim" in fields:
+    if architecture == "Qwen3ForCausalLM" and "head_dim" in fields:
         fields = {**fields, "head_dim": 32}  # transformers takes no null there
-    if architecture is Architecture.MISTRAL and "num_key_value_heads" in fields:
+    if architecture == "MistralForCausalLM" and "num_key_value_heads" in fields:
         fields = {**fields, "num_key_value_heads": 8}
     shape = {"hidden_size": 1024, "num_attention_heads": 64}
     model_type = architecture.removesuffix("ForCausalLM").lower()
@@ -87,14 +87,14 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 1024 // 64)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.traits.ropes[0].theta == theirs.rope_parameters["rope_theta"]
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     ids = theirs.eos_token_id
     assert ours.end_token_ids == (set() if ids is None else {ids} if isinstance(ids, int) else set(ids))
-    window = getattr(theirs, "sliding_window", None) if architecture is not Architecture.LLAMA else None
+    window = getattr(theirs, "sliding_window", None) if architecture != "LlamaForCausalLM" else None
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 3
     expected = tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    assert decoder_traits(ours).sliding_windows == expected
+    assert ours.traits.sliding_windows == expected
 
 
 def test_end_tokens_come_from_generation_config_alone_if_config_has_none(read):
@@ -124,7 +124,7 @@ def test_end_token_ids_come_from_both_files(read):
     ],
 )
 def test_rope_fields_of_old_and_new_checkpoints(read, old, new):
-    assert read(**old).rope == read(rope_parameters=new).rope
+    assert read(**old).traits == read(rope_parameters=new).traits
 
 
 def test_llama3_frequencies_keep_short_wavelengths_and_divide_long_ones():
@@ -145,7 +145,7 @@ def test_rotary_tables_hold_the_angle_of_each_position():
     torch.testing.assert_close(sin[57].double(), angles.sin(), atol=1e-5, rtol=0)
 
 
-QWEN = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}
+QWEN = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "num_key_value_heads": 4}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ QWEN = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}
     ],
 )
 def test_sliding_windows_by_architecture(read, overrides, windows):
-    assert decoder_traits(read(num_key_value_heads=4, **overrides)).sliding_windows == windows
+    assert read(**{"num_key_value_heads": 4, **overrides}).traits.sliding_windows == windows
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,11 @@ def test_sliding_windows_by_architecture(read, overrides, windows):
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>', expected a token id or a list of them"),
         (
-            {"layer_types": ["full_attention"]},
+            {**QWEN, "layer_types": ["full_attention"]},
             "layer_types is ['full_attention'], expected a list with one entry for each of 3",
         ),
         (
-            {"layer_types": ["full_attention", "full_attention", "mamba"]},
+            {**QWEN, "layer_types": ["full_attention", "full_attention", "mamba"]},
             "layer_types has mamba, supported are full_attention",
         ),
         (

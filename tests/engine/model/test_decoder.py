@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.loader import load_model, weights_bytes
@@ -166,7 +165,7 @@ def test_checkpoint_parts_are_those_of_the_file_and_share_no_memory(make_checkpo
     path = make_checkpoint("qwen3", attention_bias=True, tie_word_embeddings=tied)
     config = ModelConfig.from_dir(path)
     cpu = torch.device("cpu")
-    model = Decoder(config, decoder_traits(config), reference_ops(), max_positions=1, dtype=torch.float32, device=cpu)
+    model = Decoder(config, reference_ops(), max_positions=1, dtype=torch.float32, device=cpu)
     parts = {}
     model.load(parts.update)
     assert parts.keys() == model.checkpoint_parts().keys()

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.loader import resolve_dtype, weights_bytes
@@ -49,7 +48,7 @@ def test_16_bit_dtypes_are_rejected_on_a_cpu(config):
 
 
 def peak_bytes_while_loading(config, ops, dtype, device):
-    model = Decoder(config, decoder_traits(config), ops, max_positions=1, dtype=dtype, device=device)
+    model = Decoder(config, ops, max_positions=1, dtype=dtype, device=device)
     with PeakBytes() as memory:
         model.load(lambda parts: [part.tensor.zero_() for part in parts.values()])
     return memory.peak_bytes

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from engine.errors import ConfigError
-from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.loader import load_model, weights_bytes
 from engine.model.sharding import Sharding
@@ -199,4 +198,4 @@ def test_a_rank_sees_its_heads_and_the_whole_vocabulary(make_checkpoint):
     shard = Sharding.of(config, 3, 4).config_of(config)
     assert (shard.num_heads, shard.num_kv_heads, shard.intermediate_size) == (1, 1, 28)
     assert (shard.head_dim, shard.vocab_size, shard.hidden_size) == (16, 211, 64)
-    assert decoder_traits(shard) == decoder_traits(config)
+    assert shard.traits == config.traits

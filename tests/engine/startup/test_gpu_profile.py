@@ -10,7 +10,6 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from engine.config import EngineConfig
-from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.loader import weights_bytes
@@ -60,10 +59,9 @@ def test_default_flags_leave_47_000_tokens_beside_an_8b_model_in_16_bits_on_24_g
         memory=GpuMemory("fake", 24 * GIB, 24 * GIB - CONTEXT_BYTES, config.gpu_memory_utilization),
     )
     ops = GpuOps(META, gpu.target, num_processors=gpu.num_processors)
-    small = replace(whole, num_layers=2, layer_types=whole.layer_types[:2])
+    small = replace(whole, num_layers=2)
     model = Decoder(
         small,
-        decoder_traits(small),
         ops,
         max_positions=whole.max_position_embeddings,
         dtype=torch.bfloat16,

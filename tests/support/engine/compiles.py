@@ -21,7 +21,6 @@ from engine.core.config import SchedulerConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.interfaces import execute
-from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.shapes import find_shape, shape_names
@@ -119,10 +118,9 @@ def _serve(
     folder = find_shape(variant.shape)
     assert folder is not None, f"no shape {variant.shape}"
     config = ModelConfig.from_dir(folder)
-    config = replace(config, num_layers=2, layer_types=config.layer_types[:2])
-    traits = decoder_traits(config)
+    config = replace(config, num_layers=2)
     if variant.sliding_window:
-        traits = replace(traits, sliding_windows=(variant.sliding_window, None))
+        config = replace(config, traits=replace(config.traits, sliding_windows=(variant.sliding_window, None)))
     ops = _RecordingOps(
         _META,
         target,
@@ -132,7 +130,7 @@ def _serve(
         batch_invariant=variant.batch_invariant,
     )
     ops.graphs = graphs
-    model = Decoder(config, traits, ops, max_positions=_MAX_MODEL_LEN, dtype=variant.dtype, device=_META)
+    model = Decoder(config, ops, max_positions=_MAX_MODEL_LEN, dtype=variant.dtype, device=_META)
     model.load(lambda _parts: None)
     kv_dtype = target.require_fp8("an 8-bit cache") if variant.has_fp8_cache else variant.dtype
     num_blocks = _MAX_NUM_SEQS * _MAX_MODEL_LEN // variant.block_size // 3  # some requests are preempted

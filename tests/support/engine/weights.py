@@ -12,7 +12,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.model.architectures import decoder_traits
 from engine.model.checkpoint_part import CheckpointPart
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
@@ -74,7 +73,6 @@ def loaded_parts(
     config = ModelConfig.from_dir(path)
     model = Decoder(
         config,
-        decoder_traits(config),
         reference_ops(),
         max_positions=1,
         dtype=torch.float32,

@@ -1,0 +1,1 @@
+"""One module per family of models; `engine.model.architectures` is their registry."""

@@ -1,0 +1,18 @@
+"""Llama (arXiv:2302.13971; Llama 3: arXiv:2407.21783, whose rope scaling is in `rope.py`)."""
+
+from engine.model.config_fields import ConfigFields
+from engine.model.family import DecoderTraits, Family, num_layers, same_ropes
+
+
+def _traits(fields: ConfigFields) -> DecoderTraits:
+    attention_bias = fields.flag("attention_bias", False)
+    return DecoderTraits(
+        sliding_windows=(None,) * num_layers(fields),
+        ropes=same_ropes(fields),
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+LLAMA = Family("LlamaForCausalLM", _traits, {"eos_token_id": 2})

@@ -1,0 +1,36 @@
+"""Qwen2, Qwen2.5 (arXiv:2407.10671, arXiv:2412.15115) and dense Qwen3 (arXiv:2505.09388)."""
+
+from engine.model.config_fields import ConfigFields
+from engine.model.family import DecoderTraits, Family, num_layers, same_ropes, sliding_window, windows_by_layer_type
+
+
+def _qwen2(fields: ConfigFields) -> DecoderTraits:
+    """Biases on queries, keys and values."""
+    return DecoderTraits(sliding_windows=_windows(fields), ropes=same_ropes(fields), qkv_bias=True)
+
+
+def _qwen3(fields: ConfigFields) -> DecoderTraits:
+    """Norms of query and key heads; biases only if the checkpoint has them."""
+    attention_bias = fields.flag("attention_bias", False)
+    return DecoderTraits(
+        sliding_windows=_windows(fields),
+        ropes=same_ropes(fields),
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        qk_norm=True,
+    )
+
+
+def _windows(fields: ConfigFields) -> tuple[int | None, ...]:
+    """The window of each layer; none unless `use_sliding_window`, even if a size is given.
+
+    `layer_types` lists the layers that have one; older checkpoints have it from layer `max_window_layers` on.
+    """
+    window = sliding_window(fields) if fields.flag("use_sliding_window", False) else None
+    first = fields.integer("max_window_layers", 28, minimum=0)
+    default = tuple(window if layer >= first else None for layer in range(num_layers(fields)))
+    return windows_by_layer_type(fields, window, default)
+
+
+QWEN2 = Family("Qwen2ForCausalLM", _qwen2, {"sliding_window": 4096, "num_key_value_heads": 32})
+QWEN3 = Family("Qwen3ForCausalLM", _qwen3, {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128})

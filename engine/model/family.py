@@ -1,0 +1,76 @@
+"""What distinguishes families of models: a record that each module of `engine.model.families` fills."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.model.config_fields import ConfigFields
+from engine.model.rope import RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderTraits:
+    """Differences of a model from the common decoder. Tuples have one entry per layer.
+
+    Attributes:
+        sliding_windows: number of tokens a token attends to, including itself; None: all before it.
+        ropes: rotation of queries and keys.
+        qkv_bias, o_bias, mlp_bias: which projections add a bias.
+        qk_norm: whether each query and key head has an RMSNorm before the rotation.
+    """
+
+    sliding_windows: tuple[int | None, ...]
+    ropes: tuple[RopeConfig, ...]
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        architecture: its entry of `architectures` in config.json.
+        read_traits: reads the traits of a model from its config.json; raises CheckpointError for a bad field.
+        defaults: values of fields that config.json may lack, as in the configuration class of `transformers`.
+    """
+
+    architecture: str
+    read_traits: Callable[[ConfigFields], DecoderTraits]
+    defaults: Mapping[str, Any]
+
+
+def num_layers(fields: ConfigFields) -> int:
+    """Returns the number of layers."""
+    return fields.integer("num_hidden_layers")
+
+
+def windows_by_layer_type(
+    fields: ConfigFields, window: int | None, default: tuple[int | None, ...]
+) -> tuple[int | None, ...]:
+    """Returns the window of each layer: those that `layer_types` lists as sliding have it; without, the default.
+
+    Raises: CheckpointError: another number of layers, or another type.
+    """
+    if "layer_types" not in fields:
+        return default
+    types = fields.raw("layer_types")
+    if not isinstance(types, list) or len(types) != len(default):
+        raise fields.error(
+            "layer_types", f"is {types!r}, expected a list with one entry for each of {len(default)} layers"
+        )
+    if unknown := sorted({str(kind) for kind in types} - {"full_attention", "sliding_attention"}):
+        raise fields.error("layer_types", f"has {', '.join(unknown)}, supported are full_attention, sliding_attention")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def sliding_window(fields: ConfigFields) -> int | None:
+    """Returns the number of tokens of a window, if there is one."""
+    return fields.integer("sliding_window") if "sliding_window" in fields else None
+
+
+def same_ropes(fields: ConfigFields) -> tuple[RopeConfig, ...]:
+    """Returns the rotation that all layers share."""
+    return (RopeConfig.from_fields(fields),) * num_layers(fields)
