@@ -7,6 +7,7 @@ Triton's interpreter rounds ties away from zero, loses carries into the exponent
 rounding is done in integers.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -43,3 +44,21 @@ def _float8_codes(x):  # type: ignore[no-untyped-def]
     subnormal = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - ((127 + 14) << 23)
     code = tl.where(magnitude < ((127 - 6) << 23), subnormal, tl.minimum(normal, 0x7E)) | ((word >> 24) & 0x80)
     return tl.where(x == x, code, 0x7F).to(tl.uint8)
+
+
+def as_fnuz(values: torch.Tensor) -> torch.Tensor:
+    """Returns half of float8_e4m3fn values as float8_e4m3fnuz: the same bits, except NaN and -0, which it lacks."""
+    bits = values.view(torch.uint8)
+    is_nan = (bits & 0x7F) == 0x7F
+    return torch.where(bits == 0x80, 0, torch.where(is_nan, 0x80, bits)).to(torch.uint8).view(torch.float8_e4m3fnuz)
+
+
+@triton.jit
+def widen_float8(codes, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Converts bytes of float8_e4m3fn exactly, on GPUs without this float; NaN becomes 480.
+
+    Sign, exponent and mantissa move to their places in fp16, whose exponent has a bias of 15 instead of 7.
+    """
+    word = codes.to(tl.uint16)
+    half = (((word & 0x80) << 8) | ((word & 0x7F) << 7)).to(tl.float16, bitcast=True)
+    return (half * 256.0).to(DTYPE)

@@ -12,7 +12,8 @@ from typing import Literal
 import torch
 
 from kernels.fp8_weights import dequantized
-from kernels.gpu.quantize import QuantizedRows, quantize_rows
+from kernels.gpu.float8 import as_fnuz
+from kernels.gpu.quantize import QuantizedRows, rows_in_8_bits
 from kernels.gpu.targets import Target, UnsupportedTargetError
 
 _log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ def pack_quantized(
     if not _has_product(values):
         return PackedLinear(dequantized(values, scales).to(dtype), None, bias, dtype)
     if _require_product(target, dtype) is torch.float8_e4m3fnuz:
-        values, per_channel = _as_fnuz(values), 2 * per_channel
+        values, per_channel = as_fnuz(values), 2 * per_channel
     return PackedLinear(values.contiguous().t(), per_channel.t().contiguous(), bias, dtype)
 
 
@@ -124,7 +125,7 @@ def linear(x: torch.Tensor | QuantizedRows, packed: PackedLinear) -> torch.Tenso
     if packed.scales is None:
         rows = x.dequantized(packed.dtype) if isinstance(x, QuantizedRows) else x
         return torch.nn.functional.linear(rows, packed.weight, packed.bias)
-    quantized = x if isinstance(x, QuantizedRows) else quantize_rows(x, packed.weight.dtype)
+    quantized = rows_in_8_bits(x, packed.weight.dtype, width, packed.dtype)
     if not has_scaled_products(packed.weight.device):
         return _dequantized_product(quantized, packed)
     is_bias_fused = packed.dtype is not torch.float32  # the library has no product with bias that ends in fp32
@@ -177,10 +178,3 @@ def _require_product(target: Target, dtype: torch.dtype) -> torch.dtype:
             f"--quantization fp8: {target.name} has 8-bit products for models in bfloat16, this one is {dtype}"
         )
     return float8
-
-
-def _as_fnuz(values: torch.Tensor) -> torch.Tensor:
-    """Returns half of float8_e4m3fn values as float8_e4m3fnuz: the same bits, except NaN and -0, which it lacks."""
-    bits = values.view(torch.uint8)
-    is_nan = (bits & 0x7F) == 0x7F
-    return torch.where(bits == 0x80, 0, torch.where(is_nan, 0x80, bits)).to(torch.uint8).view(torch.float8_e4m3fnuz)

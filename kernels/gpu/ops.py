@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TypedDict
 
 import torch
 
-from kernels.fp8_weights import dequantized, has_block_scales
+from kernels.fp8_weights import has_block_scales
 from kernels.gpu.attention_backends import Attention
-from kernels.gpu.invariant_linear import invariant_linear
+from kernels.gpu.block_scales import BlockScaledLinear, pack_block_scaled
 from kernels.gpu.kernel_cache import use_kernel_cache
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.launch import compile_only, is_compile_only, load_kernels
@@ -25,10 +26,16 @@ from kernels.gpu.silu_and_mul import silu_and_mul
 from kernels.gpu.step_graphs import StepGraphs, decode_inputs
 from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
+from kernels.gpu.tiled_linear import tiled_linear
 from kernels.interface import Step
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import greedy_batch
+
+
+class _RowFormat(TypedDict, total=False):
+    quantize: torch.dtype | None
+    group_size: int | None
 
 
 class GpuOps:
@@ -48,6 +55,7 @@ class GpuOps:
         num_processors: int,
         quantize_weights: bool = False,
         quantize_inputs: bool = False,
+        input_group_size: int | None = None,
         batch_invariant: bool = False,
         attention: Attention | None = None,
         progress: Progress = no_progress,
@@ -61,7 +69,9 @@ class GpuOps:
             quantize_weights: quantises weights of linear layers to 8 bits when they are packed.
             quantize_inputs: quantises inputs of linear layers in the operation that produces them; for models with
                 8-bit weights, from the checkpoint or from quantize_weights.
-            batch_invariant: a token's results are the same bits in any batch; not with 8-bit weights.
+            input_group_size: number of adjacent quantised inputs that share a scale; None: all inputs of a token.
+            batch_invariant: a token's results are the same bits in any batch; not with 8-bit weights, except for those
+                with scales per block.
             attention: used instead of the Triton kernels of attention.
             progress: shows progress of compiling kernels and recording CUDA graphs.
         Raises: UnsupportedTargetError: the target has no 8-bit floats.
@@ -71,13 +81,15 @@ class GpuOps:
         self._target = target
         self._quantize_weights = quantize_weights
         self._row_dtype = target.require_fp8("--quantization fp8") if quantize_weights or quantize_inputs else None
+        self._input_group_size = input_group_size
+        self._batch_invariant = batch_invariant
         self._progress = progress
         self.graphs_bytes = 0
         # operations that are the functions of their modules
         self.rotate_and_store: Callable[..., torch.Tensor] = partial(rotate_and_store, target=target)
-        self.linear: Callable[..., torch.Tensor] = linear
-        if batch_invariant:
-            self.linear = partial(invariant_linear, target=target, num_processors=num_processors)
+        self._tiled_linear = partial(
+            tiled_linear, target=target, num_processors=num_processors, batch_invariant=batch_invariant
+        )
         own_attention = partial(
             paged_attention, target=target, num_processors=num_processors, batch_invariant=batch_invariant
         )
@@ -93,10 +105,10 @@ class GpuOps:
 
     def pack_quantized(
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> PackedLinear:
-        """Packs the 8-bit weights of a checkpoint; those with scales per block are converted, then packed as others."""
+    ) -> PackedLinear | BlockScaledLinear:
+        """Packs the 8-bit weights of a checkpoint as they are stored."""
         if has_block_scales(values, scales):
-            return self.pack_linear(dequantized(values, scales).to(dtype), bias)
+            return pack_block_scaled(values, scales, bias, dtype=dtype, target=self._target)
         return pack_quantized(values, scales, bias, dtype=dtype, target=self._target)
 
     def make_kv_cache(
@@ -144,21 +156,36 @@ class GpuOps:
         """Indexes the table."""
         return table.index_select(0, indices)
 
+    def linear(self, x: torch.Tensor | QuantizedRows, packed: PackedLinear | BlockScaledLinear) -> torch.Tensor:
+        """Multiplies by the vendor's library, or by `tiled_linear` where it has no such product."""
+        if isinstance(packed, BlockScaledLinear) or self._batch_invariant:
+            return self._tiled_linear(x, packed)
+        return linear(x, packed)
+
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
     ) -> torch.Tensor | QuantizedRows:
         """Norms over the last dimension; quantises the result for 8-bit layers."""
-        return rms_norm(x, weight, eps, quantize=self._row_dtype if for_linear else None)
+        return rms_norm(x, weight, eps, **self._row_format(x.shape[1]) if for_linear else {})
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
     ) -> tuple[torch.Tensor | QuantizedRows, torch.Tensor]:
         """Returns (rms_norm(x + residual), x + residual), the former quantised for 8-bit layers."""
-        return add_rms_norm(x, residual, weight, eps, quantize=self._row_dtype if for_linear else None)
+        return add_rms_norm(x, residual, weight, eps, **self._row_format(x.shape[1]) if for_linear else {})
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor | QuantizedRows:
         """Computes silu(first half) * second half, quantised for 8-bit layers."""
-        return silu_and_mul(gate_up, quantize=self._row_dtype)
+        return silu_and_mul(gate_up, **self._row_format(gate_up.shape[1] // 2))
+
+    def _row_format(self, n: int) -> _RowFormat:
+        """Returns how inputs of linear layers are quantised: not at all if groups do not divide them.
+
+        Layers with scales per block do not take such inputs; others of the same model may.
+        """
+        group_size = self._input_group_size
+        divides = group_size is None or n % group_size == 0
+        return {"quantize": self._row_dtype if divides else None, "group_size": group_size}
 
 
 def _unless_compiling(attention: Attention) -> Attention:

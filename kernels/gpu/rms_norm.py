@@ -10,13 +10,18 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.launch import BoundKernel
-from kernels.gpu.quantize import QuantizedRows, empty_rows, store_quantized_rows
+from kernels.gpu.quantize import QuantizedRows, checked_group_size, empty_rows, store_quantized_rows
 from kernels.gpu.rows import check_rows
 from kernels.gpu.tiles import row_tile
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, *, quantize: torch.dtype | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    quantize: torch.dtype | None = None,
+    group_size: int | None = None,
 ) -> torch.Tensor | QuantizedRows:
     """Scales each row to a root mean square of one, then by weight; computed in fp32.
 
@@ -25,54 +30,67 @@ def rms_norm(
         weight: [n].
         eps: added to the mean square.
         quantize: the target's 8-bit float, or None for the dtype of x.
-    Returns: [T, n], dtype of x, or quantised with one scale per row.
-    Raises: ValueError: another shape or dtype.
+        group_size: number of adjacent 8-bit values that share a scale, a power of two; None: those of a row.
+    Returns: [T, n], dtype of x, or quantised.
+    Raises: ValueError: another shape or dtype, or groups that do not divide the row.
     """
-    return _normed(x, None, weight, eps, quantize)
+    return _normed(x, None, weight, eps, quantize, group_size)
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, quantize: torch.dtype | None = None
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    quantize: torch.dtype | None = None,
+    group_size: int | None = None,
 ) -> tuple[torch.Tensor | QuantizedRows, torch.Tensor]:
     """Adds x to the residual stream in place and norms the stored sum.
 
     Args:
         x, residual: [T, n], contiguous, same dtype.
-        weight, eps, quantize: as in `rms_norm`.
+        weight, eps, quantize, group_size: as in `rms_norm`.
     Returns: (norm of the sum, residual), the latter never quantised.
-    Raises: ValueError: another shape or dtype.
+    Raises: ValueError: another shape or dtype, or groups that do not divide the row.
     """
     check_rows(residual=residual)
     if x.shape != residual.shape or x.dtype is not residual.dtype:
         raise ValueError(
             f"x is {x.dtype} of shape {list(x.shape)}, residual {residual.dtype} of {list(residual.shape)}"
         )
-    return _normed(x, residual, weight, eps, quantize), residual
+    return _normed(x, residual, weight, eps, quantize, group_size), residual
 
 
 def _normed(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, quantize: torch.dtype | None
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    quantize: torch.dtype | None,
+    group_size: int | None,
 ) -> torch.Tensor | QuantizedRows:
     check_rows(x=x)
     num_rows, n = x.shape
     if weight.shape != (n,):
         raise ValueError(f"weight has shape {list(weight.shape)}, rows of x have {n} values")
-    launch, block_m = _bind(n, x.itemsize, residual is not None, quantize is not None)
-    out, values, scales = empty_rows(x, n, quantize)
+    values_per_scale = checked_group_size(n, quantize, group_size)
+    launch, block_m = _bind(n, x.itemsize, residual is not None, values_per_scale)
+    out, values, scales = empty_rows(x, n, quantize, values_per_scale)
     grid = (-(-num_rows // block_m),)
     launch(grid, x, x if residual is None else residual, weight, values, scales, num_rows, eps)
     return out
 
 
 @cache
-def _bind(n: int, itemsize: int, adds: bool, quantizes: bool) -> tuple[BoundKernel, int]:
+def _bind(n: int, itemsize: int, adds: bool, group_size: int) -> tuple[BoundKernel, int]:
     """Returns the kernel for rows of n values, and its rows per program."""
     tile = row_tile(n, itemsize)
     kernel = BoundKernel(
         _rms_norm_kernel,
         N=n,
         ADDS=adds,
-        QUANTIZES=quantizes,
+        GROUP_SIZE=group_size,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         num_warps=tile.num_warps,
@@ -91,11 +109,13 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     eps,
     N: tl.constexpr,
     ADDS: tl.constexpr,
-    QUANTIZES: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Norms BLOCK_M whole rows; with ADDS, of the sum that it first stores in the residual."""
+    """Norms BLOCK_M whole rows, into 8 bits unless GROUP_SIZE is 0; with ADDS, of the sum that it first stores in the
+    residual.
+    """
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)[None, :]
     starts = rows[:, None] * N
@@ -109,7 +129,7 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
         x = total.to(tl.float32)
     factor = tl.rsqrt(tl.sum(x * x, axis=1) / N + eps)
     y = x * factor[:, None] * weight
-    if QUANTIZES:
-        store_quantized_rows(out_ptr + starts + columns, scales_ptr + rows, y, rows < num_rows, mask)
+    if GROUP_SIZE:
+        store_quantized_rows(out_ptr + starts + columns, scales_ptr, y, rows, rows < num_rows, mask, N, GROUP_SIZE)
     else:
         tl.store(out_ptr + starts + columns, y.to(out_ptr.dtype.element_ty), mask=mask)

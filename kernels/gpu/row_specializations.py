@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
+from kernels.fp8_weights import BLOCK
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
@@ -69,21 +70,35 @@ def _norms(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterato
     if n * dtype.itemsize > MAX_ROW_BYTES:
         return
     x, weight = torch.empty(num_rows, n, dtype=dtype, device=_META), torch.empty(n, dtype=dtype, device=_META)
-    for quantize in dict.fromkeys((None, target.fp8_dtype)):
-        label = f"{dtype_name(dtype)} rows of {n}{'' if quantize is None else ', to 8 bits'}"
-        yield Call(label, partial(rms_norm, x, weight, 1e-5, quantize=quantize))
-        yield Call(label, partial(add_rms_norm, x, x, weight, 1e-5, quantize=quantize))
+    for quantize, group_size in _formats(n, target):
+        label = _rows_label(n, dtype, quantize, group_size)
+        yield Call(label, partial(rms_norm, x, weight, 1e-5, quantize=quantize, group_size=group_size))
+        yield Call(label, partial(add_rms_norm, x, x, weight, 1e-5, quantize=quantize, group_size=group_size))
         if quantize is not None:
-            yield Call(label, partial(quantize_rows, x, quantize))
+            yield Call(label, partial(quantize_rows, x, quantize, group_size))
 
 
 def _gates(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[Call]:
     gate_up = torch.empty(num_rows, 2 * n, dtype=dtype, device=_META)
-    for quantize in dict.fromkeys((None, target.fp8_dtype)):
+    for quantize, group_size in _formats(n, target):
         if quantize is not None and n * dtype.itemsize > MAX_ROW_BYTES:
             continue
-        label = f"{dtype_name(dtype)} rows of {n}{'' if quantize is None else ', to 8 bits'}"
-        yield Call(label, partial(silu_and_mul, gate_up, quantize=quantize))
+        label = _rows_label(n, dtype, quantize, group_size)
+        yield Call(label, partial(silu_and_mul, gate_up, quantize=quantize, group_size=group_size))
+
+
+def _formats(n: int, target: Target) -> Iterator[tuple[torch.dtype | None, int | None]]:
+    """Yields 8-bit floats and group sizes of results: none, a scale per row, and scales per group."""
+    yield None, None
+    if target.fp8_dtype is not None:
+        yield target.fp8_dtype, None
+        if n % BLOCK == 0:
+            yield target.fp8_dtype, BLOCK
+
+
+def _rows_label(n: int, dtype: torch.dtype, quantize: torch.dtype | None, group_size: int | None) -> str:
+    rounded = "" if quantize is None else ", to 8 bits" if group_size is None else f", to 8 bits by {group_size}"
+    return f"{dtype_name(dtype)} rows of {n}{rounded}"
 
 
 def _rotations(

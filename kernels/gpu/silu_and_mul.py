@@ -7,40 +7,44 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.launch import BoundKernel
-from kernels.gpu.quantize import QuantizedRows, empty_rows, store_quantized_rows
+from kernels.gpu.quantize import QuantizedRows, checked_group_size, empty_rows, store_quantized_rows
 from kernels.gpu.rows import check_rows
 from kernels.gpu.tiles import column_tile, row_tile
 
 
-def silu_and_mul(gate_up: torch.Tensor, *, quantize: torch.dtype | None = None) -> torch.Tensor | QuantizedRows:
+def silu_and_mul(
+    gate_up: torch.Tensor, *, quantize: torch.dtype | None = None, group_size: int | None = None
+) -> torch.Tensor | QuantizedRows:
     """Returns silu(first half) * second half of each row, where silu(x) = x * sigmoid(x); computes in fp32.
 
     Args:
         gate_up: [T, 2 * n], contiguous, fp32, fp16 or bf16; n within `kernels.gpu.tiles.MAX_ROW_BYTES`
             to be quantised.
         quantize: the target's 8-bit float, or None for the dtype of gate_up.
-    Returns: [T, n], dtype of gate_up, or quantised with one scale per row.
-    Raises: ValueError: another shape or dtype.
+        group_size: number of adjacent 8-bit values that share a scale, a power of two; None: those of a row.
+    Returns: [T, n], dtype of gate_up, or quantised.
+    Raises: ValueError: another shape or dtype, or groups that do not divide the row.
     """
     check_rows(gate_up=gate_up)
     num_rows, width = gate_up.shape
     n = width // 2
     if width % 2:
         raise ValueError(f"gate_up has rows of {width} values, which are not two halves")
-    launch, block_m, num_columns = _bind(n, gate_up.itemsize, quantize is not None)
-    out, values, scales = empty_rows(gate_up, n, quantize)
+    values_per_scale = checked_group_size(n, quantize, group_size)
+    launch, block_m, num_columns = _bind(n, gate_up.itemsize, values_per_scale)
+    out, values, scales = empty_rows(gate_up, n, quantize, values_per_scale)
     launch((-(-num_rows // block_m), num_columns), gate_up, values, scales, num_rows)
     return out
 
 
 @cache
-def _bind(n: int, itemsize: int, quantizes: bool) -> tuple[BoundKernel, int, int]:
+def _bind(n: int, itemsize: int, group_size: int) -> tuple[BoundKernel, int, int]:
     """Returns the kernel for rows of n results, its rows per program and its programs per row."""
-    tile = row_tile(n, itemsize) if quantizes else column_tile(n)
+    tile = row_tile(n, itemsize) if group_size else column_tile(n)
     kernel = BoundKernel(
         _silu_and_mul_kernel,
         N=n,
-        QUANTIZES=quantizes,
+        GROUP_SIZE=group_size,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         num_warps=tile.num_warps,
@@ -55,11 +59,11 @@ def _silu_and_mul_kernel(  # type: ignore[no-untyped-def]
     scales_ptr,
     num_rows,
     N: tl.constexpr,
-    QUANTIZES: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Gates a tile of BLOCK_M rows and BLOCK_N columns; whole rows if QUANTIZES."""
+    """Gates a tile of BLOCK_M rows and BLOCK_N columns; whole rows in 8 bits unless GROUP_SIZE is 0."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     starts = rows[:, None] * N
@@ -67,7 +71,7 @@ def _silu_and_mul_kernel(  # type: ignore[no-untyped-def]
     gate = tl.load(gate_up_ptr + 2 * starts + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + 2 * starts + N + columns, mask=mask, other=0.0).to(tl.float32)
     y = gate * tl.sigmoid(gate) * up
-    if QUANTIZES:
-        store_quantized_rows(out_ptr + starts + columns, scales_ptr + rows, y, rows < num_rows, mask)
+    if GROUP_SIZE:
+        store_quantized_rows(out_ptr + starts + columns, scales_ptr, y, rows, rows < num_rows, mask, N, GROUP_SIZE)
     else:
         tl.store(out_ptr + starts + columns, y.to(out_ptr.dtype.element_ty), mask=mask)

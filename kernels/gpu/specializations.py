@@ -12,13 +12,16 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.gpu.invariant_linear import invariant_linear
+from kernels.dtypes import dtype_name
+from kernels.fp8_weights import BLOCK
+from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.paged_attention import paged_attention
 from kernels.gpu.row_specializations import Call, live_row_calls, row_calls
 from kernels.gpu.sample import sample
 from kernels.gpu.targets import Target
+from kernels.gpu.tiled_linear import tiled_linear
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import TokenMasks, greedy_batch
 
@@ -154,6 +157,40 @@ def _invariant_specializations(target: Target, everything: bool) -> Iterator[Cal
             yield _product_call(num_in, num_out, dtype, target, 3)
 
 
+def _block_scaled_specializations(target: Target, everything: bool) -> Iterator[Call]:
+    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
+    for dtype in dict.fromkeys((half, torch.float16, torch.float32)) if everything else (half,):
+        for num_in, num_out in [layer for layer in _LAYERS if everything or layer[0] == 4096]:
+            if num_in % BLOCK == 0 and num_out % BLOCK == 0:
+                yield _block_scaled_call(num_in, num_out, dtype, target, 3)
+
+
+def _live_block_scaled(target: Target, generator: random.Random) -> Iterator[Call]:
+    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
+    for num_rows in (1, 16, 17, 64, 65, 128, 129, 3000, *(generator.randint(1, 20000) for _ in range(8))):
+        yield _block_scaled_call(*_LAYERS[0], half, target, num_rows)
+
+
+def _block_scaled_call(num_in: int, num_out: int, dtype: torch.dtype, target: Target, num_rows: int) -> Call:
+    def make() -> object:
+        weight = torch.empty(num_out, num_in, dtype=target.fp8_dtype or torch.uint8, device=_META)
+        scales = torch.empty(num_out // BLOCK, num_in // BLOCK, device=_META)
+        bias = torch.empty(num_out, dtype=dtype, device=_META)
+        x = torch.empty(num_rows, num_in, dtype=dtype, device=_META)
+        return [
+            tiled_linear(
+                x,
+                BlockScaledLinear(weight, scales, bias_or_none, dtype),
+                target=target,
+                num_processors=_NUM_PROCESSORS,
+                batch_invariant=False,
+            )
+            for bias_or_none in (bias, None)
+        ]
+
+    return Call(f"{dtype_name(dtype)}, scales per block, {num_in} inputs, {num_out} outputs", make)
+
+
 def _live_invariant(target: Target, generator: random.Random) -> Iterator[Call]:
     half = torch.bfloat16 if target.has_bfloat16 else torch.float16
     for num_rows in (1, 16, 128, 129, 3000, *(generator.randint(1, 20000) for _ in range(8))):
@@ -171,7 +208,7 @@ def _product_call(num_in: int, num_out: int, dtype: torch.dtype, target: Target,
         )
         x = torch.empty(num_rows, num_in, dtype=dtype, device=_META)
         return [
-            invariant_linear(x, packed, target=target, num_processors=_NUM_PROCESSORS)
+            tiled_linear(x, packed, target=target, num_processors=_NUM_PROCESSORS, batch_invariant=True)
             for packed in (layer, replace(layer, bias=None))
         ]
 
@@ -256,6 +293,7 @@ def _live_sampling(target: Target, generator: random.Random) -> Iterator[Call]:
 FAMILIES = {
     "paged_attention": Family(_attention_specializations, _live_attention),
     "batch_invariant": Family(_invariant_specializations, _live_invariant),
+    "block_scaled": Family(_block_scaled_specializations, _live_block_scaled),
     "rows": Family(row_calls, live_row_calls),
     "sample": Family(_sampling_specializations, _live_sampling),
 }

@@ -188,7 +188,7 @@ def _power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-# Matrix products with a fixed order of summation
+# Matrix products in Triton
 
 
 class ProductTile(NamedTuple):
@@ -219,6 +219,32 @@ def product_tile(target: Target, itemsize: int) -> ProductTile:
     if itemsize == 4:
         return ProductTile(64, 64, 32, 4, 1)
     return ProductTile(128, 128, 64, 8, min(3, target.max_shared_bytes // 32768))
+
+
+def block_product_tiles(target: Target, itemsize: int) -> tuple[ProductTile, ...]:
+    """Returns tiles for 8-bit weights with scales per block, by rising block_m, the most rows that use a tile.
+
+    Few rows are bound by reading weights: more programs and more loads in flight count, as in decode attention, and 16
+    rows are the smallest matrix instruction. Two accumulators (of the product and of the sum) of 128 x 128 results are
+    128 of a thread's registers in eight warps. A step takes 128 bytes of a row of inputs, which a scale covers.
+
+    Args:
+        target: architecture of the device.
+        itemsize: bytes of a value of the inputs: 1 where the target multiplies in 8 bits.
+    """
+    if target.name == "sm_75":
+        return (ProductTile(32, 32, 32, 4, 1),)
+    if itemsize == 4:
+        return (ProductTile(64, 64, 32, 4, 1),)
+    block_k = 128 // itemsize
+
+    def tile(block_m: int, block_n: int, num_warps: int, num_stages: int) -> ProductTile:
+        num_stages = min(num_stages, target.max_shared_bytes // (block_m * 128 + block_n * block_k))
+        return ProductTile(block_m, block_n, block_k, num_warps, num_stages)
+
+    if target.backend == "hip":  # its pipeliner keeps one step in registers
+        return tile(16, 64, 4, 2), tile(64, 128, 4, 2), tile(128, 128, 8, 2)
+    return tile(16, 64, 4, 6), tile(64, 128, 4, 4), tile(128, 128, 8, 3)
 
 
 def product_splits(tile: ProductTile, num_in: int, num_out: int) -> int:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels.gpu import invariant_linear as module
-from kernels.gpu.invariant_linear import invariant_linear
+from kernels.gpu import tiled_linear as module
 from kernels.gpu.linear import pack_linear
+from kernels.gpu.tiled_linear import tiled_linear
 from kernels.gpu.tiles import ProductTile, product_splits, product_tile
 from tests.support.kernels.batches import assert_close, assert_same_bits
 
@@ -22,6 +22,10 @@ def make_layer(seed, num_in, num_out, dtype, has_bias, device, target):
     return pack_linear(weight, bias, quantization=None, target=target)
 
 
+def invariant_linear(x, layer, target, num_processors):
+    return tiled_linear(x, layer, target=target, num_processors=num_processors, batch_invariant=True)
+
+
 @pytest.mark.parametrize(
     ("dtype", "has_bias", "num_processors", "num_rows", "num_in", "num_out"),
     [
@@ -34,7 +38,7 @@ def make_layer(seed, num_in, num_out, dtype, has_bias, device, target):
 def test_products_equal_torch(device, target, seed, dtype, has_bias, num_processors, num_rows, num_in, num_out):
     layer = make_layer(seed, num_in, num_out, dtype, has_bias, device, target)
     x = normal(seed + 2, num_rows, num_in).to(device, dtype)
-    out = invariant_linear(x, layer, target=target, num_processors=num_processors)
+    out = invariant_linear(x, layer, target, num_processors)
     assert out.dtype is dtype
     bias = None if layer.bias is None else layer.bias.double()
     exact = torch.nn.functional.linear(x.double(), layer.weight.double(), bias)
@@ -47,23 +51,25 @@ def test_a_row_has_the_same_bits_in_any_batch(device, target, seed, dtype):
     layer = make_layer(seed, 1037, 99, dtype, True, device, target)
     assert product_splits(product_tile(target, dtype.itemsize), 1037, 99) == 2
     x = normal(seed + 2, 67, 1037).to(device, dtype)
-    whole = invariant_linear(x, layer, target=target, num_processors=ALONE)
+    whole = invariant_linear(x, layer, target, ALONE)
     for rows in (slice(67), slice(66, 67), slice(60, 65)):
         for num_processors in (SHARED, ALONE):
-            part = invariant_linear(x[rows], layer, target=target, num_processors=num_processors)
+            part = invariant_linear(x[rows], layer, target, num_processors)
             assert_same_bits(part.float(), whole[rows].float())
 
 
 def test_no_rows_give_no_rows(device, target):
     layer = make_layer(0, 64, 32, torch.float32, False, device, target)
     x = torch.empty(0, 64, device=device)
-    assert invariant_linear(x, layer, target=target, num_processors=ALONE).shape == (0, 32)
+    assert invariant_linear(x, layer, target, ALONE).shape == (0, 32)
 
 
 def test_rows_of_another_width_are_rejected(device, target):
     layer = make_layer(0, 64, 32, torch.float32, False, device, target)
     with pytest.raises(ValueError, match="rows of x have 63 values, the layer takes 64"):
-        invariant_linear(torch.empty(2, 63, device=device), layer, target=target, num_processors=ALONE)
+        tiled_linear(
+            torch.empty(2, 63, device=device), layer, target=target, num_processors=ALONE, batch_invariant=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,13 @@ def test_few_rows_share_the_inputs_among_programs_and_many_do_not(device, target
     try:
         layer = make_layer(0, 2048, 64, torch.float32, False, device, target)
         for num_rows in (1, 64 * 200):
-            invariant_linear(torch.zeros(num_rows, 2048, device=device), layer, target=target, num_processors=132)
+            tiled_linear(
+                torch.zeros(num_rows, 2048, device=device),
+                layer,
+                target=target,
+                num_processors=132,
+                batch_invariant=True,
+            )
     finally:
         module._bind.cache_clear()
     assert launched == [(1, (1, 4)), ("add", (1, 1)), (4, (200, 1))]
