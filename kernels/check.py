@@ -13,12 +13,13 @@ from typing import Literal, NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
+from kernels.fp8_block import BLOCK
 from kernels.interface import KernelOps, KVCache
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
 
-Weights8Bit = Literal["int8", "fp8", "fp8 checkpoint"]
+Weights8Bit = Literal["int8", "fp8", "fp8 checkpoint", "fp8 blocks"]
 _Outputs = Sequence[torch.Tensor]
 
 ALLOWED = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.int8: 4e-1}
@@ -201,6 +202,10 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     def packed(ops: KernelOps, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
         if forms.weights_8_bit == "fp8 checkpoint":
             return ops.pack_quantized(weight.to(torch.float8_e4m3fn), scales, bias, forms.dtype)
+        if forms.weights_8_bit == "fp8 blocks" and weight.shape[1] % BLOCK == 0:
+            shape = (_NUM_OUT // BLOCK, weight.shape[1] // BLOCK)
+            block_scales = torch.linspace(0.5, 1.5, shape[0] * shape[1], device=inputs.device).view(shape)
+            return ops.pack_quantized(weight.to(torch.float8_e4m3fn), block_scales, bias, forms.dtype)
         return ops.pack_linear(weight, bias)
 
     def normed(ops: KernelOps, _: torch.dtype) -> _Outputs:

@@ -49,11 +49,6 @@ class ModelConfig:
     end_token_ids: frozenset[int]
     fp8: Fp8Weights | None = None
 
-    @property
-    def keeps_fp8(self) -> bool:
-        """Whether linear layers keep the checkpoint's 8-bit weights; those with scales per block are converted."""
-        return self.fp8 is not None and not self.fp8.has_blocks
-
     @classmethod
     def from_dir(cls, path: Path) -> "ModelConfig":
         """Reads config.json and, if present, generation_config.json.

@@ -1,10 +1,11 @@
 """Checkpoints with linear layers in 8-bit floats: reads their `quantization_config`.
 
 Supported are the two formats that tools write for W8A8: `quant_method` "fp8" (AutoFP8, transformers) and
-"compressed-tensors" (llm-compressor). Weights are float8_e4m3fn with one scale per tensor, per output channel or, with
-`weight_block_size` (DeepSeek, Qwen3), per block of 128 x 128. Activations of 8-bit products always get one scale per
-token, computed from its values. This is at least as exact as a static scale for a whole tensor, so the scales of static
-schemes for activations, keys and values are not used.
+"compressed-tensors" (llm-compressor). Weights are float8_e4m3fn with one scale per tensor, per output channel or per
+block of 128 x 128 (`weight_block_size` of DeepSeek and Qwen3, strategy "block" of compressed-tensors). Activations of
+8-bit products get scales computed from their values: one per token or, beside weights with scales per block, one per
+token and 128 inputs. This is at least as exact as a static scale for a whole tensor, so the scales of static schemes
+for activations, keys and values are not used.
 """
 
 import re
@@ -28,10 +29,12 @@ class Fp8Weights:
     Attributes:
         exceptions: patterns for the names of the layers that are not.
         has_blocks: whether scales are per block of 128 x 128 weights; otherwise per tensor or output channel.
+        scale_name: last part of the names of scales in the checkpoint, beside `weight`.
     """
 
     exceptions: tuple[re.Pattern[str], ...]
     has_blocks: bool = False
+    scale_name: str = "weight_scale"
 
     @classmethod
     def from_fields(cls, fields: ConfigFields) -> "Fp8Weights | None":
@@ -60,7 +63,7 @@ class Fp8Weights:
         if has_blocks and scheme != "dynamic":
             raise section.error("activation_scheme", f"is {scheme!r}, supported with weight_block_size is dynamic")
         exceptions = _exceptions(section, "modules_to_not_convert") + _exceptions(section, "ignored_layers")
-        return cls(exceptions, has_blocks)
+        return cls(exceptions, has_blocks, "weight_scale_inv" if has_blocks else "weight_scale")
 
     @classmethod
     def _from_compressed_tensors(cls, section: ConfigFields) -> "Fp8Weights":
@@ -76,12 +79,18 @@ class Fp8Weights:
         for part in (weights, activations):
             _check_float8(part)
         strategy = weights.raw("strategy", "tensor")
-        if strategy not in ("tensor", "channel"):
-            raise weights.error("strategy", f"is {strategy!r}, supported are tensor, channel")
+        if strategy not in ("tensor", "channel", "block"):
+            raise weights.error("strategy", f"is {strategy!r}, supported are tensor, channel, block")
+        has_blocks = strategy == "block"
+        if has_blocks and (size := weights.raw("block_structure", None)) != [BLOCK, BLOCK]:
+            raise weights.error("block_structure", f"is {size!r}, supported is [{BLOCK}, {BLOCK}]")
         strategy = activations.raw("strategy", "tensor")
-        if strategy not in ("token", "tensor"):
-            raise activations.error("strategy", f"is {strategy!r}, supported are token, tensor")
-        return cls(_exceptions(section, "ignore"))
+        if strategy not in ("token", "tensor") and not (has_blocks and strategy == "group"):
+            supported = "group, token, tensor" if has_blocks else "token, tensor"
+            raise activations.error("strategy", f"is {strategy!r}, supported are {supported}")
+        if strategy == "group" and (size := activations.raw("group_size", None)) != BLOCK:
+            raise activations.error("group_size", f"is {size!r}, supported is {BLOCK}")
+        return cls(_exceptions(section, "ignore"), has_blocks)
 
     def holds(self, module: str) -> bool:
         """Whether a linear layer is stored in 8 bits; `module` is its name, such as `model.layers.0.mlp.up_proj`."""

@@ -55,6 +55,7 @@ class Linear:
         self._device = device
         self._is_in_8_bits = all(in_8_bits)
         self._has_blocks = self._is_in_8_bits and fp8 is not None and fp8.has_blocks
+        self._scale_name = "" if fp8 is None else fp8.scale_name
         self._has_bias = bias
         self._in_features = in_features
         self._out_features = dict(zip(names, out_features.values(), strict=True))
@@ -100,9 +101,9 @@ class Linear:
             if scales is not None and self._has_blocks:
                 block_rows = slice(rows.start // BLOCK, rows.stop // BLOCK)
                 spans = (span.in_blocks(BLOCK), self._in_features.in_blocks(BLOCK))
-                parts[f"{name}.weight_scale_inv"] = CheckpointPart(scales[block_rows], spans, is_scale=True)
+                parts[f"{name}.{self._scale_name}"] = CheckpointPart(scales[block_rows], spans, is_scale=True)
             elif scales is not None:
-                parts[f"{name}.weight_scale"] = CheckpointPart(scales[rows], (span,), is_scale=True)
+                parts[f"{name}.{self._scale_name}"] = CheckpointPart(scales[rows], (span,), is_scale=True)
             if bias is not None:
                 parts[f"{name}.bias"] = CheckpointPart(bias[rows], (span,))
             start += span.size
@@ -117,11 +118,11 @@ def _check_blocks(name: str, rows: Span, columns: Span) -> None:
     """Checks that a projection, or the shard of it that a rank holds, consists of whole blocks."""
     if rows.total % BLOCK or columns.total % BLOCK:
         raise CheckpointError(
-            f"quantization_config: weight_block_size [{BLOCK}, {BLOCK}] does not divide {name} of {rows.total} rows "
+            f"quantization_config: blocks of {BLOCK} x {BLOCK} weights do not divide {name} of {rows.total} rows "
             f"and {columns.total} columns"
         )
     if any(number % BLOCK for number in (rows.start, rows.size, columns.start, columns.size)):
         raise ConfigError(
             f"--tensor-parallel-size gives each rank {rows.size} rows and {columns.size} columns of {name}, whose "
-            f"weight_block_size is [{BLOCK}, {BLOCK}]: use fewer ranks, so that each has whole blocks"
+            f"scales are per block of {BLOCK} x {BLOCK}: use fewer ranks, so that each has whole blocks"
         )

@@ -52,6 +52,7 @@ def weights_bytes(
     *,
     group: ParallelGroup = SINGLE_RANK,
     quantization: Literal["fp8", "int8"] | None = None,
+    keeps_fp8: bool = False,
 ) -> int:
     """Returns the bytes of the packed weights, without allocating them.
 
@@ -61,8 +62,9 @@ def weights_bytes(
         config: the configuration of the model.
         dtype: dtype of the weights that are not in 8 bits.
         group: the group and rank that hold them.
-        quantization: format of linear layers in memory, from the checkpoint or quantised on load: one byte per weight
-            and a scale per row. int8 includes the output head. None: all weights are in dtype.
+        quantization: 8-bit format to which linear layers are quantised on load: one byte per weight and a scale per
+            row. int8 includes the output head.
+        keeps_fp8: whether 8-bit weights of the checkpoint stay as they are, or are converted to dtype.
     Raises: ConfigError, CheckpointError: see `Decoder`.
     """
     ops = reference_ops()  # never called
@@ -73,7 +75,9 @@ def weights_bytes(
     if config.tie_word_embeddings:
         tensors[HEAD_NAME] = model.embed_tokens
     in_8_bits = {
-        name: quantization is not None and tensor.ndim == 2 and name.startswith(LAYERS_PREFIX)
+        name: tensor.ndim == 2
+        and name.startswith(LAYERS_PREFIX)
+        and (quantization is not None or (keeps_fp8 and tensor.dtype is FP8_DTYPE))
         for name, tensor in tensors.items()
     } | {name: False for name, part in parts.items() if part.is_scale}
     in_8_bits[HEAD_NAME] = quantization == "int8"

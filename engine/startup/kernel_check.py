@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def model_forms(
-    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype
+    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype, *, keeps_fp8: bool
 ) -> ModelForms:
     """Returns what decides in which forms a rank uses the kernels.
 
@@ -25,11 +25,12 @@ def model_forms(
         config: the engine's configuration.
         model_config: configuration of the rank's shard.
         dtype, kv_dtype: dtypes of activations and of the cache.
+        keeps_fp8: whether 8-bit weights of a checkpoint stay as they are; otherwise they are converted.
     """
     traits = model_config.traits
     weights: Weights8Bit | None = config.quantization
-    if model_config.keeps_fp8:
-        weights = "fp8 checkpoint"
+    if keeps_fp8 and model_config.fp8 is not None:
+        weights = "fp8 blocks" if model_config.fp8.has_blocks else "fp8 checkpoint"
     return ModelForms(
         dtype=dtype,
         kv_dtype=kv_dtype,

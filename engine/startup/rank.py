@@ -28,6 +28,7 @@ from engine.startup.gpu_memory import kv_cache_bytes
 from engine.startup.kernel_check import check_cpu_kernels, check_gpu_kernels, model_forms
 from engine.startup.progress import StartupProgress
 from kernels.families import cpu_ops, reference_ops
+from kernels.fp8_block import BLOCK
 from kernels.gpu.attention_backends import UnsupportedBackendError, attention_backend
 from kernels.gpu.targets import UnsupportedTargetError
 from kernels.interface import KernelOps
@@ -156,7 +157,7 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     ops: KernelOps
     if cpu is not None:
         ops = cpu
-        forms = model_forms(task.config, task.model_config, task.dtype, task.kv_dtype)
+        forms = model_forms(task.config, task.model_config, task.dtype, task.kv_dtype, keeps_fp8=False)
         check_cpu_kernels(task.config, ops, forms, startup)
     else:
         torch.set_num_threads(task.num_threads)
@@ -204,17 +205,18 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     is_measured = config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
     if is_measured:
         gpu.memory.check()
-    is_in_fp8 = not is_torch and _has_fp8_weights(task)
-    gpu.memory.check_weights(
-        weights_bytes(task.model_config, task.dtype, group=group, quantization="fp8" if is_in_fp8 else None)
+    num_bytes = weights_bytes(
+        task.model_config, task.dtype, group=group, quantization=config.quantization, keeps_fp8=not is_torch
     )
+    gpu.memory.check_weights(num_bytes)
     shard = Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config)
     shape = shard.shape
     has_graphs = config.records_graphs
     stream = CudaStream(gpu.device) if gpu.device.type == "cuda" else InlineStream()
     try:
         if not is_torch:
-            check_gpu_kernels(config, ops, model_forms(config, shard, task.dtype, task.kv_dtype), gpu.device, startup)
+            forms = model_forms(config, shard, task.dtype, task.kv_dtype, keeps_fp8=True)
+            check_gpu_kernels(config, ops, forms, gpu.device, startup)
         model = _load(task, group, ops, gpu.device, startup)
 
         def make_runner(plan: KVCachePlan, has_graphs: bool) -> TorchModelRunner:
@@ -276,31 +278,30 @@ def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
             kv_dtype=task.kv_dtype,
         )
         _log.info("Steps run without CUDA graphs, because of --attention-backend %s", name)
-    quantizes = task.config.quantization == "fp8"
-    if task.config.batch_invariant and _has_fp8_weights(task):
+    fp8, quantizes = task.model_config.fp8, task.config.quantization == "fp8"
+    has_blocks = fp8 is not None and fp8.has_blocks
+    has_row_scales = quantizes or (fp8 is not None and not has_blocks)
+    if task.config.batch_invariant and has_row_scales:
         raise ConfigError(
-            "quantization_config of the checkpoint: 8-bit weights are not supported with --batch-invariant on a GPU, "
-            "where the order of summation in their products depends on the batch: omit the flag, or use another model"
+            "quantization_config of the checkpoint: 8-bit weights with scales per tensor or output channel are not "
+            "supported with --batch-invariant on a GPU, where the order of summation in their products depends on the "
+            "batch: omit the flag, or use another model"
         )
     ops = GpuOps(
         gpu.device,
         gpu.target,
         num_processors=gpu.num_processors,
         quantize_weights=quantizes,
-        quantize_inputs=_has_fp8_weights(task),
+        quantize_inputs=has_row_scales or (has_blocks and gpu.target.fp8_dtype is not None),
+        input_group_size=BLOCK if has_blocks else None,
         attention=attention,
         batch_invariant=task.config.batch_invariant,
         progress=startup.count,
     )
-    if _has_fp8_weights(task):
+    if has_row_scales:
         what = "--quantization fp8" if quantizes else "quantization_config of the checkpoint"
         check_row_scaled_product(what, task.dtype, device=gpu.device, target=gpu.target, gpu_name=gpu.memory.name)
     return ops
-
-
-def _has_fp8_weights(task: RankTask) -> bool:
-    """Whether linear layers compute in 8 bits."""
-    return task.config.quantization == "fp8" or task.model_config.keeps_fp8
 
 
 def _in_float16(task: RankTask, gpu: Gpu) -> RankTask:

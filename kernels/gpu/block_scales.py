@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.fp8_weights import BLOCK
+from kernels.fp8_block import BLOCK
 from kernels.gpu.float8 import as_fnuz
 from kernels.gpu.targets import Target
 

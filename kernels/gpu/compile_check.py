@@ -43,6 +43,7 @@ ALLOWANCES = (
     # a register or two; in return more programs fit
     Allowance(_NVIDIA, "_rms_norm_kernel", "", {"3.6": 8, "3.7": 8}),
     Allowance(_NVIDIA, "_rotate_and_store_kernel", "float32", {"3.6": 8, "3.7": 8}),
+    Allowance(frozenset({"sm_89", "sm_120"}), "_product_kernel", "scales per block", {"3.7": 8}),
     # 8-bit keys are widened in registers beside an accumulator of 128 x 256; 16 keys a step instead of 32 would fit,
     # and make of each matrix instruction half of one
     Allowance(

@@ -32,7 +32,7 @@ class QuantizedRows:
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """Returns [T, n] in another dtype; computed in fp32."""
-        groups = self.values.float().unflatten(1, (self.scales.shape[1], self.group_size))
+        groups = self.values.float().view(*self.scales.shape, self.group_size)
         return (groups * self.scales[:, :, None]).flatten(1).to(dtype)
 
 

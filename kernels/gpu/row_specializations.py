@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
-from kernels.fp8_weights import BLOCK
+from kernels.fp8_block import BLOCK
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
-from kernels.fp8_weights import BLOCK
+from kernels.fp8_block import BLOCK
 from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.linear import PackedLinear
@@ -183,9 +183,10 @@ def _block_scaled_call(num_in: int, num_out: int, dtype: torch.dtype, target: Ta
                 BlockScaledLinear(weight, scales, bias_or_none, dtype),
                 target=target,
                 num_processors=_NUM_PROCESSORS,
-                batch_invariant=False,
+                batch_invariant=batch_invariant,
             )
             for bias_or_none in (bias, None)
+            for batch_invariant in (False, True)
         ]
 
     return Call(f"{dtype_name(dtype)}, scales per block, {num_in} inputs, {num_out} outputs", make)

@@ -3,9 +3,9 @@ scales per block.
 
 The inputs of a layer are divided into parts. Each part is summed tile by tile in fp32, and the sums of the parts are
 added in order. A small batch has one program per part, to fill the GPU, and a second kernel adds the sums; in a large
-batch one program takes all parts. Either way each element is the result of the same sequence of instructions, if the
-tile is the same too. A vendor's library chooses tiles and splits by the number of rows, and with them the order of
-summation (Horace He et al., "Defeating Nondeterminism in LLM Inference", 2025).
+batch one program takes all parts. With `--batch-invariant` the tile is the same too, so that either way each element is
+the result of the same sequence of instructions. A vendor's library chooses tiles and splits by the number of rows, and
+with them the order of summation (Horace He et al., "Defeating Nondeterminism in LLM Inference", 2025).
 
 With scales per block (DeepSeek-V3, arXiv:2412.19437, section 3.3.2), inputs are quantised with a scale per token and
 group of 128, and each product of a tile of inputs is multiplied by both scales before it is added to the sum. GPUs
@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.fp8_weights import BLOCK
+from kernels.fp8_block import BLOCK
 from kernels.gpu.attend import dot
 from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.float8 import widen_float8
@@ -63,9 +63,8 @@ def tiled_linear(
     bias = out if packed.bias is None else packed.bias
     tensors = rows, row_scales, packed.weight, scales, bias
     for tile in _tiles(packed, rows.itemsize, target, num_rows, batch_invariant):
-        kernel = _bind(
-            tile, num_in, num_out, packed.bias is not None, packed.scales is not None, row_scales is not rows
-        )
+        has_scales = packed.scales is not None, row_scales is not rows
+        kernel = _bind(tile, num_in, num_out, packed.bias is not None, *has_scales, batch_invariant)
         num_tiles = -(-num_rows // tile.block_m) * kernel.num_column_tiles
         if is_compile_only() or kernel.num_splits == 1 or num_tiles >= num_processors:
             kernel.whole((num_tiles, 1), *tensors, out, num_rows)
@@ -95,19 +94,19 @@ def _tiles(
     """Returns the tile for a number of rows; all that later calls may use, if kernels are compiled."""
     if isinstance(packed, PackedLinear):
         return (product_tile(target, itemsize),)
-    *smaller, largest = block_product_tiles(target, itemsize)
+    tiles = block_product_tiles(target, itemsize)
     if batch_invariant:
-        return (largest,)
+        return (tiles[len(tiles) // 2],)
     if is_compile_only():
-        return (*smaller, largest)
-    return (next((tile for tile in smaller if num_rows <= tile.block_m), largest),)
+        return tiles
+    return (next((tile for tile in tiles if num_rows <= tile.block_m), tiles[-1]),)
 
 
 class _Kernels(NamedTuple):
     """Kernels of a layer and a tile.
 
     Attributes:
-        whole: sums all parts and writes the result.
+        whole: sums all inputs, part by part if batch-invariant, and writes the result.
         part: sums one part in each program.
         add: adds the sums of the parts and writes the result.
         num_column_tiles: tiles of a row of the result.
@@ -123,22 +122,28 @@ class _Kernels(NamedTuple):
 
 @cache
 def _bind(
-    tile: ProductTile, num_in: int, num_out: int, has_bias: bool, has_block_scales: bool, has_row_scales: bool
+    tile: ProductTile,
+    num_in: int,
+    num_out: int,
+    has_bias: bool,
+    has_block_scales: bool,
+    has_row_scales: bool,
+    batch_invariant: bool,
 ) -> _Kernels:
     num_splits = product_splits(tile, num_in, num_out)
-    split_steps = -(-num_in // (tile.block_k * num_splits))
+    steps = -(-num_in // (tile.block_k * num_splits))
 
-    def product(splits_per_program: int) -> BoundKernel:
+    def product(num_parts: int, steps_per_part: int, writes_result: bool) -> BoundKernel:
         return BoundKernel(
             _product_kernel,
             NUM_IN=num_in,
             NUM_OUT=num_out,
             SCALE_BLOCK=BLOCK if has_block_scales else 0,
             HAS_ROW_SCALES=has_row_scales,
-            SPLIT_STEPS=split_steps,
-            SPLITS_PER_PROGRAM=splits_per_program,
-            IS_EVEN=num_in == num_splits * split_steps * tile.block_k,
-            HAS_BIAS=has_bias and splits_per_program == num_splits,
+            SPLIT_STEPS=steps_per_part,
+            SPLITS_PER_PROGRAM=num_parts,
+            IS_EVEN=num_in == num_splits * steps * tile.block_k,
+            HAS_BIAS=has_bias and writes_result,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
@@ -150,7 +155,10 @@ def _bind(
     add = BoundKernel(
         _add_parts_kernel, NUM_OUT=num_out, SPLITS=num_splits, HAS_BIAS=has_bias, BLOCK=_ADD_BLOCK, num_warps=4
     )
-    return _Kernels(product(num_splits), product(1), add, -(-num_out // tile.block_n), num_splits)
+    parts = (num_splits, steps) if batch_invariant else (1, num_splits * steps)  # a sum of each part takes registers
+    return _Kernels(
+        product(*parts, True), product(1, steps, num_splits == 1), add, -(-num_out // tile.block_n), num_splits
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])

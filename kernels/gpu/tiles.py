@@ -226,7 +226,8 @@ def block_product_tiles(target: Target, itemsize: int) -> tuple[ProductTile, ...
 
     Few rows are bound by reading weights: more programs and more loads in flight count, as in decode attention, and 16
     rows are the smallest matrix instruction. Two accumulators (of the product and of the sum) of 128 x 128 results are
-    128 of a thread's registers in eight warps. A step takes 128 bytes of a row of inputs, which a scale covers.
+    128 of a thread's registers in eight warps. `--batch-invariant` uses the tile in the middle for any number of rows,
+    because sums of parts take a third one. A step takes 128 bytes of a row of inputs, which a scale covers.
 
     Args:
         target: architecture of the device.
@@ -243,8 +244,8 @@ def block_product_tiles(target: Target, itemsize: int) -> tuple[ProductTile, ...
         return ProductTile(block_m, block_n, block_k, num_warps, num_stages)
 
     if target.backend == "hip":  # its pipeliner keeps one step in registers
-        return tile(16, 64, 4, 2), tile(64, 128, 4, 2), tile(128, 128, 8, 2)
-    return tile(16, 64, 4, 6), tile(64, 128, 4, 4), tile(128, 128, 8, 3)
+        return tile(16, 64, 4, 2), tile(64, 64, 4, 2), tile(128, 128, 8, 2)
+    return tile(16, 64, 4, 6), tile(64, 64, 4, 4), tile(128, 128, 8, 3)
 
 
 def product_splits(tile: ProductTile, num_in: int, num_out: int) -> int:

@@ -27,6 +27,8 @@ def run(*command):
                 ("sm_90", "--model qwen2.5-7b --sliding-window 64"),
                 ("sm_80", "--model qwen3-0.6b"),
                 ("sm_90", "--model qwen2.5-7b --batch-invariant"),
+                ("sm_90", "--model qwen3-4b --block-scales"),
+                ("sm_80", "--model qwen3-4b --block-scales"),
                 ("sm_100", "--model llama-3.2-1b --fp8"),
                 ("gfx942", "--model mistral-7b-v0.3 --fp8"),
             )

@@ -3,6 +3,8 @@
 tests/engine/test_gpu_serving.py serves requests, on a real GPU too.
 """
 
+import json
+import shutil
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -196,22 +198,45 @@ def test_a_bfloat16_model_runs_in_float16_on_a_gpu_without_bfloat16(
 
 
 @pytest.mark.slow
-def test_block_scaled_weights_serve_on_a_gpu_without_8_bit_products(
+@pytest.mark.parametrize(
+    ("target", "fields"),
+    [
+        ("sm_90", {"batch_invariant": True}),
+        ("sm_80", {}),
+        ("sm_90", {"quantization": "fp8", "dtype": "bfloat16"}),
+    ],
+)
+def test_block_scaled_weights_serve(
+    gpu: SimpleNamespace,
+    servable: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    target: str,
+    fields: dict[str, object],
+) -> None:
+    """Without 8-bit floats too, and beside other layers that are quantised on load; they are checked at start."""
+    gpu.target = target
+    use_checked_products(monkeypatch)
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if "linear after" in case.kernel],
+    )
+    path = save_block_scaled(servable(num_hidden_layers=1, dtype="bfloat16", **BLOCK_SIZES), tmp_path / "blocks")
+    parts = build(path, num_gpu_blocks_override=24, enforce_eager=True, kernel_check="fail", **fields)
+    tokens = answers(parts)
+    assert [len(answer) for answer in tokens.values()] == [3, 3, 3]
+    if target == "sm_80":
+        assert tokens == answers(build(path, device="cpu"))  # inputs in float32 are not rounded
+
+
+def test_a_checkpoint_with_scales_per_channel_is_refused_with_batch_invariance(
     gpu: SimpleNamespace, servable: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """They are converted to the model's dtype, so that neither the kernels nor their check need 8-bit floats."""
-    gpu.target = "sm_80"
-    original = servable(num_hidden_layers=1, dtype="bfloat16", **BLOCK_SIZES)
-    parts = build(save_block_scaled(original, tmp_path / "blocks"), num_gpu_blocks_override=24, enforce_eager=True)
-    assert parts.info.num_kv_blocks == 24
-
-
-def test_a_checkpoint_in_8_bits_is_refused_with_batch_invariance(
-    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.startup.rank._has_fp8_weights", lambda _: True)
-    with pytest.raises(ConfigError, match=r"quantization_config of the checkpoint: 8-bit .* with --batch-invariant"):
-        build(model_dir, batch_invariant=True)
+    path = shutil.copytree(servable(num_hidden_layers=1), tmp_path / "channels")
+    config = json.loads((path / "config.json").read_text()) | {"quantization_config": {"quant_method": "fp8"}}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"scales per tensor or output channel .* with --batch-invariant"):
+        build(path, batch_invariant=True)
 
 
 def test_8_bit_products_that_torch_lacks_are_refused_before_loading(

@@ -39,6 +39,13 @@ def compressed_tensors(*, weights=None, activations=None, group=None, **fields):
     }
 
 
+COMPRESSED_BLOCKS = compressed_tensors(
+    weights={"strategy": "block", "block_structure": [128, 128]},
+    activations={"strategy": "group", "group_size": 128},
+)
+"""What llm-compressor writes for its scheme FP8_BLOCK."""
+
+
 def quantised(weight, kind):
     """Quantises like the tools that write checkpoints; returns values and scales."""
     if kind == "block":
@@ -64,7 +71,8 @@ def make_twins(make_checkpoint, tmp_path):
             if module.endswith("_proj") and module not in except_for:
                 values, scale = quantised(tensor, kind)
                 if kind == "block":
-                    stored |= {name: values, f"{name}_scale_inv": scale}
+                    is_compressed = quantization_config["quant_method"] == "compressed-tensors"
+                    stored |= {name: values, f"{name}_scale{'' if is_compressed else '_inv'}": scale}
                     scale = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
                 else:
                     stored |= {name: values, f"{name}_scale": scale}
@@ -94,10 +102,18 @@ def layer_outputs(path, ops):
     return outputs
 
 
-@pytest.mark.parametrize("kind", ["tensor", "channel", "block"])
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("tensor", DYNAMIC),
+        ("channel", compressed_tensors()),
+        ("block", BLOCK_CONFIG),
+        ("block", COMPRESSED_BLOCKS),
+    ],
+    ids=["tensor", "channel", "block", "compressed block"],
+)
 @pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
-def test_an_8_bit_checkpoint_computes_the_same_as_its_dequantised_copy(make_twins, kind, make_ops):
-    config = {"tensor": DYNAMIC, "channel": compressed_tensors(), "block": BLOCK_CONFIG}[kind]
+def test_an_8_bit_checkpoint_computes_the_same_as_its_dequantised_copy(make_twins, kind, config, make_ops):
     sizes = BLOCK_SIZES if kind == "block" else {}
     small, twin = make_twins(kind, config, architecture="qwen2", **sizes)
     outputs, expected = layer_outputs(small, make_ops()), layer_outputs(twin, make_ops())
@@ -118,9 +134,7 @@ def test_loaded_8_bit_weights_equal_those_of_transformers(make_twins):
 
 def test_blocks_must_divide_every_matrix(make_twins):
     small, _ = make_twins("tensor", BLOCK_CONFIG)
-    message = (
-        r"weight_block_size \[128, 128\] does not divide model.layers.0.self_attn.q_proj of 64 rows and 64 columns"
-    )
+    message = r"blocks of 128 x 128 weights do not divide model.layers.0.self_attn.q_proj of 64 rows and 64 columns"
     with pytest.raises(CheckpointError, match=message):
         load_model(small, ModelConfig.from_dir(small), reference_ops())
 
@@ -230,7 +244,17 @@ def test_weights_bytes_count_weights_in_the_dtype_in_memory(make_twins):
     num_values = sum(
         part.tensor.numel() for name, part in loaded_parts(small).items() if f"{name}_scale" in loaded_parts(small)
     )
-    assert weights_bytes(config, torch.float32, quantization="fp8") == expected - 3 * num_values
+    assert weights_bytes(config, torch.float32, keeps_fp8=True) == expected - 3 * num_values
+
+
+def test_weights_bytes_count_layers_that_are_not_in_8_bits_in_the_dtype(make_twins):
+    """They are as large as in the checkpoint, which has scales per block and one layer in bfloat16."""
+    config = BLOCK_CONFIG | {"modules_to_not_convert": ["lm_head", "model.layers.1.mlp.down_proj"]}
+    small, _ = make_twins("block", config, except_for=("model.layers.1.mlp.down_proj",), **BLOCK_SIZES)
+    stored = load_file(small / FILE)
+    expected = sum(tensor.nbytes for tensor in stored.values())
+    assert any(tensor.dtype is FP8_DTYPE for tensor in stored.values())
+    assert weights_bytes(ModelConfig.from_dir(small), torch.bfloat16, keeps_fp8=True) == expected
 
 
 @pytest.mark.parametrize(("kind", "config", "sizes"), [("tensor", DYNAMIC, {}), ("block", BLOCK_CONFIG, BLOCK_SIZES)])
@@ -272,7 +296,24 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins, ki
         (compressed_tensors(weights={"num_bits": 4}), "weights: type is 'float' with num_bits 4"),
         (
             compressed_tensors(weights={"strategy": "block"}),
-            "weights: strategy is 'block', supported are tensor, channel",
+            "weights: block_structure is None, supported is [128, 128]",
+        ),
+        (
+            compressed_tensors(weights={"strategy": "group"}),
+            "weights: strategy is 'group', supported are tensor, channel, block",
+        ),
+        (
+            compressed_tensors(
+                weights={"strategy": "block", "block_structure": [128, 128]},
+                activations={"strategy": "group", "group_size": 64},
+            ),
+            "input_activations: group_size is 64, supported is 128",
+        ),
+        (
+            compressed_tensors(
+                weights={"strategy": "block", "block_structure": [128, 128]}, activations={"strategy": "channel"}
+            ),
+            "input_activations: strategy is 'channel', supported are group, token, tensor",
         ),
         (compressed_tensors(weights={"symmetric": False}), "weights: symmetric is false, supported is true"),
         (compressed_tensors(group={"input_activations": None}), "input_activations: type is 'absent'"),

@@ -15,7 +15,9 @@ from engine.model.config import ModelConfig
 from engine.model.loader import load_model
 from kernels.families import reference_ops
 from kernels.gpu.linear import PackedLinear
+from kernels.gpu.ops import GpuOps
 from kernels.gpu.quantize import QuantizedRows
+from kernels.gpu.targets import TARGETS, target_of
 from kernels.metadata import AttentionMetadata, StepInputs
 from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
 from tests.support.kernels.batches import cache_tensors, poison_cache
@@ -286,15 +288,48 @@ def test_a_checkpoint_in_8_bits_is_what_rounding_on_load_gives(llama, gpu_ops, g
     assert torch.equal(logits, rounded)
 
 
-def test_block_scaled_weights_are_converted_or_rounded_again(make_checkpoint, gpu_ops, gpu_device, float8, tmp_path):
-    path = save_block_scaled(make_checkpoint("qwen3", dtype="bfloat16", **BLOCK_SIZES), tmp_path / "blocks")
-    config = ModelConfig.from_dir(path)
-    prompts = [torch.arange(3, 3 + length) for length in PROMPT_LENS]
-    case = Case(path, config, prompts, expected=torch.empty(0))
-    reference = Server(case, reference_ops(), torch.device("cpu")).run()
-    assert largest_error(Server(case, gpu_ops(), gpu_device).run(), reference) < TOLERANCE
-    model = load_model(path, config, gpu_ops(quantize_weights=True, quantize_inputs=True), device=gpu_device)
-    assert model.layers[0].qkv._packed.weight.dtype is float8
+@pytest.fixture(scope="module")
+def block_scaled(make_checkpoint, tmp_path_factory):
+    """Returns the case of a checkpoint with scales per block; expected are the logits of its copy in fp32."""
+    folder = tmp_path_factory.mktemp("block_scaled")
+    original = make_checkpoint("qwen3", dtype="bfloat16", **BLOCK_SIZES)
+    path = save_block_scaled(original, folder / "blocks", twin=folder / "twin")
+    twin = make_case(folder / "twin")
+    return twin._replace(path=path, config=ModelConfig.from_dir(path)), folder / "twin"
+
+
+@pytest.mark.slow
+def test_block_scaled_weights_compute_what_transformers_does_with_inputs_rounded_by_groups(
+    block_scaled, gpu_ops, gpu_device, float8
+):
+    """As `test_8_bit_linear_layers_compute_what_transformers_does_with_rounded_ones`, where weights are rounded too."""
+    case, twin = block_scaled
+
+    def round_inputs(model):
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear) and name != "lm_head":
+                module.register_forward_pre_hook(
+                    lambda _, args: (rounded_rows(args[0].unflatten(-1, (-1, 128)), float8).flatten(-2),)
+                )
+
+    theirs = transformers_logits(twin, case.prompts, change=round_inputs)
+    assert 0.01 < error(theirs, case.expected) < 0.2
+    for quantize_inputs in (True, False):  # where they are made, or in the layers
+        ops = gpu_ops(quantize_inputs=quantize_inputs, input_group_size=128)
+        logits = Server(case, ops, gpu_device).run()
+        assert error(logits, theirs) < 0.04
+        if gpu_device.type == "cpu":
+            assert float((logits - theirs).abs().amax(1).median()) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_block_scaled_weights_are_exact_on_a_gpu_without_8_bit_floats(block_scaled, gpu_device):
+    case, _ = block_scaled
+    target = TARGETS["sm_80"] if gpu_device.type == "cpu" else target_of(gpu_device)
+    if target.fp8_dtype is not None:
+        pytest.skip("the GPU multiplies in 8 bits")
+    logits = Server(case, GpuOps(gpu_device, target, num_processors=132), gpu_device).run()
+    assert largest_error(logits, case.expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("quantizes", [False, True], ids=["plain", "8 bits"])

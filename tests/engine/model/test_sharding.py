@@ -133,7 +133,7 @@ def test_ranks_share_block_scaled_weights_by_whole_blocks(make_checkpoint, tmp_p
     assert all(float((logits - expected).abs().max()) < TOLERANCE for logits in together)
     message = (
         r"--tensor-parallel-size gives each rank 192 rows and 256 columns of model\.layers\.0\.mlp\.gate_proj, whose "
-        r"weight_block_size is \[128, 128\]: use fewer ranks"
+        r"scales are per block of 128 x 128: use fewer ranks"
     )
     with pytest.raises(ConfigError, match=message):
         load(path, ThreadGroup(1, 4))

@@ -131,11 +131,14 @@ def test_without_a_cache_folder_kernels_are_checked_at_every_start(monkeypatch: 
     assert not is_checked("form")
 
 
-@pytest.mark.parametrize(("has_blocks", "weights"), [(False, "fp8 checkpoint"), (True, None)])
-def test_products_in_8_bits_are_checked_unless_weights_have_scales_per_block(
-    model_dir: Path, has_blocks: bool, weights: str | None
+@pytest.mark.parametrize(
+    ("has_blocks", "keeps_fp8", "weights"),
+    [(False, True, "fp8 checkpoint"), (True, True, "fp8 blocks"), (False, False, None), (True, False, None)],
+)
+def test_products_of_8_bit_checkpoints_are_checked_where_they_are_not_converted(
+    model_dir: Path, has_blocks: bool, keeps_fp8: bool, weights: str | None
 ) -> None:
-    """Such weights are converted, also on GPUs without 8-bit products."""
     config = replace(ModelConfig.from_dir(model_dir), fp8=Fp8Weights((), has_blocks))
-    forms = model_forms(EngineConfig(model="any"), config, torch.bfloat16, torch.bfloat16)
+    engine_config = EngineConfig(model="any")
+    forms = model_forms(engine_config, config, torch.bfloat16, torch.bfloat16, keeps_fp8=keeps_fp8)
     assert forms.weights_8_bit == weights

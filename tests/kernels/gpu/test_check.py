@@ -8,6 +8,7 @@ import torch
 from kernels.check import find_mismatches, kernel_cases
 from kernels.families import reference_ops
 from kernels.gpu.ops import GpuOps
+from kernels.gpu.targets import TARGETS, target_of
 from tests.support.kernels.model_forms import SMALL
 
 BF16 = torch.bfloat16
@@ -26,3 +27,21 @@ def test_kernels_of_every_feature_pass(device, target, float8):
     forms = replace(forms, sliding_windows=(50, None))
     ops = GpuOps(device, target, num_processors=132, quantize_weights=True, quantize_inputs=True)
     assert not find_mismatches(ops, reference_ops(device), forms, kernel_cases(forms, device))
+
+
+@pytest.mark.parametrize("name", ["sm_90", "sm_80"])
+def test_products_with_scales_per_block_pass_and_wrong_ones_do_not(device, name):
+    """On GPUs with and without 8-bit floats; scales of other blocks are an error of more than half."""
+    target = TARGETS[name] if device.type == "cpu" else target_of(device)
+    forms = replace(SMALL, weights_8_bit="fp8 blocks", hidden_size=256, intermediate_size=384)
+    has_fp8 = target.fp8_dtype is not None
+    ops = GpuOps(device, target, num_processors=132, quantize_inputs=has_fp8, input_group_size=128)
+    cases = [case for case in kernel_cases(forms, device) if case.kernel.startswith("linear after")]
+    assert not find_mismatches(ops, reference_ops(device), forms, cases)
+    right = ops.pack_quantized
+
+    def swapped(values, scales, bias, dtype):
+        return right(values, scales.flip(0, 1), bias, dtype)
+
+    ops.pack_quantized = swapped
+    assert len(find_mismatches(ops, reference_ops(device), forms, cases)) == 2

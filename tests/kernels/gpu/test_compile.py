@@ -52,9 +52,10 @@ def check_target(target, report, *options, paths=()):
 @pytest.mark.timeout(7200 if EVERYTHING else 1200)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_kernel_compiles_and_fits(target, tmp_path):
-    """Of the less common targets only attention is compiled: no other kernel depends on their tiles."""
+    """Of the less common targets only kernels are compiled whose tiles depend on the target."""
     is_whole = EVERYTHING or target in (*CHECKED_WITH_BOTH, "sm_100")
-    check_target(target, tmp_path / "report.json", "--live", *([] if is_whole else ["--kernels", "paged_attention"]))
+    families = [] if is_whole else ["--kernels", "paged_attention", "block_scaled"]
+    check_target(target, tmp_path / "report.json", "--live", *families)
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from kernels.gpu.quantize import quantize_rows
+from kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from kernels.gpu.silu_and_mul import silu_and_mul
 from tests.support.kernels.batches import assert_quantized
 
 FLOAT8 = torch.float8_e4m3fn
@@ -55,6 +57,38 @@ def test_errors_are_within_the_precision_of_the_format(device, seed, float8, dty
     torch.testing.assert_close(scales, exact.abs().amax(dim=1, keepdim=True) / largest, atol=0, rtol=1e-6)
     assert (values.abs().amax(dim=1) == largest).all()
     assert_quantized(rows.dequantized(torch.float32).cpu(), exact, float8)
+
+
+@pytest.mark.parametrize(("num_rows", "n", "group_size"), [(5, 384, 128), (3, 256, 64), (2, 128, 128)])
+def test_groups_are_quantized_like_rows_of_their_own(device, seed, float8, num_rows, n, group_size):
+    """Bit for bit; in the plain kernel, after norms and after the gate."""
+    generator = torch.Generator().manual_seed(seed)
+    magnitudes = torch.logspace(-3, 3, n // group_size).repeat_interleave(group_size)
+    x = (torch.randn(num_rows, n, generator=generator) * magnitudes).to(device)
+    ones, gates = torch.ones(n, device=device), torch.full_like(x, 3.0)
+    made = [
+        (quantize_rows(x, float8, group_size), x),
+        (rms_norm(x, ones, 1e-6, quantize=float8, group_size=group_size), rms_norm(x, ones, 1e-6)),
+        (
+            add_rms_norm(x, x.clone(), ones, 1e-6, quantize=float8, group_size=group_size)[0],
+            add_rms_norm(x, x.clone(), ones, 1e-6)[0],
+        ),
+        (
+            silu_and_mul(torch.cat((gates, x), 1), quantize=float8, group_size=group_size),
+            silu_and_mul(torch.cat((gates, x), 1)),
+        ),
+    ]
+    for rows, exact in made:
+        alone = quantize_rows(exact.view(-1, group_size), float8)
+        assert rows.group_size == group_size
+        assert torch.equal(rows.scales.flatten(), alone.scales.flatten())
+        assert torch.equal(bits(rows.values).flatten(), bits(alone.values).flatten())
+        assert torch.equal(rows.dequantized(torch.float32).flatten(), alone.dequantized(torch.float32).flatten())
+
+
+def test_groups_that_do_not_divide_rows_are_rejected(device):
+    with pytest.raises(ValueError, match="rows of 192 values are not divided by groups of 128"):
+        quantize_rows(torch.ones(1, 192, device=device), FLOAT8, 128)
 
 
 def test_the_longest_row_is_quantized(device, seed, float8):

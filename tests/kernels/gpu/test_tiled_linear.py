@@ -1,12 +1,16 @@
-"""Linear layers for `--batch-invariant`: values against torch, and the same bits of a row in any batch."""
+"""Linear layers in Triton: values against sums in fp64, and with `--batch-invariant` the same bits in any batch."""
 
 import pytest
 import torch
 
 from kernels.gpu import tiled_linear as module
+from kernels.gpu.block_scales import pack_block_scaled
 from kernels.gpu.linear import pack_linear
+from kernels.gpu.quantize import quantize_rows
+from kernels.gpu.targets import TARGETS
 from kernels.gpu.tiled_linear import tiled_linear
 from kernels.gpu.tiles import ProductTile, product_splits, product_tile
+from tests.support.engine.weights import quantized_in_blocks
 from tests.support.kernels.batches import assert_close, assert_same_bits
 
 SHARED, ALONE = 1_000_000, 1  # processors: a program for each part of the inputs, or one for all of them
@@ -104,3 +108,95 @@ def test_few_rows_share_the_inputs_among_programs_and_many_do_not(device, target
     finally:
         module._bind.cache_clear()
     assert launched == [(1, (1, 4)), ("add", (1, 1)), (4, (200, 1))]
+
+
+@pytest.fixture(params=["8-bit inputs", "16 or 32 bits"])
+def block_target(request, device, target):
+    """Target of the device; under the interpreter one with and one without 8-bit floats."""
+    if device.type == "cuda":
+        if (target.fp8_dtype is None) == (request.param == "8-bit inputs"):
+            pytest.skip("the other kind of GPU")
+        return target
+    return TARGETS["sm_90" if request.param == "8-bit inputs" else "sm_80"]
+
+
+def make_block_scaled(seed, num_in, num_out, dtype, has_bias, device, target):
+    """Blocks of very different magnitude; returns the packed layer and its weights in fp64."""
+    blocks = normal(seed, num_out // 128, 1, num_in // 128, 1).exp() * num_in**-0.5
+    weight = (normal(seed + 1, num_out // 128, 128, num_in // 128, 128) * blocks).view(num_out, num_in)
+    values, scales = quantized_in_blocks(weight)
+    bias = normal(seed + 2, num_out).to(dtype) if has_bias else None
+    on_device = (None if tensor is None else tensor.to(device) for tensor in (values, scales, bias))
+    exact = values.double() * scales.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return pack_block_scaled(*on_device, dtype=dtype, target=target), exact
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_bias", "num_processors", "num_rows", "num_in", "num_out"),
+    [
+        (torch.float32, True, ALONE, 3, 256, 128),  # the smallest tile
+        (torch.float16, False, SHARED, 20, 1152, 256),  # two parts, the second with fewer steps
+        (torch.bfloat16, True, SHARED, 70, 1152, 128),
+        pytest.param(torch.float32, False, SHARED, 200, 2048, 256, marks=pytest.mark.slow),
+    ],
+)
+def test_products_with_scales_per_block_equal_sums_in_fp64(
+    device, block_target, seed, dtype, has_bias, num_processors, num_rows, num_in, num_out
+):
+    """An element is off by n roundings of fp32 of the sum of its n terms' magnitudes, and by that of the result.
+
+    The matrix units of a GPU keep some 14 bits of the sum of 128 products of 8-bit floats, which they take in up to
+    eight steps.
+    """
+    layer, weight = make_block_scaled(seed, num_in, num_out, dtype, has_bias, device, block_target)
+    x = (normal(seed + 3, num_rows, num_in) * normal(seed + 4, num_rows, 1).exp()).to(device, dtype)
+    options = {"target": block_target, "num_processors": num_processors}
+    out = tiled_linear(x, layer, **options, batch_invariant=False)
+    assert out.dtype is dtype
+    rows, unit = x.cpu().double(), num_in * 2.0**-24
+    if block_target.fp8_dtype is not None:
+        quantized = quantize_rows(x, block_target.fp8_dtype, 128)
+        assert torch.equal(tiled_linear(quantized, layer, **options, batch_invariant=False), out)
+        rows = quantized.values.cpu().double() * quantized.scales.cpu().double().repeat_interleave(128, 1)
+        unit += 8 * 2.0**-13 if device.type == "cuda" else 0
+    exact = rows @ weight.T + (0 if layer.bias is None else layer.bias.cpu().double())
+    magnitudes = rows.abs() @ weight.abs().T + (0 if layer.bias is None else layer.bias.cpu().double().abs())
+    allowed = unit * magnitudes + torch.finfo(dtype).eps * exact.abs()
+    assert bool(((out.cpu().double() - exact).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("num_processors", [SHARED, ALONE])
+def test_a_row_has_the_same_bits_in_any_batch_with_scales_per_block(device, block_target, seed, num_processors):
+    """Also where the tile would be another one without --batch-invariant."""
+    layer, _ = make_block_scaled(seed, 1152, 128, torch.float32, True, device, block_target)
+    x = normal(seed + 3, 67, 1152).to(device)
+    whole = invariant_linear(x, layer, block_target, ALONE)
+    for rows in (slice(66, 67), slice(40, 65)):
+        assert_same_bits(invariant_linear(x[rows], layer, block_target, num_processors), whole[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_8_bit_weight_is_exact_on_gpus_without_such_floats(device, target, dtype):
+    """The identity picks the weights; a NaN makes its block NaN, and no other."""
+    if device.type == "cuda" and target.fp8_dtype is not None:
+        pytest.skip("the GPU multiplies in 8 bits")
+    target = target if device.type == "cuda" else TARGETS["sm_80"]
+    codes = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 256).contiguous()
+    codes[(codes & 0x7F) == 0x7F] = 0
+    codes[200, 130] = 0xFF
+    values = codes.view(torch.float8_e4m3fn)
+    scales = torch.tensor([[1.0, 0.5], [2.0, 0.25]])
+    layer = pack_block_scaled(values.to(device), scales.to(device), None, dtype=dtype, target=target)
+    x = torch.eye(256, dtype=dtype, device=device)
+    out = tiled_linear(x, layer, target=target, num_processors=ALONE, batch_invariant=False).cpu()
+    exact = (values.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)).T
+    assert torch.equal(out[:, :128], exact[:, :128].to(dtype))
+    assert out[:, 128:].isnan().all()
+
+
+def test_fewer_rows_use_smaller_tiles_and_start_up_compiles_all(device, target):
+    layer, _ = make_block_scaled(0, 128, 128, torch.bfloat16, False, device, target)
+    sizes = [module._tiles(layer, 1, TARGETS["sm_90"], num_rows, False) for num_rows in (1, 16, 17, 64, 65, 9000)]
+    assert [tile.block_m for (tile,) in sizes] == [16, 16, 64, 64, 128, 128]
+    fixed = [module._tiles(layer, 1, TARGETS["sm_90"], num_rows, True) for num_rows in (1, 9000)]
+    assert fixed[0] == fixed[1]

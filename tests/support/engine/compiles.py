@@ -23,6 +23,7 @@ from engine.core.scheduler import Scheduler
 from engine.interfaces import execute
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
+from engine.model.fp8 import Fp8Weights
 from engine.model.shapes import find_shape, shape_names
 from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import plan_kv_cache
@@ -30,6 +31,7 @@ from engine.runner.model_runner import TorchModelRunner
 from engine.runner.sampler import SampledBuffer
 from engine.runner.step_buffers import BIAS_CAPACITY
 from engine.runner.stream import Event, InlineStream
+from kernels.fp8_block import BLOCK
 from kernels.gpu.compile_only_driver import use_compile_only_driver
 from kernels.gpu.launch import CompileCounter
 from kernels.gpu.ops import GpuOps
@@ -55,6 +57,7 @@ class Variant(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
     sliding_window: int | None = None
     batch_invariant: bool = False
+    has_block_scales: bool = False
 
 
 class MetaStream:
@@ -119,6 +122,8 @@ def _serve(
     assert folder is not None, f"no shape {variant.shape}"
     config = ModelConfig.from_dir(folder)
     config = replace(config, num_layers=2)
+    if variant.has_block_scales:
+        config = replace(config, fp8=Fp8Weights((), has_blocks=True))
     if variant.sliding_window:
         config = replace(config, traits=replace(config.traits, sliding_windows=(variant.sliding_window, None)))
     ops = _RecordingOps(
@@ -126,7 +131,8 @@ def _serve(
         target,
         num_processors=132,
         quantize_weights=variant.quantizes,
-        quantize_inputs=variant.quantizes,
+        quantize_inputs=variant.quantizes or (variant.has_block_scales and target.fp8_dtype is not None),
+        input_group_size=BLOCK if variant.has_block_scales else None,
         batch_invariant=variant.batch_invariant,
     )
     ops.graphs = graphs
@@ -214,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--sliding-window", type=int, help="of the first layer")
     parser.add_argument("--batch-invariant", action="store_true")
+    parser.add_argument("--block-scales", action="store_true", help="8-bit linear layers with scales per block")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     variant = Variant(
@@ -223,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.block_size,
         sliding_window=options.sliding_window,
         batch_invariant=options.batch_invariant,
+        has_block_scales=options.block_scales,
     )
     compiled = find_late_compiles(TARGETS[options.target], variant, seed=options.seed)
     for kernel in compiled:
