@@ -6,7 +6,7 @@ import numpy as np
 
 from kernels.cpu.instruction import OPCODE, WIDTH, Opcode, num_row_items
 from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, cycles, floats_at, longs_at, yield_core
-from kernels.cpu.jit import kernel
+from kernels.cpu.jit import spliced
 from kernels.cpu.linear import linear_item, num_linear_items, num_pack_items, pack_item
 from kernels.cpu.paged_attention import attention_item, num_attention_items, plan_item
 from kernels.cpu.pointwise import add_rms_norm_item, gather_rows_item, rms_norm_item, silu_and_mul_item
@@ -25,7 +25,7 @@ COUNTER_BYTES = 64
 _SPINS_BEFORE_YIELD = 10_000  # some 10 us: longer than any wait while all threads have a core
 
 
-@kernel
+@spliced
 def _num_items(row: "Longs") -> int:
     opcode = row[OPCODE]
     if opcode == _PACK_ROWS:
@@ -39,7 +39,7 @@ def _num_items(row: "Longs") -> int:
     return num_row_items(row)
 
 
-@kernel
+@spliced
 def _run_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
     opcode = row[OPCODE]
     if opcode == _LINEAR:
@@ -62,7 +62,7 @@ def _run_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
         silu_and_mul_item(row, item)
 
 
-@kernel
+@spliced
 def wait_until(counter: int, at_least: int) -> None:
     """Spins until the counter at an address reaches a value; yields the core if that takes long."""
     spins = 0
@@ -72,7 +72,7 @@ def wait_until(counter: int, at_least: int) -> None:
             yield_core()
 
 
-@kernel
+@spliced
 def execute(instructions: int, num_instructions: int, values: int, counters: int, scratch: int) -> None:
     """Executes a program together with any number of other threads.
 

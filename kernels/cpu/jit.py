@@ -81,6 +81,14 @@ def inline(function: _Function) -> _Function:
     return cast(_Function, njit(nogil=True, error_model="numpy", fastmath=FASTMATH)(function))
 
 
+def spliced(function: _Function) -> _Function:
+    """Compiles a function as a part of the kernels that call it, with their options, and never by itself.
+
+    For the large functions that only one or two kernels call: numba would optimise all that they call once more.
+    """
+    return cast(_Function, njit(inline="always", nogil=True, error_model="numpy", fastmath=FASTMATH)(function))
+
+
 def compile_now(function: Callable[..., Any], signature: str) -> None:
     """Compiles a kernel, or loads it from the disk, for arguments of these types (numba's names)."""
     cast(Any, function).compile(f"({signature},)")

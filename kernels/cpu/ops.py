@@ -18,6 +18,7 @@ from kernels.cpu.pointwise import emit_add_rms_norm, emit_gather_rows, emit_rms_
 from kernels.cpu.recording import Recording
 from kernels.cpu.rotate_and_store import emit_rotate_and_store
 from kernels.cpu.sample import compile_sampler, sample
+from kernels.cpu.second_compiler import SecondCompiler
 from kernels.cpu.worker_pool import Program, WorkerPool
 from kernels.fp8_weights import dequantized
 from kernels.interface import Quantization, Step
@@ -41,9 +42,16 @@ class CpuOps:
         on_compiled: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
         self._quantize = quantization == "int8"
-        with watch_compiles(on_compiled):
-            self._pool = WorkerPool(num_threads)
-            compile_sampler()
+        with SecondCompiler(is_allowed=num_threads > 1) as second_compiler:
+
+            def count(done: int, total: int) -> None:
+                second_compiler.start()
+                on_compiled(done + second_compiler.num_compiled(), total)
+
+            with watch_compiles(count):
+                self._pool = WorkerPool(num_threads)
+                second_compiler.wait()
+                compile_sampler()
         self._step: Recording | None = None  # the step being recorded, if any
         self._num_samplings = 0
         self._drawn = np.zeros(0, dtype=np.int64)  # token ids of the last sampling

@@ -16,14 +16,14 @@ import numpy as np
 from kernels.cpu.execute import COUNTER_BYTES, execute, wait_until
 from kernels.cpu.instruction import SCRATCH_BYTES
 from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, cycles, longs_at, read_bytes, write_bytes
-from kernels.cpu.jit import compile_now, kernel
+from kernels.cpu.jit import compile_now, kernel, spliced
 from kernels.cpu.recording import Recording
 
 _IS_OPEN, _MINUS_INSIDE, _IS_OVER, _INSTRUCTIONS, _NUM_INSTRUCTIONS, _VALUES, _COUNTERS, _STARTED = range(8)
 _CONTROL_SIZE = 16
 
 
-@kernel
+@spliced
 def _take_part(control: int, scratch: int) -> None:
     """Executes the current program, if there is one."""
     atomic_add(control + 8 * _MINUS_INSIDE, -1)
@@ -34,22 +34,23 @@ def _take_part(control: int, scratch: int) -> None:
 
 
 @kernel
-def _work(control: int, scratch: int, pipe: int) -> None:
-    """Main loop of a worker: waits, takes part in a program, and returns when the pool is closed."""
-    while read_bytes(np.int32(pipe), scratch, 1) == 1 and not atomic_load(control + 8 * _IS_OVER):
+def _run(control: int, scratch: int, pipe: int, pipes: "np.ndarray[Any, Any]") -> None:
+    """Takes part in programs; one kernel for both roles, because each would be compiled with all instructions.
+
+    A worker has a pipe: it waits at it for every program, and returns when the pool is closed. The calling thread has
+    none (-1): it wakes the workers behind `pipes`, and returns when all threads have left the program.
+    """
+    if pipe < 0:
+        atomic_store(control + 8 * _STARTED, cycles())
+        atomic_store(control + 8 * _IS_OPEN, 1)
+        for i in range(pipes.shape[0]):
+            write_bytes(np.int32(pipes[i]), scratch, 1)
+    while pipe < 0 or (read_bytes(np.int32(pipe), scratch, 1) == 1 and not atomic_load(control + 8 * _IS_OVER)):
         _take_part(control, scratch)
-
-
-@kernel
-def _run(control: int, scratch: int, pipes: "np.ndarray[Any, Any]") -> None:
-    """Wakes the workers, takes part, and returns when all threads have left the program."""
-    atomic_store(control + 8 * _STARTED, cycles())
-    atomic_store(control + 8 * _IS_OPEN, 1)
-    for i in range(pipes.shape[0]):
-        write_bytes(np.int32(pipes[i]), scratch, 1)
-    _take_part(control, scratch)
-    atomic_store(control + 8 * _IS_OPEN, 0)
-    wait_until(control + 8 * _MINUS_INSIDE, 0)
+        if pipe < 0:
+            atomic_store(control + 8 * _IS_OPEN, 0)
+            wait_until(control + 8 * _MINUS_INSIDE, 0)
+            return
 
 
 class Program:
@@ -81,12 +82,11 @@ class WorkerPool:
         pipes = [os.pipe() for _ in range(num_threads - 1)]
         self._own_scratch = addresses[0]
         self._pipes = np.array([write for _, write in pipes], dtype=np.int64)
-        compile_now(_work, "int64, int64, int64")  # not in the workers, while a step waits for them
-        compile_now(_run, "int64, int64, int64[::1]")
+        compile_now(_run, "int64, int64, int64, int64[::1]")  # not in the workers, while a step waits for them
         threads = []
         for (read, _), scratch in zip(pipes, addresses[1:], strict=True):
-            arguments = (self._control.ctypes.data, scratch, read)
-            threads.append(threading.Thread(target=_work, args=arguments, name="cpu-kernels", daemon=True))
+            arguments = (self._control.ctypes.data, scratch, read, self._pipes)
+            threads.append(threading.Thread(target=_run, args=arguments, name="cpu-kernels", daemon=True))
             threads[-1].start()
         weakref.finalize(self, _end, self._control, threads, pipes, self._scratch)
 
@@ -106,7 +106,7 @@ class WorkerPool:
             counters + -counters % COUNTER_BYTES,
         )
         started_s = time.perf_counter()
-        _run(self._control.ctypes.data, self._own_scratch, self._pipes)
+        _run(self._control.ctypes.data, self._own_scratch, -1, self._pipes)
         self._last_s = time.perf_counter() - started_s
 
     def progress(self) -> tuple[int, int]:

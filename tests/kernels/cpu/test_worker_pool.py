@@ -193,7 +193,7 @@ def test_pool_compiles_nothing_after_its_start():
     """A compile would delay the first step."""
     pool, kernels = WorkerPool(2), [value for value in vars(worker_pool).values() if hasattr(value, "signatures")]
     before = [len(kernel.signatures) for kernel in kernels]
-    assert sum(before) >= 2
+    assert sum(before) >= 1
     with install_recorder("numba:compile") as compilations:
         for num_threads in (1, 2):
             Sum(20, 3).run(WorkerPool(num_threads))
