@@ -106,7 +106,7 @@ class ChatRenderer:
 
 
 def _refuse(tokenizer: Tokenizer, problem: str) -> None:
-    if not tokenizer.chat.refusal:
+    if tokenizer.chat.shown is not None:  # not refused yet
         logger.warning("chat prompts are refused: the model's chat template cannot be compiled: %s", problem)
         tokenizer.chat = tokenizer.chat.refused(problem)
 

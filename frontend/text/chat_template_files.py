@@ -20,7 +20,7 @@ class ChatFiles:
         plain: template for requests without tools; None if these are refused.
         for_tools: template for requests with tools, usually the same.
         variables: template variables besides the messages: bos_token, eos_token, ...
-        refusal: why all chat prompts are refused; empty if they are not.
+        refusal: why chat prompts without a template are refused; empty if both have one.
     """
 
     plain: str | None = None
@@ -47,8 +47,7 @@ class ChatFiles:
         if isinstance(found, str):
             return cls(found, found, variables)
         default = found.get("default")
-        chosen = cls(default, found.get("tool_use", default), variables)
-        return chosen if chosen.plain or chosen.for_tools else replace(chosen, refusal=_NO_TEMPLATE)
+        return cls(default, found.get("tool_use", default), variables, _missing_default(found))
 
     def refused(self, problem: str) -> "ChatFiles":
         """Returns a copy that refuses chat prompts because of a problem."""
@@ -69,6 +68,17 @@ class ChatFiles:
         """Returns why requests with or without tools are refused; empty if they are not."""
         has_template = (self.for_tools if with_tools else self.plain) is not None
         return "" if has_template else self.refusal or _NO_TEMPLATE
+
+
+def _missing_default(named: Mapping[str, str]) -> str:
+    if not named:
+        return _NO_TEMPLATE
+    if "default" in named:
+        return ""
+    return (
+        f"the model's chat templates are named {', '.join(map(repr, sorted(named)))}, and none 'default', which chat "
+        "without tools requires ('tool_use' suffices with tools); send a prompt instead, as text or token ids"
+    )
 
 
 class _MalformedTemplatesError(Exception):

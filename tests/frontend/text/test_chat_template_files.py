@@ -31,7 +31,9 @@ def test_default_of_named_templates_is_used():
     assert (alone.plain, alone.for_tools) == ("D", "D")
     no_default = ChatFiles.from_files(config_with([named[0], {"name": "rag", "template": "R"}]))
     assert (no_default.plain, no_default.for_tools) == (None, "T")
-    assert no_default.refusal_of(with_tools=False)
+    assert "are named 'rag', 'tool_use', and none 'default'" in no_default.refusal_of(with_tools=False)
+    other = ChatFiles.from_files(config_with([{"name": "rag", "template": "R"}]))
+    assert "are named 'rag', and none 'default'" in other.refusal_of(with_tools=True)
     assert not no_default.refusal_of(with_tools=True)
 
 
