@@ -1,7 +1,7 @@
 """Maps tensors of a checkpoint, or the shards of them that a rank holds, to memory."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,19 +26,48 @@ class Span(NamedTuple):
         """Returns the range in larger units of `size`, whose multiples its numbers are."""
         return Span(self.total // size, self.start // size, self.size // size)
 
+    @property
+    def parts(self) -> tuple["Span", ...]:
+        """The span itself: a matrix that is not fused is one part."""
+        return (self,)
+
+
+class FusedSpan(NamedTuple):
+    """Rows of matrices that the checkpoint stores one below the other as a single tensor.
+
+    Attributes:
+        parts: rows of each matrix.
+    """
+
+    parts: tuple[Span, ...]
+
+    @property
+    def total(self) -> int:
+        """Rows of the tensor."""
+        return sum(part.total for part in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Rows that are read."""
+        return sum(part.size for part in self.parts)
+
+    def in_blocks(self, size: int) -> "FusedSpan":
+        """Returns the rows in larger units of `size`, see `Span.in_blocks`."""
+        return FusedSpan(tuple(part.in_blocks(size) for part in self.parts))
+
 
 class CheckpointPart(NamedTuple):
     """Memory of a parameter, and the part of a checkpoint tensor to read into it.
 
     Attributes:
         tensor: the memory; its shape is the sizes of the spans.
-        spans: one per dimension of the tensor in the checkpoint.
+        spans: one per dimension of the tensor in the checkpoint; only the first can be fused.
         is_scale: whether it holds the scales of an 8-bit matrix: of blocks in two dimensions; or of rows in one, for
             which the checkpoint may have a single one.
     """
 
     tensor: torch.Tensor
-    spans: tuple[Span, ...]
+    spans: tuple[Span | FusedSpan, ...]
     is_scale: bool = False
 
     @classmethod
@@ -57,14 +86,19 @@ class CheckpointPart(NamedTuple):
         return self.is_scale and len(self.spans) == 1
 
     @property
-    def slices(self) -> tuple[slice, ...]:
-        """Slices that select the part in the tensor of the checkpoint."""
-        return tuple(slice(span.start, span.start + span.size) for span in self.spans)
-
-    @property
     def is_whole(self) -> bool:
         """Whether the part is the whole tensor."""
         return all(span.size == span.total for span in self.spans)
+
+    def read(self, whole: Any) -> torch.Tensor:
+        """Returns the values of the part; `whole` is the tensor in the checkpoint, or slices of it that read a file."""
+        columns = [slice(span.start, span.start + span.size) for dim in self.spans[1:] for span in dim.parts]
+        pieces, first_row = [], 0
+        for span in self.spans[0].parts:
+            start = first_row + span.start
+            pieces.append(whole[(slice(start, start + span.size), *columns)])
+            first_row += span.total
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 Fill = Callable[[dict[str, CheckpointPart]], None]

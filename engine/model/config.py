@@ -75,19 +75,31 @@ class ModelConfig:
         dtype = fields.raw("dtype", fields.raw("torch_dtype", "float32"))
         if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise fields.error("dtype", f"is {dtype!r}, supported are {', '.join(_DTYPES)}")
+        num_layers = fields.integer("num_hidden_layers", maximum=_MAX_LAYERS)
+        traits = family.read_traits(fields)
+        positions = fields.integer("max_position_embeddings", maximum=_MAX_POSITIONS)
+        for rope in set(traits.ropes) - {None}:
+            assert rope is not None
+            rope.check(head_dim)
+            if rope.rope_type == "yarn":  # cards add it to the file and leave the number of positions as it was
+                positions = max(positions, int(rope.factor * rope.original_max_position_embeddings))
+        if positions > _MAX_POSITIONS:
+            raise fields.error(
+                "max_position_embeddings", f"times factor is {positions}, the maximum is {_MAX_POSITIONS}"
+            )
         return cls(
             architecture=family.architecture,
             vocab_size=fields.integer("vocab_size", maximum=_MAX_VOCAB_SIZE),
             hidden_size=hidden_size,
             intermediate_size=fields.integer("intermediate_size", maximum=_MAX_HIDDEN_SIZE),
-            num_layers=fields.integer("num_hidden_layers", maximum=_MAX_LAYERS),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=fields.integer("max_position_embeddings", maximum=_MAX_POSITIONS),
+            max_position_embeddings=positions,
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-            traits=family.read_traits(fields),
+            traits=traits,
             checkpoint_dtype=dtype,
             end_token_ids=_end_token_ids(path, stated, fields),
             fp8=Fp8Weights.from_fields(fields),

@@ -49,6 +49,11 @@ class ConfigFields:
         """Names of the fields, in their order."""
         return tuple(self._values)
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The fields that are not null."""
+        return dict(self._values)
+
     def error(self, name: str, problem: str) -> CheckpointError:
         """Returns the error for an invalid field."""
         return CheckpointError(f"{self._source}: {name} {problem}")

@@ -52,7 +52,13 @@ class Decoder:
         self._vocabulary_rows = sharding.vocabulary_rows
         self.embed_tokens = self._vocabulary_matrix(device)
         self._packed_lm_head: LinearWeights = None
-        self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        # The stream is kept divided by the scale of what is added to it, which the norms remove: no kernel multiplies.
+        traits = config.traits
+        self._embedding_scale = traits.embedding_scale / traits.residual_scale
+        self._eps = config.rms_norm_eps / traits.residual_scale**2
+        # With a scale it is fp32, so that their product is not rounded.
+        norm_dtype = dtype if traits.logit_scale == 1.0 else torch.float32
+        self.norm = torch.empty(config.hidden_size, dtype=norm_dtype, device=device)
         self.layers = [
             DecoderLayer(config, index, tables[ropes[index]], ops, group, sharding, dtype=dtype, device=device)
             for index in range(config.num_layers)
@@ -78,11 +84,16 @@ class Decoder:
         fill(self._base_parts())
         for layer in self.layers:
             layer.load(fill)
+        self.norm.mul_(self.config.traits.logit_scale)
         lm_head = self.embed_tokens
+        if self.config.tie_word_embeddings and self._embedding_scale != 1.0:
+            lm_head = lm_head.clone()  # packing may share its memory, which is scaled below
         if not self.config.tie_word_embeddings:
             lm_head = self._vocabulary_matrix(self.device)
             fill(self._head_parts(lm_head))
         self._packed_lm_head = self._ops.pack_linear(lm_head, None, for_logits=True)
+        if self._embedding_scale != 1.0:
+            self.embed_tokens.mul_(self._embedding_scale)
 
     def _base_parts(self) -> dict[str, CheckpointPart]:
         return {
@@ -117,7 +128,7 @@ class Decoder:
         """
         assert len(kv_caches) == len(self.layers), f"{len(kv_caches)} caches for {len(self.layers)} layers"
         residual = self._embed(input_ids)
-        eps = self.config.rms_norm_eps
+        eps = self._eps
         x = self._ops.rms_norm(residual, self.layers[0].input_norm, eps, for_linear=True)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, kv_cache, next_norm in zip(self.layers, kv_caches, next_norms, strict=True):

@@ -1,10 +1,15 @@
 """One layer of the decoder: attention and a gated feed-forward network, each preceded by an RMSNorm."""
 
+from collections.abc import Mapping
+
 import torch
 
-from engine.model.checkpoint_part import CheckpointPart, Fill, Span
+from engine.errors import CheckpointError
+from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear
+from engine.model.rope import RopeConfig
+from engine.model.rotary_tables import rotated_pairs_order
 from engine.model.sharding import Sharding
 from engine.parallel.group import ParallelGroup
 from kernels.interface import KernelOps, KVCache, LinearInput
@@ -32,26 +37,58 @@ class DecoderLayer:
         self._rotary = rotary
         self._prefix = f"model.layers.{index}."
         self._eps = config.rms_norm_eps
+        self._attention_scale = traits.attention_scale or config.head_dim**-0.5
         self._head_dim = config.head_dim
         self._sliding_window = traits.sliding_windows[index]
         hidden, intermediate = Span.whole(config.hidden_size), sharding.intermediate
         q, kv = sharding.heads.times(config.head_dim), sharding.kv_heads.times(config.head_dim)
         attention, mlp = f"{self._prefix}self_attn.", f"{self._prefix}mlp."
 
-        def linear(prefix: str, in_features: Span, out_features: dict[str, Span], bias: bool) -> Linear:
-            return Linear(prefix, in_features, out_features, bias=bias, fp8=config.fp8, dtype=dtype, device=device)
+        def linear(
+            prefix: str,
+            in_features: Span,
+            out_features: Mapping[str, Span | FusedSpan],
+            bias: bool,
+            row_order: torch.Tensor | None = None,
+        ) -> Linear:
+            return Linear(
+                prefix,
+                in_features,
+                out_features,
+                bias=bias,
+                fp8=config.fp8,
+                dtype=dtype,
+                device=device,
+                row_order=row_order,
+            )
 
         def norm(size: int) -> torch.Tensor:
             return torch.empty(size, dtype=dtype, device=device)
 
-        self.qkv = linear(attention, hidden, {"q_proj": q, "k_proj": kv, "v_proj": kv}, traits.qkv_bias)
+        self.q_norm = norm(config.head_dim) if traits.qk_norm else None
+        self.k_norm = norm(config.head_dim) if traits.qk_norm else None
+        qkv: dict[str, Span | FusedSpan] = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+        gate_up: dict[str, Span | FusedSpan] = {"gate_proj": intermediate, "up_proj": intermediate}
+        if traits.fused:
+            qkv = {"qkv_proj": FusedSpan((q, kv, kv))}
+            gate_up = {"gate_up_proj": FusedSpan((intermediate, intermediate))}
+        self.qkv = linear(attention, hidden, qkv, traits.qkv_bias, self._order_of_qkv(sharding, traits.ropes[index]))
         self.o = linear(attention, q, {"o_proj": hidden}, traits.o_bias)
-        self.gate_up = linear(mlp, hidden, {"gate_proj": intermediate, "up_proj": intermediate}, traits.mlp_bias)
+        self.gate_up = linear(mlp, hidden, gate_up, traits.mlp_bias)
         self.down = linear(mlp, intermediate, {"down_proj": hidden}, traits.mlp_bias)
         self.input_norm = norm(config.hidden_size)
         self.post_attention_norm = norm(config.hidden_size)
-        self.q_norm = norm(config.head_dim) if traits.qk_norm else None
-        self.k_norm = norm(config.head_dim) if traits.qk_norm else None
+
+    def _order_of_qkv(self, sharding: Sharding, rope: RopeConfig | None) -> torch.Tensor | None:
+        """Returns the order of rows of queries, keys and values that a partial rotation requires."""
+        if rope is None or rope.rotated_dims(self._head_dim) == self._head_dim:
+            return None
+        if self.q_norm is not None:
+            raise CheckpointError("config.json: norms of heads with partial_rotary_factor below 1 are not supported")
+        order, kv_heads = rotated_pairs_order(rope, self._head_dim), sharding.kv_heads.size
+        num_rotated = sharding.heads.size + kv_heads
+        rotated = (torch.arange(num_rotated)[:, None] * self._head_dim + order).flatten()
+        return torch.cat((rotated, torch.arange(kv_heads * self._head_dim) + num_rotated * self._head_dim))
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills; linear layers are without memory."""
@@ -95,7 +132,7 @@ class DecoderLayer:
             eps=self._eps,
         )
         out = self._ops.paged_attention(
-            q, kv_cache, metadata, scale=self._head_dim**-0.5, sliding_window=self._sliding_window
+            q, kv_cache, metadata, scale=self._attention_scale, sliding_window=self._sliding_window
         )
         return self._group.all_reduce(self.o(self._ops, out))
 

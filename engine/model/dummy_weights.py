@@ -33,11 +33,11 @@ class RandomWeights:
                 part.tensor.fill_(1.0 if "norm" in name else 0.0)
             elif part.tensor.dtype is FP8_DTYPE:
                 values = _drawn(part, FP8_STD, generator, torch.float32)
-                part.tensor.copy_(values.clamp_(-448.0, 448.0)[part.slices])
+                part.tensor.copy_(part.read(values.clamp_(-448.0, 448.0)))
             elif part.is_whole:
                 part.tensor.normal_(std=part.shape[1] ** -0.5, generator=generator)
             else:
-                part.tensor.copy_(_drawn(part, part.shape[1] ** -0.5, generator, part.tensor.dtype)[part.slices])
+                part.tensor.copy_(part.read(_drawn(part, part.shape[1] ** -0.5, generator, part.tensor.dtype)))
 
 
 def _drawn(part: CheckpointPart, std: float, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:

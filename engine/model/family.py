@@ -14,17 +14,26 @@ class DecoderTraits:
 
     Attributes:
         sliding_windows: number of tokens a token attends to, including itself; None: all before it.
-        ropes: rotation of queries and keys.
+        ropes: rotation of queries and keys; None: no rotation.
         qkv_bias, o_bias, mlp_bias: which projections add a bias.
         qk_norm: whether each query and key head has an RMSNorm before the rotation.
+        fused: whether the checkpoint stores queries, keys and values as `qkv_proj`, and gate and up as `gate_up_proj`.
+        attention_scale: factor of attention scores; None: 1 / sqrt(head_dim).
+        embedding_scale, residual_scale, logit_scale: factors of embeddings, of the output of attention and feed-forward
+            network before it is added to the residual stream, and of logits.
     """
 
     sliding_windows: tuple[int | None, ...]
-    ropes: tuple[RopeConfig, ...]
+    ropes: tuple[RopeConfig | None, ...]
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    fused: bool = False
+    attention_scale: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

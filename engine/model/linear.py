@@ -1,9 +1,11 @@
 """Linear layers: loaded in the format of the checkpoint, then packed for the operations, one matrix at a time."""
 
+from collections.abc import Mapping
+
 import torch
 
 from engine.errors import CheckpointError, ConfigError
-from engine.model.checkpoint_part import CheckpointPart, Fill, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span
 from engine.model.fp8 import Fp8Weights
 from kernels.fp8_block import BLOCK
 from kernels.fp8_weights import FP8_DTYPE
@@ -22,12 +24,13 @@ class Linear:
         self,
         prefix: str,
         in_features: Span,
-        out_features: dict[str, Span],
+        out_features: Mapping[str, Span | FusedSpan],
         *,
         bias: bool,
         fp8: Fp8Weights | None,
         dtype: torch.dtype,
         device: torch.device,
+        row_order: torch.Tensor | None = None,
     ) -> None:
         """Allocates nothing yet.
 
@@ -39,9 +42,11 @@ class Linear:
             fp8: which projections are stored in 8 bits; None: none.
             dtype: dtype of the inputs, and of weights that are not in 8 bits.
             device: device of the weights.
+            row_order: [rows] int64, rows in memory from rows of the projections one below the other; None: the same.
 
         Raises:
-            CheckpointError: only some of the projections are in 8 bits, or their sizes are no multiples of a block.
+            CheckpointError: scales per block with a row_order, only some of the projections in 8 bits, or sizes that
+                are no multiples of a block.
             ConfigError: the shards of ranks divide blocks.
         """
         names = [prefix + name for name in out_features]
@@ -59,8 +64,14 @@ class Linear:
         self._has_bias = bias
         self._in_features = in_features
         self._out_features = dict(zip(names, out_features.values(), strict=True))
+        self._row_order = row_order
         self._packed: LinearWeights = None
         if self._has_blocks:
+            if row_order is not None:
+                raise CheckpointError(
+                    f"quantization_config: weight_block_size [{BLOCK}, {BLOCK}] is not supported for "
+                    f"{', '.join(names)} with partial_rotary_factor: use a checkpoint with one scale per channel"
+                )
             for name, span in self._out_features.items():
                 _check_blocks(name, span, in_features)
 
@@ -74,6 +85,11 @@ class Linear:
         fill(self._parts(weight, scales, bias))
         if self._in_features.start != 0:
             bias = None
+        if self._row_order is not None:
+            order = self._row_order.to(self._device)
+            weight = weight.view(torch.uint8)[order].view(weight.dtype) if self._is_in_8_bits else weight[order]
+            scales = None if scales is None else scales[order]
+            bias = None if bias is None else bias[order]
         if scales is None:
             self._packed = ops.pack_linear(weight, bias)
         else:
@@ -114,14 +130,14 @@ class Linear:
         return ops.linear(x, self._packed)
 
 
-def _check_blocks(name: str, rows: Span, columns: Span) -> None:
+def _check_blocks(name: str, rows: Span | FusedSpan, columns: Span) -> None:
     """Checks that a projection, or the shard of it that a rank holds, consists of whole blocks."""
-    if rows.total % BLOCK or columns.total % BLOCK:
+    if any(span.total % BLOCK for span in (*rows.parts, columns)):
         raise CheckpointError(
             f"quantization_config: blocks of {BLOCK} x {BLOCK} weights do not divide {name} of {rows.total} rows "
             f"and {columns.total} columns"
         )
-    if any(number % BLOCK for number in (rows.start, rows.size, columns.start, columns.size)):
+    if any(number % BLOCK for span in (*rows.parts, columns) for number in (span.start, span.size)):
         raise ConfigError(
             f"--tensor-parallel-size gives each rank {rows.size} rows and {columns.size} columns of {name}, whose "
             f"scales are per block of {BLOCK} x {BLOCK}: use fewer ranks, so that each has whole blocks"

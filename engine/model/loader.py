@@ -1,5 +1,6 @@
 """Loads a model from a checkpoint folder."""
 
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,8 @@ from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.families import reference_ops
 from kernels.fp8_weights import FP8_DTYPE
 from kernels.interface import KernelOps
+
+_log = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
@@ -139,6 +142,15 @@ def load_model(
         device=device or torch.device("cpu"),
         group=group,
     )
+    for rope in dict.fromkeys(config.traits.ropes):
+        if rope is not None and rope.rope_type == "longrope":
+            _log.info(
+                "longrope: the %s factors rotate all requests, because %d positions are served and "
+                "original_max_position_embeddings is %d (--max-model-len decides)",
+                "long" if rope.uses_long_factors(max_model_len or config.max_position_embeddings) else "short",
+                max_model_len or config.max_position_embeddings,
+                rope.original_max_position_embeddings,
+            )
     parts = model.checkpoint_parts()
     model.load(
         RandomWeights(parts, seed).fill

@@ -105,11 +105,11 @@ class WeightsReader:
 def _fill(part: CheckpointPart, reader: Any, name: str) -> None:
     if part.is_row_scale:
         scales = reader.get_tensor(name).flatten()
-        part.tensor.copy_(scales if scales.numel() == 1 else scales[part.slices])
+        part.tensor.copy_(scales if scales.numel() == 1 else part.read(scales))
     elif part.is_whole:
         part.tensor.copy_(reader.get_tensor(name))
     else:
-        part.tensor.copy_(reader.get_slice(name)[part.slices])
+        part.tensor.copy_(part.read(reader.get_slice(name)))
 
 
 def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeights:

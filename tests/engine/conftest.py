@@ -27,6 +27,18 @@ _ARCHITECTURES = {
     "mistral": ("MistralConfig", "MistralForCausalLM", {"head_dim": 16, "sliding_window": None}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", {}),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}),
+    "granite": (
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        {
+            "attention_multiplier": 0.1,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+    ),
 }
 
 
@@ -56,7 +68,7 @@ def _save_checkpoint(
 def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
     """make_checkpoint(architecture, *, seed=0, dtype="float32", max_shard_size="1GB", **config_overrides) -> folder.
 
-    `architecture` is llama, mistral, qwen2 or qwen3; overrides are fields of the transformers config. Equal calls share
+    `architecture` is a key of `_ARCHITECTURES`; overrides are fields of the transformers config. Equal calls share
     one folder: a test that breaks a checkpoint copies it first.
     """
     made: dict[str, Path] = {}

@@ -81,7 +81,7 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
     if architecture == "MistralForCausalLM" and "num_key_value_heads" in fields:
         fields = {**fields, "num_key_value_heads": 8}
     shape = {"hidden_size": 1024, "num_attention_heads": 64}
-    model_type = architecture.removesuffix("ForCausalLM").lower()
+    model_type = getattr(transformers, architecture).config_class.model_type
     ours = read(architectures=[architecture], model_type=model_type, **shape, **fields)
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads
@@ -91,7 +91,11 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     ids = theirs.eos_token_id
     assert ours.end_token_ids == (set() if ids is None else {ids} if isinstance(ids, int) else set(ids))
-    window = getattr(theirs, "sliding_window", None) if architecture != "LlamaForCausalLM" else None
+    window = (
+        getattr(theirs, "sliding_window", None)
+        if architecture not in ("LlamaForCausalLM", "GraniteForCausalLM")
+        else None
+    )
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 3
     expected = tuple(window if kind == "sliding_attention" else None for kind in kinds)
     assert ours.traits.sliding_windows == expected
@@ -201,8 +205,8 @@ def test_sliding_windows_by_architecture(read, overrides, windows):
             "layer_types has mamba, supported are full_attention",
         ),
         (
-            {"rope_scaling": {"rope_type": "yarn"}},
-            "rope_scaling: rope_type is 'yarn', supported are default, linear, llama3",
+            {"rope_scaling": {"rope_type": "ntk"}},
+            "rope_scaling: rope_type is 'ntk', supported are default, linear, llama3, yarn, longrope",
         ),
         ({"rope_parameters": {**LLAMA3, "factor": "absent"}}, "rope_parameters: factor is 'absent', expected a number"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
@@ -211,7 +215,8 @@ def test_sliding_windows_by_architecture(read, overrides, windows):
             "low_freq_factor is 4.0, expected less than high_freq_factor 4.0",
         ),
         ({"rope_scaling": 3}, "rope_scaling is 3, expected an object"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, supported is 1.0"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5, expected at most 1"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic', whose frequencies follow"),
     ],
 )
 def test_bad_field_is_named(read, tmp_path, overrides, message):
@@ -223,3 +228,81 @@ def test_bad_field_is_named(read, tmp_path, overrides, message):
 def test_missing_config_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json: no such file; a checkpoint is a folder"):
         ModelConfig.from_dir(tmp_path)
+
+
+def theirs_tables(path, length):
+    """Cosines and sines that transformers computes for a request of some length, [length, head_dim // 2]."""
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    rotary = Phi3RotaryEmbedding(transformers.AutoConfig.from_pretrained(path))
+    cos, sin = rotary(torch.zeros(1), torch.arange(length)[None])
+    pairs = cos.shape[-1] // 2
+    return cos[0, :, :pairs], sin[0, :, :pairs]
+
+
+@pytest.mark.parametrize("served", [64, 65, 512])
+@pytest.mark.parametrize("rotated", [1.0, 0.75])
+def test_longrope_has_the_factors_of_a_request_of_the_served_length(read, tmp_path, served, rotated):
+    pairs = int(32 * rotated) // 2
+    rope = {
+        "rope_type": "longrope",
+        "short_factor": [1 + 0.1 * i for i in range(pairs)],
+        "long_factor": [2 + i for i in range(pairs)],
+    }
+    config = read(
+        architectures=["Phi3ForCausalLM"],
+        model_type="phi3",
+        num_attention_heads=2,
+        original_max_position_embeddings=64,
+        partial_rotary_factor=rotated,
+        rope_scaling=rope,
+    )
+    cos, sin = rotary_tables(config.traits.ropes[0], config.head_dim, served, torch.device("cpu"))
+    their_cos, their_sin = theirs_tables(tmp_path, served)
+    torch.testing.assert_close(cos[:, :pairs], their_cos, atol=1e-5, rtol=0)
+    torch.testing.assert_close(sin[:, :pairs], their_sin, atol=1e-5, rtol=0)
+    assert cos[:, pairs:].eq(1).all()
+    assert sin[:, pairs:].eq(0).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"beta_fast": 8, "beta_slow": 2},
+        {"truncate": False},
+        {"mscale": 1.0, "mscale_all_dim": 0.5},
+        {"attention_factor": 1.2},
+    ],
+    ids=str,
+)
+def test_yarn_equals_that_of_transformers_and_extends_the_context(read, tmp_path, settings):
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, **settings}
+    config = read(model_type="llama", head_dim=64, rope_theta=1e6, rope_scaling=rope)
+    assert config.max_position_embeddings == 2048
+    cos, sin = rotary_tables(config.traits.ropes[0], 64, 2048, torch.device("cpu"))
+    theirs = LlamaRotaryEmbedding(transformers.AutoConfig.from_pretrained(tmp_path))
+    their_cos, their_sin = theirs(torch.zeros(1), torch.arange(2048)[None])
+    torch.testing.assert_close(cos, their_cos[0, :, :32], atol=5e-4, rtol=0)  # of angles of up to 2,048, in fp32
+    torch.testing.assert_close(sin, their_sin[0, :, :32], atol=5e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"partial_rotary_factor": 0.7}, "partial_rotary_factor is 0.7, which rotates 11 of 16 dimensions"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0] * 8}},
+            "short_factor of the rotation has 1 numbers, heads with 16 rotated dimensions require 8",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": "x"}},
+            "short_factor is 'x', expected a list of numbers > 0",
+        ),
+    ],
+)
+def test_a_rotation_that_does_not_fit_the_heads_is_named(read, overrides, message):
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        read(architectures=["Phi3ForCausalLM"], **overrides)

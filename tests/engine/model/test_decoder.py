@@ -23,6 +23,7 @@ from tests.support.kernels.batches import poison_cache
 TOLERANCE = 2e-5
 BLOCK_SIZE = 16
 PROMPT_LENS = [1, 37, 5, 64, 129]
+SERVED_LEN = 256
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -32,6 +33,15 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def longrope(num_pairs):
+    """Factors for an original context that the longest prompts exceed only if it is 64."""
+    short, long = ([1 + step * i for i in range(num_pairs)] for step in (0.1, 0.4))
+    return {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": short, "long_factor": long}
+
+
 WINDOW_FROM_LAYER_1 = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
 CHECKPOINTS = {
     "llama": ("llama", {}),
@@ -44,12 +54,26 @@ CHECKPOINTS = {
     "llama sharded": ("llama", {"max_shard_size": "40KB"}),
     "llama bfloat16": ("llama", {"dtype": "bfloat16"}),
     "llama float16": ("llama", {"dtype": "float16"}),
+    "llama yarn rope": ("llama", {"rope_parameters": YARN_ROPE}),
     "mistral": ("mistral", {}),
     "mistral window": ("mistral", {"sliding_window": 24}),
     "qwen2": ("qwen2", {"sliding_window": 24}),  # not in use
     "qwen2 tied, window in some layers": ("qwen2", {"tie_word_embeddings": True, **WINDOW_FROM_LAYER_1}),
     "qwen3": ("qwen3", {}),
     "qwen3 biases, window in some layers": ("qwen3", {"attention_bias": True, **WINDOW_FROM_LAYER_1}),
+    "phi3": ("phi3", {}),
+    "phi3 partial, window": (
+        "phi3",
+        {"partial_rotary_factor": 0.75, "sliding_window": 24, "tie_word_embeddings": True},
+    ),
+    "phi3 partial, tied": ("phi3", {"partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
+    "phi3 short factors": (
+        "phi3",
+        {"original_max_position_embeddings": 256, "max_position_embeddings": 512, "rope_parameters": longrope(8)},
+    ),
+    "smollm3": ("smollm3", {}),
+    "granite": ("granite", {}),
+    "granite tied biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
 }
 
 
@@ -128,7 +152,7 @@ def run(model, ops, prompts, chunk_lens, kv_dtype=torch.float32):
 )
 def test_logits_equal_transformers(case, make_ops, chunk_lens):
     ops = make_ops()
-    model = load_model(case.path, case.config, ops)
+    model = load_model(case.path, case.config, ops, max_model_len=SERVED_LEN)
     logits = run(model, ops, case.prompts, chunk_lens)
     error = max(float((a - e).abs().max()) for a, e in zip(logits, case.expected, strict=True))
     print(f"largest error {error:.1e}, standard deviation {float(torch.cat(case.expected).std()):.2f}")  # noqa: T201
@@ -144,7 +168,7 @@ def test_logits_equal_transformers(case, make_ops, chunk_lens):
 def test_int8_logits_are_near(case, quantization, kv_dtype, limit):
     """Root mean square of the errors, as a part of the standard deviation of the logits."""
     ops = cpu_ops(quantization=quantization)
-    model = load_model(case.path, case.config, ops)
+    model = load_model(case.path, case.config, ops, max_model_len=SERVED_LEN)
     logits, expected = torch.cat(run(model, ops, case.prompts, [17, 1, 40], kv_dtype)), torch.cat(case.expected)
     error = float((logits - expected).square().mean().sqrt() / expected.std())
     print(f"error {error:.4f}")  # noqa: T201

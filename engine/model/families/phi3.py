@@ -1,0 +1,22 @@
+"""Phi-3 and Phi-4, also -mini (arXiv:2404.14219, arXiv:2503.01743): fused projections, partial rotation, longrope."""
+
+from engine.model.config_fields import ConfigFields
+from engine.model.family import DecoderTraits, Family, num_layers, sliding_window
+from engine.model.rope import RopeConfig
+
+
+def _traits(fields: ConfigFields) -> DecoderTraits:
+    name = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
+    section = fields.section(name)
+    if section.raw("rope_type", section.raw("type", "default")) in ("su", "yarn"):  # older names of longrope
+        section = ConfigFields(f"config.json: {name}", {**section.values, "rope_type": "longrope"})
+    return DecoderTraits(
+        sliding_windows=(sliding_window(fields),) * num_layers(fields),
+        ropes=(RopeConfig.from_section(section, fields),) * num_layers(fields),
+        fused=True,
+    )
+
+
+PHI3 = Family(
+    "Phi3ForCausalLM", _traits, {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096, "eos_token_id": 32000}
+)
