@@ -4,10 +4,15 @@ With several steps in flight, a step is built before the previous one has sample
 -1 - row in place of the token, and the device replaces it with the last token of that row.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.runner.sampling_state import Int32Array
 from engine.runner.stream import Stream
+
+_STAGED_TOKENS = 4096
+"""Tokens of a staging buffer."""
 
 
 class DeviceTokens:
@@ -27,6 +32,9 @@ class DeviceTokens:
                 it and only one step is in flight.
             stream: stream of the device.
             max_steps_in_flight: with 1, the host knows every token when a step is built.
+
+        Staging buffers stay in the stream's pool, one for each row and step in flight: allocating pinned memory during
+        a step would stall it. That suffices if all rows get histories of up to 4,096 tokens in every step.
         """
         self._stream = stream
         self._is_ahead = max_steps_in_flight > 1
@@ -36,16 +44,25 @@ class DeviceTokens:
             self.history = torch.from_numpy(host_token_ids)
         else:
             self.history = torch.zeros(host_token_ids.shape, dtype=torch.int32, device=stream.device)
+            _ = [self._staging_buffer() for _ in range(len(host_token_ids) * max_steps_in_flight)]
 
-    def stage(self, token_ids: Int32Array) -> torch.Tensor:
-        """Copies the tokens of a row to a buffer for `upload`."""
-        staged = self._stream.host_buffer(token_ids.nbytes).view(torch.int32)
-        staged.numpy()[:] = token_ids
-        return staged
+    def stage(self, token_ids: Int32Array) -> list[torch.Tensor]:
+        """Copies the tokens of a row to buffers for `upload`."""
+        pieces = []
+        for start in range(0, len(token_ids), _STAGED_TOKENS):
+            piece = token_ids[start : start + _STAGED_TOKENS]
+            pieces.append(self._staging_buffer()[: len(piece)])
+            pieces[-1].numpy()[:] = piece
+        return pieces
 
-    def upload(self, row: int, staged: torch.Tensor) -> None:
+    def upload(self, row: int, staged: Sequence[torch.Tensor]) -> None:
         """Sets the history of a row."""
-        self.history[row, : len(staged)].copy_(staged, non_blocking=True)
+        for start, piece in zip(range(0, len(staged) * _STAGED_TOKENS, _STAGED_TOKENS), staged, strict=True):
+            self.history[row, start : start + len(piece)].copy_(piece, non_blocking=True)
+
+    def _staging_buffer(self) -> torch.Tensor:
+        """Returns memory for _STAGED_TOKENS; all buffers have the same size, so that any one replaces another."""
+        return self._stream.host_buffer(4 * _STAGED_TOKENS).view(torch.int32)
 
     def resolve(self, input_ids: torch.Tensor) -> None:
         """Replaces references: id -1 - row becomes the token sampled last for that row."""

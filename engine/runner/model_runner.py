@@ -50,7 +50,7 @@ class StepInFlight:
     pending: PendingTokens
     results: SampledBuffer
     masked: list[MaskedRow]
-    histories: list[tuple[int, torch.Tensor]]
+    histories: list[tuple[int, list[torch.Tensor]]]
     is_computed: bool = False
     logits: torch.Tensor | None = None
     done: Event | None = None
@@ -82,6 +82,7 @@ class TorchModelRunner:
         kv_dtype: torch.dtype | None = None,
         stream: Stream | None = None,
         max_steps_in_flight: int = 1,
+        max_logprobs: int = 20,
         decode_buckets: Sequence[int] = (),
         mixed_buckets: Sequence[int] = (),
     ) -> None:
@@ -96,6 +97,7 @@ class TorchModelRunner:
             kv_dtype: dtype of the cache; None: the model's.
             stream: stream of the steps; None: the host's thread.
             max_steps_in_flight: steps that may be launched before the first is collected.
+            max_logprobs: most alternatives per row.
             decode_buckets, mixed_buckets: see `BatchBuilder`.
         """
         self._ops = ops
@@ -122,7 +124,9 @@ class TorchModelRunner:
             mixed_buckets=mixed_buckets,
         )
         self._tokens = DeviceTokens(self._state.token_ids, self._stream, max_steps_in_flight=max_steps_in_flight)
-        self._results = deque(SampledBuffer(self._stream, max_num_seqs) for _ in range(max_steps_in_flight))
+        self._results = deque(
+            SampledBuffer(self._stream, max_num_seqs, max_logprobs) for _ in range(max_steps_in_flight)
+        )
         self._masks = RowMasks(
             max_num_seqs=max_num_seqs,
             vocab_size=shape.vocab_size,
@@ -200,7 +204,6 @@ class TorchModelRunner:
     def _launch(self, plan: SchedulerOutput) -> StepInFlight:
         batch = self._builder.build(plan, self._state)
         results = self._results.popleft()
-        results.reserve(batch.max_top_logprobs)
         pending = self._state.reserve_tokens(batch.columns.rows)
         masked = self._masks.masked_rows(plan, batch.sampling_rows, pending, batch.columns.num_prompt_tokens)
         step = StepInFlight(batch, pending, results, masked, self._stage_histories(plan))
@@ -255,7 +258,7 @@ class TorchModelRunner:
             )
         step.results.receive(sampled, sampling.max_top_logprobs)
 
-    def _stage_histories(self, plan: SchedulerOutput) -> list[tuple[int, torch.Tensor]]:
+    def _stage_histories(self, plan: SchedulerOutput) -> list[tuple[int, list[torch.Tensor]]]:
         """Stages the tokens of new requests with penalties, unless the device reads the host's record."""
         if self._tokens.is_host_record:
             return []

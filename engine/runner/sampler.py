@@ -32,21 +32,14 @@ class SamplerOutput(NamedTuple):
 class SampledBuffer:
     """Host memory for the results of one step, reused when they have been read."""
 
-    def __init__(self, stream: Stream, max_num_seqs: int) -> None:
+    def __init__(self, stream: Stream, max_num_seqs: int, max_logprobs: int) -> None:
+        """Allocates memory for the most alternatives per row: allocating pinned memory during a step would stall it."""
         self._stream = stream
-        self._max_num_seqs = max_num_seqs
         self.token_ids = stream.host_buffer(8 * max_num_seqs).view(torch.int64)
         self.status = stream.host_buffer(max_num_seqs).view(torch.int8)
         self.logprobs = stream.host_buffer(8 * max_num_seqs).view(torch.float64)
-        self.top_ids = torch.empty(0, dtype=torch.int64)
-        self.top_values = torch.empty(0, dtype=torch.float64)
-
-    def reserve(self, max_top_logprobs: int) -> None:
-        """Allocates memory for this many alternatives per row, before the step is queued."""
-        num_values = self._max_num_seqs * max(0, max_top_logprobs)
-        if num_values > len(self.top_ids) and not self._stream.is_inline:
-            self.top_ids = self._stream.host_buffer(8 * num_values).view(torch.int64)
-            self.top_values = self._stream.host_buffer(8 * num_values).view(torch.float64)
+        self.top_ids = stream.host_buffer(8 * max_num_seqs * max_logprobs).view(torch.int64)
+        self.top_values = stream.host_buffer(8 * max_num_seqs * max_logprobs).view(torch.float64)
 
     def receive(self, sampled: SampledTokens, max_top_logprobs: int) -> None:
         """Device work: copies the results; logprobs only if requested (max_top_logprobs >= 0).

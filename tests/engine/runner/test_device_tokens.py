@@ -73,3 +73,22 @@ def test_a_late_device_has_its_own_history_even_with_one_step_in_flight(host_tok
     tokens.upload(2, tokens.stage(host_token_ids[2, :3]))
     _append(tokens, [2], [3], [4])
     assert tokens.history[2].tolist() == [1, 2, 3, 4, 0, 0]
+
+
+def test_histories_of_all_lengths_are_staged_in_memory_that_was_allocated_before(monkeypatch):
+    """As many buffers of one size as rows of 4,096 tokens need in all steps in flight."""
+    stream, sizes = LateStream(), []
+    allocate = stream.host_buffer
+    monkeypatch.setattr(stream, "host_buffer", lambda num_bytes: sizes.append(num_bytes) or allocate(num_bytes))
+    host_token_ids = np.arange(3 * 10_000, dtype=np.int32).reshape(3, 10_000)
+    tokens = DeviceTokens(host_token_ids, stream, max_steps_in_flight=2)
+    assert len(sizes) == 3 * 2
+    pooled = set(sizes)
+    assert len(pooled) == 1
+    for row, (length, num_buffers) in enumerate([(1, 1), (4096, 1), (9000, 3)]):
+        sizes.clear()
+        tokens.upload(row, tokens.stage(host_token_ids[row, :length]))
+        assert len(sizes) == num_buffers
+        assert set(sizes) == pooled
+        assert torch.equal(tokens.history[row, :length], torch.from_numpy(host_token_ids[row, :length]))
+        assert not tokens.history[row, length:].any()

@@ -1,5 +1,7 @@
 """Results per row on the host: tokens, requested log-probabilities, and failures."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from engine.runner.request_state import RequestState
 from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
 from engine.runner.stream import InlineStream
+from kernels.sampling import greedy_batch
 from tests.support.engine.stream import LateStream
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [5.0, float("nan"), 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
@@ -35,9 +38,7 @@ def output(request, ops):
     rows = tuple(ScheduledRow(request_id, 1, 0, (), True) for request_id in range(5))
     batch = builder.build(SchedulerOutput(2, (), (), rows, 5), state)
     sampling = batch.sampling(torch.from_numpy(state.token_ids))
-    buffer = SampledBuffer(request.param, 5)
-    buffer.reserve(3)
-    buffer.reserve(sampling.max_top_logprobs)
+    buffer = SampledBuffer(request.param, 5, 20)
     buffer.receive(ops.sample(LOGITS, sampling), sampling.max_top_logprobs)
     return buffer.read(batch.columns.top_logprobs, batch.columns.max_top_logprobs)
 
@@ -59,3 +60,15 @@ def test_logprobs_are_of_the_rows_that_asked_and_did_not_fail(output):
     np.testing.assert_allclose(output.logprobs[1].top_values, logprobs[1], rtol=1e-12)
     assert output.logprobs[3].top_ids == (2,)
     assert output.logprobs[3].chosen == output.logprobs[3].top_values[0] == pytest.approx(logprobs[3][2])
+
+
+def test_memory_for_the_most_alternatives_is_allocated_before_the_first_step(monkeypatch, ops):
+    """Pinned memory that grows when a request asks for more would stall a step."""
+    stream = LateStream()
+    buffer = SampledBuffer(stream, 2, 20)
+    monkeypatch.setattr(stream, "host_buffer", pytest.fail)
+    batch = greedy_batch(2, torch.device("cpu"), max_top_logprobs=20)
+    sampled = ops.sample(torch.randn(2, 30), replace(batch, top_logprobs=torch.full((2,), 20, dtype=torch.int32)))
+    buffer.receive(sampled, 20)
+    output = buffer.read(np.full(2, 20, dtype=np.int32), 20)
+    assert [len(logprobs.top_ids) for logprobs in output.logprobs.values()] == [20, 20]
