@@ -78,7 +78,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_rank_0_closes_its_runner_before_it_leaves(calls: list[str]) -> None:
     group = ProcessGroup(0, 2, CPU)
-    parts = build_runner(TASK, group, CPU, StartupProgress(), pytest.fail)  # type: ignore[arg-type]
+    parts = build_runner(TASK, group, CPU, StartupProgress(), lambda error: pytest.fail(str(error)))  # type: ignore[arg-type]
     parts.runner.close()
     assert calls == ["close runner", "destroy group"]
 

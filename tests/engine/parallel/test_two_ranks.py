@@ -48,7 +48,9 @@ def pair(request: pytest.FixtureRequest, servable: Callable[..., Path]) -> Itera
 
 def build(path: Path, **fields: Any) -> EngineParts:
     limits = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "kv_cache_memory_bytes": 2**18, "threads": 1}
-    return build_engine(EngineConfig(model=str(path), **limits, **fields), StartupProgress(), pytest.fail)
+    return build_engine(
+        EngineConfig(model=str(path), **limits, **fields), StartupProgress(), lambda error: pytest.fail(str(error))
+    )
 
 
 def close(parts: EngineParts) -> None:
