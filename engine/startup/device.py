@@ -11,7 +11,9 @@ _EIGHT_BITS = {"cpu": "int8", "cuda": "fp8"}
 
 def choose_device(config: EngineConfig) -> torch.device:
     """Returns the device of rank 0: a GPU if requested, or if available with --device auto."""
-    if config.device == "cuda" or (config.device == "auto" and has_gpu()):
+    if config.device == "cuda" or (
+        config.device == "auto" and has_gpu(needs_kernels=not config.uses_torch_kernels("cuda"))
+    ):
         return torch.device("cuda", 0)
     return torch.device("cpu")
 

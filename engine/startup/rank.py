@@ -30,7 +30,7 @@ from engine.startup.progress import StartupProgress
 from kernels.families import cpu_ops, reference_ops
 from kernels.fp8_block import BLOCK
 from kernels.gpu.attention_backends import UnsupportedBackendError, attention_backend
-from kernels.gpu.targets import UnsupportedTargetError
+from kernels.gpu.targets import Target, UnsupportedTargetError
 from kernels.interface import KernelOps
 
 if TYPE_CHECKING:
@@ -147,7 +147,11 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     """
     if device.type == "cuda":
         try:
-            gpu = task.gpu or open_gpu(device.index, task.config.gpu_memory_utilization)
+            gpu = task.gpu or open_gpu(
+                device.index,
+                task.config.gpu_memory_utilization,
+                needs_kernels=not task.config.uses_torch_kernels("cuda"),
+            )
             if isinstance(group, ProcessGroup) and task.config.all_reduce == "auto":
                 group.use_symmetric_memory(task.dtype)
             return _build_on_gpu(task, group, gpu, startup)
@@ -196,12 +200,17 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     from kernels.gpu.kernel_cache import NoRoomError
 
     config = task.config
-    if task.dtype is torch.bfloat16 and not gpu.target.has_bfloat16:
-        task = _in_float16(task, gpu)
-    if config.kv_cache_dtype == "fp8":
-        task = replace(task, kv_dtype=gpu.target.require_fp8("--kv-cache-dtype fp8"))
+    if task.dtype is torch.bfloat16 and not gpu.has_bfloat16:
+        task = _in_float16(task, gpu.memory.name)
     is_torch = config.uses_torch_kernels("cuda")
-    ops = reference_ops(gpu.device) if is_torch else _gpu_ops(task, gpu, startup)
+    ops: KernelOps
+    if is_torch:
+        ops = reference_ops(gpu.device)
+    else:
+        assert gpu.target is not None, "a GPU without kernels is opened only for plain PyTorch operations"
+        if config.kv_cache_dtype == "fp8":
+            task = replace(task, kv_dtype=gpu.target.require_fp8("--kv-cache-dtype fp8"))
+        ops = _gpu_ops(task, gpu, gpu.target, startup)
     is_measured = config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
     if is_measured:
         gpu.memory.check()
@@ -263,7 +272,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         ) from error
 
 
-def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
+def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress) -> KernelOps:
     from kernels.gpu.linear_probe import check_row_scaled_product
     from kernels.gpu.ops import GpuOps
 
@@ -272,7 +281,7 @@ def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
         attention = attention_backend(
             name,
             device=gpu.device,
-            target=gpu.target,
+            target=target,
             head_dim=task.model_config.head_dim,
             dtype=task.dtype,
             kv_dtype=task.kv_dtype,
@@ -289,10 +298,10 @@ def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
         )
     ops = GpuOps(
         gpu.device,
-        gpu.target,
+        target,
         num_processors=gpu.num_processors,
         quantize_weights=quantizes,
-        quantize_inputs=has_row_scales or (has_blocks and gpu.target.fp8_dtype is not None),
+        quantize_inputs=has_row_scales or (has_blocks and target.fp8_dtype is not None),
         input_group_size=BLOCK if has_blocks else None,
         attention=attention,
         batch_invariant=task.config.batch_invariant,
@@ -300,15 +309,15 @@ def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
     )
     if has_row_scales:
         what = "--quantization fp8" if quantizes else "quantization_config of the checkpoint"
-        check_row_scaled_product(what, task.dtype, device=gpu.device, target=gpu.target, gpu_name=gpu.memory.name)
+        check_row_scaled_product(what, task.dtype, device=gpu.device, target=target, gpu_name=gpu.memory.name)
     return ops
 
 
-def _in_float16(task: RankTask, gpu: Gpu) -> RankTask:
+def _in_float16(task: RankTask, gpu_name: str) -> RankTask:
     """Returns the task with float16 instead of bfloat16, which the GPU lacks, unless a flag asks for bfloat16."""
     if task.config.dtype != "auto":
-        raise ConfigError(f"--dtype bfloat16: {gpu.target.name} has no bfloat16; use --dtype float16, or auto")
-    _log.warning("%s has no bfloat16: the model runs in float16, where values above 65,504 overflow", gpu.target.name)
+        raise ConfigError(f"--dtype bfloat16: {gpu_name} has no bfloat16; use --dtype float16, or auto")
+    _log.warning("%s has no bfloat16: the model runs in float16, where values above 65,504 overflow", gpu_name)
     kv_dtype = torch.float16 if task.kv_dtype is torch.bfloat16 else task.kv_dtype
     return replace(task, dtype=torch.float16, kv_dtype=kv_dtype)
 
@@ -377,6 +386,7 @@ def _make_runner(
         kv_dtype=task.kv_dtype,
         stream=stream,
         max_steps_in_flight=task.config.max_steps_in_flight("cpu" if stream is None else "cuda"),
+        max_logprobs=task.config.max_logprobs,
         decode_buckets=decode_buckets(task.limits.max_num_seqs) if has_graphs else (),
         mixed_buckets=mixed_buckets(task.limits.max_num_batched_tokens) if has_graphs else (),
     )

@@ -165,7 +165,7 @@ def test_a_faulty_kernel_ends_the_start_before_weights_are_read(
         ({"kv_cache_dtype": "fp8"}, "sm_80", "--kv-cache-dtype fp8: sm_80 has no 8-bit floats"),
         ({"gpu_memory_utilization": 0.001}, "sm_90", "the weights take .* too little"),
         ({"gpu_memory_utilization": 0.1}, "sm_90", "no memory is left for the KV cache.* more than"),
-        ({"dtype": "bfloat16"}, "sm_75", "--dtype bfloat16: sm_75 has no bfloat16; use --dtype float16, or auto"),
+        ({"dtype": "bfloat16"}, "sm_75", "--dtype bfloat16: fake has no bfloat16; use --dtype float16, or auto"),
         ({"quantization": "int8"}, "sm_90", "--quantization int8 is not supported on a GPU: use fp8"),
     ],
 )
@@ -194,7 +194,7 @@ def test_a_bfloat16_model_runs_in_float16_on_a_gpu_without_bfloat16(
     with pytest.raises(ConfigError, match="recorded"):
         build(servable(num_hidden_layers=1, dtype="bfloat16"), dtype="auto")
     assert tasks[0].dtype is tasks[0].kv_dtype is torch.float16
-    assert "sm_75 has no bfloat16: the model runs in float16" in caplog.text
+    assert "fake has no bfloat16: the model runs in float16" in caplog.text
 
 
 @pytest.mark.slow

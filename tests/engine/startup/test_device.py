@@ -17,7 +17,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 def test_a_gpu_is_used_if_present_or_requested(
     monkeypatch: pytest.MonkeyPatch, asked: str, has_gpu: bool, device: torch.device
 ) -> None:
-    monkeypatch.setattr("engine.startup.device.has_gpu", lambda: has_gpu)
+    monkeypatch.setattr("engine.startup.device.has_gpu", lambda **_: has_gpu)
     assert choose_device(EngineConfig(model="any", device=asked)) == device  # type: ignore[arg-type]
 
 

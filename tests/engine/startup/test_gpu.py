@@ -1,11 +1,14 @@
 """Errors about missing or unsupported GPUs, with a fake torch.cuda."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.startup.device import choose_device
 from engine.startup.gpu import has_gpu, open_gpu
 from kernels.gpu.targets import TARGETS
 
@@ -29,33 +32,48 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_a_gpu_is_opened(machine: SimpleNamespace) -> None:
-    assert has_gpu()
-    gpu = open_gpu(1, 0.5)
-    assert (gpu.device, gpu.target.name, gpu.num_processors) == (torch.device("cuda", 1), "sm_90", 132)
+    assert has_gpu(needs_kernels=True)
+    gpu = open_gpu(1, 0.5, needs_kernels=True)
+    assert (gpu.device, gpu.target, gpu.num_processors) == (torch.device("cuda", 1), TARGETS["sm_90"], 132)
     assert (gpu.memory.free_bytes, gpu.memory.budget_bytes) == (139 * GIB, 70 * GIB)
 
 
 def test_the_error_without_a_gpu_says_what_torch_detects(machine: SimpleNamespace) -> None:
     machine.count = 0
-    assert not has_gpu()
+    assert not has_gpu(needs_kernels=True)
     with pytest.raises(ConfigError, match=r"--device cuda: torch .* sees no GPU; .*--device cpu"):
-        open_gpu(0, 0.9)
+        open_gpu(0, 0.9, needs_kernels=True)
 
 
 def test_more_ranks_than_gpus_are_rejected(machine: SimpleNamespace) -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size needs GPU 2, torch sees 2"):
-        open_gpu(2, 0.9)
+        open_gpu(2, 0.9, needs_kernels=True)
 
 
 def test_an_unsupported_gpu_is_not_used_unless_requested(
     machine: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine.name, machine.major = "V100", 7
-    assert not has_gpu()
+    assert not has_gpu(needs_kernels=True)
     assert len(caplog.records) == 1
     assert "V100 is sm_70; there are kernels for sm_75, sm_80" in caplog.text
     with pytest.raises(ConfigError, match=r"--device cuda: V100 is sm_70.* Use --device cpu"):
-        open_gpu(0, 0.9)
+        open_gpu(0, 0.9, needs_kernels=True)
+
+
+def test_any_gpu_serves_plain_pytorch_operations(machine: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    machine.name, machine.major = "V100", 7
+    assert has_gpu(needs_kernels=False)
+    assert not caplog.records
+    gpu = open_gpu(0, 0.9, needs_kernels=False)
+    assert gpu.target is None
+    assert not gpu.has_bfloat16
+    machine.major = 8
+    assert open_gpu(0, 0.9, needs_kernels=False).has_bfloat16
+    machine.major = 7
+    config = EngineConfig(model="any", kernels="torch")
+    assert choose_device(config).type == "cuda"
+    assert choose_device(replace(config, kernels="auto")).type == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +84,7 @@ def test_nvidia_gpus_use_the_kernels_of_their_target(
     machine: SimpleNamespace, capability: tuple[int, int], target: str
 ) -> None:
     machine.major, machine.minor = capability
-    assert open_gpu(0, 0.9).target is TARGETS[target]
+    assert open_gpu(0, 0.9, needs_kernels=True).target is TARGETS[target]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +96,7 @@ def test_amd_gpus_use_the_kernels_of_their_target(
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
     machine.gcnArchName = arch
-    assert open_gpu(0, 0.9).target is TARGETS[target]
+    assert open_gpu(0, 0.9, needs_kernels=True).target is TARGETS[target]
     machine.gcnArchName = "gfx1030"
     with pytest.raises(ConfigError, match=r"gfx1030; there are kernels for .*gfx1151\. Use --device cpu"):
-        open_gpu(0, 0.9)
+        open_gpu(0, 0.9, needs_kernels=True)

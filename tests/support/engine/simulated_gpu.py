@@ -63,14 +63,15 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """
     patch_language_once_per_launch()
     gpu = SimpleNamespace(total=64 * MIB, held=0, out_of_memory=False, target="sm_90")
-    monkeypatch.setattr("engine.startup.device.has_gpu", lambda: True)
+    monkeypatch.setattr("engine.startup.device.has_gpu", lambda **_: True)
     monkeypatch.setattr(
         "engine.startup.rank.open_gpu",
-        lambda _index, utilization: Gpu(
+        lambda _index, utilization, needs_kernels: Gpu(
             torch.device("cpu"),
-            TARGETS[gpu.target],
+            TARGETS[gpu.target] if needs_kernels else None,
             num_processors=4,
             memory=GpuMemory("fake", gpu.total, gpu.total - gpu.held, utilization),
+            has_bfloat16=TARGETS[gpu.target].has_bfloat16,
         ),
     )
     monkeypatch.setattr("engine.startup.rank.InlineStream", LateStream)
