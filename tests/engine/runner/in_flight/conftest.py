@@ -104,9 +104,7 @@ class DeviceWorld:
         self.runner = CountingRunner(
             self.decoder,
             SimpleNamespace(
-                num_layers=1,
-                num_kv_heads=1,
-                head_dim=1,
+                layers=(SimpleNamespace(num_kv_heads=1, head_dim=1),),
                 vocab_size=VOCAB_SIZE,
                 end_token_ids=self.model.end_token_ids,
             ),
