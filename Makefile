@@ -98,6 +98,7 @@ $(VENV)/.python:
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@touch $@
 
+# --no-compile: pip would compile 17 s of bytecode, of which a start needs 3 s; Python compiles that when it first imports it.
 # A torch that fits and is installed already is kept. Without an NVIDIA GPU a CPU build is looked for first, because the ordinary
 # one brings gigabytes of CUDA.
 $(VENV)/.torch: $(VENV)/.python
@@ -107,15 +108,15 @@ $(VENV)/.torch: $(VENV)/.python
 	  echo "NVIDIA GPU found: the ordinary torch build comes with the rest"; \
 	else \
 	  echo "No NVIDIA GPU: installing a CPU build of torch"; \
-	  { [ -n "$(TORCH_CPU_INDEX)" ] && $(BIN)/python -m pip install --timeout 8 --retries 0 --no-deps --index-url "$(TORCH_CPU_INDEX)" 'torch>=2.11,<2.14' 2>/dev/null; } || \
+	  { [ -n "$(TORCH_CPU_INDEX)" ] && $(BIN)/python -m pip install --no-compile --timeout 8 --retries 0 --no-deps --index-url "$(TORCH_CPU_INDEX)" 'torch>=2.11,<2.14' 2>/dev/null; } || \
 	  { echo "$(TORCH_CPU_INDEX) does not answer: asking the configured index for $(TORCH_FALLBACK)"; \
-	    $(BIN)/python -m pip install --no-deps '$(TORCH_FALLBACK)'; }; \
+	    $(BIN)/python -m pip install --no-compile --no-deps '$(TORCH_FALLBACK)'; }; \
 	fi
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch
 	@echo "Installing Chairlift"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[engine,frontend,loadgen]'
+	@$(BIN)/python -m pip install --no-compile --disable-pip-version-check --progress-bar on -e '.[engine,frontend,loadgen]'
 	@$(BIN)/python -c 'import engine, frontend, loadgen, torch, grpc, tokenizers, matplotlib'
 	@touch $@
 
