@@ -116,7 +116,7 @@ $(VENV)/.torch: $(VENV)/.python
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch
 	@echo "Installing Chairlift"
-	@$(BIN)/python -m pip install --no-compile --disable-pip-version-check --progress-bar on -e '.[engine,frontend,loadgen]'
+	@$(BIN)/python -m pip install --no-compile --disable-pip-version-check --progress-bar on -e '.[engine,frontend,loadgen,transformers]'
 	@$(BIN)/python -c 'import engine, frontend, loadgen, torch, grpc, tokenizers, matplotlib'
 	@touch $@
 

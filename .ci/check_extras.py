@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 _NO_SERVICE = "-chairlift.service.health"  # needs grpcio-health-checking, which the two services alone have
 _NO_NUMPY = "-chairlift.bench.workload"  # benchmarks run with [engine] or [loadgen]
 
+NEEDS_TRANSFORMERS = ["-engine.model.transformers_model", "-engine.model.transformers_probe"]
+
 # Packages (whole) and modules that each extra must import; "" is the distribution without extras. Names behind "-" are
 # left out: they are run with [dev].
 PROMISES = {
@@ -37,7 +39,9 @@ PROMISES = {
         "chairlift",
         "engine",
         "kernels",
+        *NEEDS_TRANSFORMERS,
     ],
+    "transformers": [name.removeprefix("-") for name in NEEDS_TRANSFORMERS],
     "loadgen": [
         "chairlift",
         _NO_SERVICE,
@@ -69,7 +73,7 @@ def check(extra: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         environment = Path(folder) / "venv"
         python = environment / "bin" / "python"
-        target = ".torch" if extra == "engine" else ".python"
+        target = ".torch" if extra in ("engine", "transformers") else ".python"
         subprocess.run(
             [
                 "make",

@@ -94,7 +94,12 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
         with startup.watched():
             is_dummy = config.load_format == "dummy"
             if (folder := local_model(config.model, is_dummy=is_dummy)) is not None:
-                check_folder(folder, is_dummy=is_dummy)
+                check_folder(
+                    folder,
+                    is_dummy=is_dummy,
+                    model_impl=config.model_impl,
+                    tensor_parallel_size=config.tensor_parallel_size,
+                )
             # Imports torch: seconds that a bad flag, a taken port or an unsupported model should not cost.
             startup.begin("imports", "loading libraries")
             from engine.startup.build import build_engine

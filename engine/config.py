@@ -28,6 +28,7 @@ from chairlift.service.logs import LOG_FORMATS, LOG_LEVELS
 from engine.core.config import SchedulingPolicyName
 from engine.demo import MODEL_DIR
 from engine.errors import ConfigError
+from engine.model.implementation import ModelImpl
 from engine.model.shapes import shape_names
 
 DEMO_MODEL_NAME = "chairlift-demo"
@@ -77,6 +78,11 @@ class EngineConfig:
         "auto", choice(get_args(LoadFormat)),
         "dummy: random weights, to benchmark a shape without its checkpoint; --model may then be one of "
         f"{', '.join(shape_names())}",
+    )  # fmt: skip
+    model_impl: ModelImpl = flag(
+        "auto", choice(get_args(ModelImpl)),
+        "what computes the model. chairlift: its own decoder; transformers: the library, over Chairlift's KV cache and "
+        "linear layers; auto: chairlift for the architectures that it has, transformers for others",
     )  # fmt: skip
     dtype: DtypeName = flag(
         "auto", choice(get_args(DtypeName)),

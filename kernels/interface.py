@@ -66,14 +66,16 @@ class KernelOps(Protocol):
         largest: StepInputs,
         decode_sizes: Sequence[int] = (),
         mixed_sizes: Sequence[int] = (),
+        mixes_torch: bool = False,
     ) -> Step:
         """Compiles or records a step, so that it computes the same faster.
 
         Args:
-            step: calls these operations; nothing else in it depends on its inputs.
+            step: calls these operations; nothing else in it depends on its inputs, except with mixes_torch.
             largest: the whole persistent buffers; inputs of later steps are views of their beginnings.
             decode_sizes: batch sizes of decode-only steps (one token per row) to record.
             mixed_sizes: numbers of tokens of other steps to record, with min(tokens, rows of `largest`) logits.
+            mixes_torch: the step computes with torch too.
         Returns: the compiled step. Its result is valid until its next call.
         """
         ...
@@ -137,14 +139,13 @@ class KernelOps(Protocol):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention of a ragged batch over a paged cache.
 
         q [T, num_heads, head_dim] -> [T, num_heads * head_dim]. A token at position p sees keys
         max(0, p - sliding_window + 1)..p; without a window, 0..p. With a soft cap, scores become
-        soft_cap * tanh(score / soft_cap).
-
-        Raises: ValueError: soft_cap is set and the family does not support it.
+        soft_cap * tanh(score / soft_cap). With sinks [num_heads], each head has one more score, without a value.
         """
         ...
 

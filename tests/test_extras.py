@@ -19,7 +19,9 @@ def test_extra_alone_imports_what_it_promises(extra: str, tmp_path: Path) -> Non
     allowed = requirements("chairlift", extra, set()) | {"setuptools", "pip"}
     hidden = hidden_modules(allowed)
     if extra != "engine":
-        assert {"torch", "triton", "numba"} <= hidden
+        assert {"triton", "numba"} <= hidden
+    assert ("torch" in hidden) == (extra not in ("engine", "transformers"))
+    assert ("transformers" in hidden) == (extra != "transformers")
     done = subprocess.run(
         [sys.executable, "-c", hiding(hidden) + CHECK.IMPORT_ALL, *CHECK.PROMISES[extra]],
         cwd=tmp_path,

@@ -5,7 +5,8 @@ The rest of a step is scheduling, packing the batch, sampling and KV cache accou
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -31,8 +32,8 @@ class ModelClock:
         """Attaches this clock to engines built inside the block, for their lifetime."""
         compile_step = CpuOps.compile_step
 
-        def compile_timed(ops: CpuOps, step: Step, largest: StepInputs, *sizes: Sequence[int]) -> Step:
-            return self._timed(compile_step(ops, step, largest, *sizes))
+        def compile_timed(ops: CpuOps, step: Step, largest: StepInputs, *sizes: Any, **options: Any) -> Step:
+            return self._timed(compile_step(ops, step, largest, *sizes, **options))
 
         with patch.object(CpuOps, "compile_step", compile_timed):
             yield

@@ -24,6 +24,8 @@ class Decoder:
     every matrix. All ranks run every step together, and all get the logits.
     """
 
+    mixes_torch = False
+
     def __init__(
         self,
         config: ModelConfig,

@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.errors import CheckpointError
 from engine.model.checkpoint_file import exists, read_json
 from engine.model.config import ModelConfig
+from engine.model.implementation import ModelImpl, choose_implementation
 from engine.model.shapes import find_shape
 
 SINGLE_FILE = "model.safetensors"
@@ -53,22 +54,28 @@ def local_model(name: str, *, is_dummy: bool = False) -> Path | None:
     return None
 
 
-def check_folder(model_dir: Path, *, is_dummy: bool = False) -> ModelConfig:
+def check_folder(
+    model_dir: Path, *, is_dummy: bool = False, model_impl: ModelImpl = "auto", tensor_parallel_size: int = 1
+) -> ModelConfig | None:
     """Checks that a folder has the files of a supported model.
 
     Args:
         model_dir: the checkpoint folder.
         is_dummy: weights will be random, and a tokenizer is optional.
-    Returns: the checked config.json.
+        model_impl, tensor_parallel_size: see `choose_implementation`.
+    Returns: the checked config.json; None: transformers computes the model, and checks more of it.
 
-    Raises: CheckpointError: what is missing or not supported, what the folder has instead, and what to do.
+    Raises:
+        CheckpointError: what is missing or not supported, what the folder has instead, and what to do.
+        ConfigError: see `choose_implementation`.
     """
     if not exists(model_dir / "config.json"):
         raise CheckpointError(
             f"{model_dir / 'config.json'}: no such file; a checkpoint is a folder with config.json"
             f"{_instead(model_dir, _WEIGHTS_ADVICE)}"
         )
-    config = ModelConfig.from_dir(model_dir)
+    implementation = choose_implementation(model_dir, model_impl, tensor_parallel_size=tensor_parallel_size)
+    config = ModelConfig.from_dir(model_dir) if implementation == "chairlift" else None
     if not is_dummy:
         shard_files(model_dir)
         require_tokenizer(model_dir)

@@ -112,6 +112,15 @@ def _fill(part: CheckpointPart, reader: Any, name: str) -> None:
         part.tensor.copy_(part.read(reader.get_slice(name)))
 
 
+def check_headers(path: Path) -> None:
+    """Checks that the files of a checkpoint are complete.
+
+    Raises: CheckpointError: one is missing, truncated or corrupt.
+    """
+    for file in shard_files(path):
+        read_safetensors_header(file)
+
+
 def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeights:
     """Checks all headers and the beginning of each tensor, and returns what to read.
 

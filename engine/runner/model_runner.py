@@ -25,9 +25,15 @@ from kernels.sampling import TokenMasks
 
 
 class StepModel(Protocol):
-    """Interface of a model; implemented by `engine.model.decoder.Decoder`."""
+    """Interface of a model; implemented by `Decoder` and `TransformersModel` of `engine.model`.
+
+    Attributes:
+        dtype: dtype of activations.
+        mixes_torch: whether its steps compute with torch too, and not only with the operations of `KernelOps`.
+    """
 
     dtype: torch.dtype
+    mixes_torch: bool
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
         """Computes one step of a ragged batch; returns logits [S, vocab_size] fp32 at `logits_indices`."""
@@ -137,7 +143,11 @@ class TorchModelRunner:
         self._unsampled: deque[StepInFlight] = deque()  # steps whose draws have not been queued
         kv_caches = allocate_kv_caches(kv_plan, shape, kv_dtype or model.dtype, ops)
         self._step: Step = ops.compile_step(
-            lambda inputs: model.step(inputs, kv_caches), self._builder.largest(), decode_buckets, mixed_buckets
+            lambda inputs: model.step(inputs, kv_caches),
+            self._builder.largest(),
+            decode_buckets,
+            mixed_buckets,
+            mixes_torch=model.mixes_torch,
         )
 
     @property

@@ -15,11 +15,9 @@ from engine.core.scheduler import Scheduler
 from engine.errors import EngineError
 from engine.model.fingerprint import weights_fingerprint
 from engine.model.hub import resolve_model
-from engine.model.loader import check_checkpoint, resolve_dtype, weights_bytes
-from engine.model.model_folder import check_folder
+from engine.model.loader import resolve_dtype
 from engine.model.model_shape import ModelShape
 from engine.model.shapes import find_shape
-from engine.model.sharding import Sharding
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.parallel.followers import OnFailure
 from engine.parallel.group import SINGLE_RANK, SingleRank
@@ -33,6 +31,7 @@ from engine.startup.gpu import Gpu
 from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
 from engine.startup.rank import RankTask, build_runner
+from engine.startup.served_model import bytes_of_weights, check_weights_of, open_model, shard_shape
 from engine.startup.warm_up import sweep_sizes, warm_up
 from kernels.dtypes import dtype_name
 
@@ -75,8 +74,8 @@ def build_engine(
     startup.begin("model", f"finding model {config.model_name}")
     is_dummy = config.load_format == "dummy"
     model_dir = _find_model(config, startup)
-    model_config = check_folder(model_dir, is_dummy=is_dummy)
-    shape = model_config.shape
+    model = open_model(model_dir, config)
+    shape = model.shape
     tokenizer = TokenizerFiles.from_dir(model_dir, is_required=not is_dummy)
     grammars = MatcherCompiler(tokenizer, shape.vocab_size, shape.end_token_ids)
     startup.begin("grammars", "reading the tokenizer for grammars")
@@ -87,10 +86,10 @@ def build_engine(
     if device.type == "cpu":
         # Check files and memory before kernels are compiled, which takes a minute the first time.
         if not is_dummy:
-            check_checkpoint(model_dir, model_config, dtype, group=group)
-        num_bytes = group.size * weights_bytes(model_config, dtype, group=group, quantization=config.quantization)
+            check_weights_of(model, model_dir, dtype, group)
+        num_bytes = group.size * bytes_of_weights(model, dtype, group, config.quantization)
         free_bytes = bytes_beside_weights(num_bytes, config.quantization or dtype_name(dtype))
-        shard = Sharding.of(model_config, group.rank, group.size).config_of(model_config).shape
+        shard = shard_shape(model, group)
         kv_plan = plan_kv_cache(
             shard,
             kv_dtype,
@@ -101,7 +100,7 @@ def build_engine(
         )
 
     _log.info("Starting to load model %s from %s", config.model_name, model_dir)
-    task = RankTask(config, model_dir, model_config, dtype, kv_dtype, kv_plan, limits, threads, gpu)
+    task = RankTask(config, model_dir, model, dtype, kv_dtype, kv_plan, limits, threads, gpu)
     runner, kv_plan, progress = build_runner(task, group, device, startup, on_rank_failure or _end_process)
     _log_cache(kv_plan)
     scheduler_config = _scheduler_config(config, shape, kv_plan, limits, device)

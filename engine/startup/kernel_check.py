@@ -9,6 +9,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.startup.progress import StartupProgress
+from engine.startup.served_model import ServedModel
 from kernels.check import KernelCase, Mismatch, ModelForms, Weights8Bit, find_mismatches, kernel_cases, run_cases
 from kernels.families import reference_ops
 from kernels.interface import KernelOps
@@ -17,31 +18,49 @@ _log = logging.getLogger(__name__)
 
 
 def model_forms(
-    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype, *, keeps_fp8: bool
+    config: EngineConfig, model: ServedModel, dtype: torch.dtype, kv_dtype: torch.dtype, *, keeps_fp8: bool
 ) -> ModelForms:
     """Returns what decides in which forms a rank uses the kernels.
 
     Args:
         config: the engine's configuration.
-        model_config: configuration of the rank's shard.
+        model: configuration of the rank's shard; of transformers, only attention and linear layers count.
         dtype, kv_dtype: dtypes of activations and of the cache.
         keeps_fp8: whether 8-bit weights of a checkpoint stay as they are; otherwise they are converted.
     """
-    traits = model_config.traits
+    if not isinstance(model, ModelConfig):
+        num_heads, num_kv_heads, head_dim = model.shape.widest_layer
+        return ModelForms(
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            weights_8_bit=config.quantization,
+            hidden_size=model.hidden_size,
+            intermediate_size=model.intermediate_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            vocab_size=model.shape.vocab_size,
+            eps=1e-6,
+            has_bias=False,
+            has_head_norms=False,
+            sliding_windows=model.sliding_windows,
+            block_size=config.block_size,
+        )
+    traits = model.traits
     weights: Weights8Bit | None = config.quantization
-    if keeps_fp8 and model_config.fp8 is not None:
-        weights = "fp8 blocks" if model_config.fp8.has_blocks else "fp8 checkpoint"
+    if keeps_fp8 and model.fp8 is not None:
+        weights = "fp8 blocks" if model.fp8.has_blocks else "fp8 checkpoint"
     return ModelForms(
         dtype=dtype,
         kv_dtype=kv_dtype,
         weights_8_bit=weights,
-        hidden_size=model_config.hidden_size,
-        intermediate_size=model_config.intermediate_size,
-        num_heads=model_config.num_heads,
-        num_kv_heads=model_config.num_kv_heads,
-        head_dim=model_config.head_dim,
-        vocab_size=model_config.vocab_size,
-        eps=model_config.rms_norm_eps,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        eps=model.rms_norm_eps,
         has_bias=traits.qkv_bias,
         has_head_norms=traits.qk_norm,
         sliding_windows=tuple(dict.fromkeys(traits.sliding_windows)),

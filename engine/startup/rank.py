@@ -11,9 +11,7 @@ import torch
 from engine.config import EngineConfig, StepLimits
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder
-from engine.model.loader import load_model, weights_bytes
-from engine.model.sharding import Sharding
+from engine.model.fp8 import Fp8Weights
 from engine.parallel.followers import START_TIMEOUT_S, Followers, OnFailure
 from engine.parallel.group import ParallelGroup, SingleRank
 from engine.parallel.leading_runner import LeadingRunner
@@ -21,12 +19,13 @@ from engine.parallel.process_group import ProcessGroup
 from engine.parallel.sampling import with_shared_draws
 from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
-from engine.runner.model_runner import TorchModelRunner
+from engine.runner.model_runner import StepModel, TorchModelRunner
 from engine.runner.stream import CudaStream, InlineStream, Stream
 from engine.startup.gpu import Gpu, open_gpu
 from engine.startup.gpu_memory import kv_cache_bytes
 from engine.startup.kernel_check import check_cpu_kernels, check_gpu_kernels, model_forms
 from engine.startup.progress import StartupProgress
+from engine.startup.served_model import ServedModel, bytes_of_weights, load, shard_of, shard_shape
 from kernels.families import cpu_ops, reference_ops
 from kernels.fp8_block import BLOCK
 from kernels.gpu.attention_backends import UnsupportedBackendError, attention_backend
@@ -45,7 +44,7 @@ class RankTask:
 
     Attributes:
         model_dir: folder of the checkpoint.
-        model_config: configuration of the whole model.
+        model: configuration of the whole model.
         dtype: dtype of weights and activations.
         kv_dtype: dtype of the cache; on a GPU float8 stands for the GPU's own variant.
         kv_plan: cache of one rank; None: sized by the free memory of the GPU.
@@ -56,7 +55,7 @@ class RankTask:
 
     config: EngineConfig
     model_dir: Path
-    model_config: ModelConfig
+    model: ServedModel
     dtype: torch.dtype
     kv_dtype: torch.dtype
     kv_plan: KVCachePlan | None
@@ -161,8 +160,10 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     ops: KernelOps
     if cpu is not None:
         ops = cpu
-        forms = model_forms(task.config, task.model_config, task.dtype, task.kv_dtype, keeps_fp8=False)
+        forms = model_forms(task.config, task.model, task.dtype, task.kv_dtype, keeps_fp8=False)
         check_cpu_kernels(task.config, ops, forms, startup)
+        if not isinstance(task.model, ModelConfig):
+            torch.set_num_threads(task.num_threads)
     else:
         torch.set_num_threads(task.num_threads)
         ops = reference_ops()
@@ -214,13 +215,15 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     is_measured = config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
     if is_measured:
         gpu.memory.check()
-    num_bytes = weights_bytes(
-        task.model_config, task.dtype, group=group, quantization=config.quantization, keeps_fp8=not is_torch
+    gpu.memory.check_weights(
+        bytes_of_weights(task.model, task.dtype, group, config.quantization, keeps_fp8=not is_torch)
     )
-    gpu.memory.check_weights(num_bytes)
-    shard = Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config)
+    shard = shard_of(task.model, group)
     shape = shard.shape
     has_graphs = config.records_graphs
+    if has_graphs and not isinstance(shard, ModelConfig) and shard.unrecordable is not None:
+        _log.info("Steps run without CUDA graphs: transformers computes %s, and %s", shard.name, shard.unrecordable)
+        has_graphs = False
     stream = CudaStream(gpu.device) if gpu.device.type == "cuda" else InlineStream()
     try:
         if not is_torch:
@@ -282,12 +285,12 @@ def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress)
             name,
             device=gpu.device,
             target=target,
-            head_dim=task.model_config.head_dim,
+            head_dim=task.model.shape.widest_layer.head_dim,
             dtype=task.dtype,
             kv_dtype=task.kv_dtype,
         )
         _log.info("Steps run without CUDA graphs, because of --attention-backend %s", name)
-    fp8, quantizes = task.model_config.fp8, task.config.quantization == "fp8"
+    fp8, quantizes = _fp8(task.model), task.config.quantization == "fp8"
     has_blocks = fp8 is not None and fp8.has_blocks
     has_row_scales = quantizes or (fp8 is not None and not has_blocks)
     if task.config.batch_invariant and has_row_scales:
@@ -313,6 +316,11 @@ def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress)
     return ops
 
 
+def _fp8(model: ServedModel) -> Fp8Weights | None:
+    """Returns which linear layers of the checkpoint are in 8 bits; transformers has none."""
+    return model.fp8 if isinstance(model, ModelConfig) else None
+
+
 def _in_float16(task: RankTask, gpu_name: str) -> RankTask:
     """Returns the task with float16 instead of bfloat16, which the GPU lacks, unless a flag asks for bfloat16."""
     if task.config.dtype != "auto":
@@ -336,7 +344,7 @@ def _capitalized(text: str) -> str:
 
 def _load(
     task: RankTask, group: ParallelGroup, ops: KernelOps, device: torch.device, startup: StartupProgress
-) -> Decoder:
+) -> StepModel:
     num_bytes = 0
 
     def on_loaded(done: int, total: int) -> None:
@@ -345,15 +353,14 @@ def _load(
         startup.update(f"loading weights {100 * done // total} % ({_amount(done, startup.phase_s())})")
 
     startup.begin("weights", "loading weights")
-    model = load_model(
+    model = load(
+        task.model,
         task.model_dir,
-        task.model_config,
         ops,
+        task.config,
         dtype=task.dtype,
         device=device,
         max_model_len=task.kv_plan.max_model_len if task.kv_plan is not None else task.config.max_model_len,
-        load_format=task.config.load_format,
-        seed=task.config.seed,
         group=group,
         progress=on_loaded,
     )
@@ -369,7 +376,7 @@ def _amount(num_bytes: int, seconds: float) -> str:
 def _make_runner(
     task: RankTask,
     group: ParallelGroup,
-    model: Decoder,
+    model: StepModel,
     ops: KernelOps,
     kv_plan: KVCachePlan,
     *,
@@ -378,7 +385,7 @@ def _make_runner(
 ) -> TorchModelRunner:
     return TorchModelRunner(
         model,
-        Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config).shape,
+        shard_shape(task.model, group),
         kv_plan,
         with_shared_draws(ops, group),
         max_num_seqs=task.limits.max_num_seqs,

@@ -24,6 +24,7 @@ from kernels.fp8_weights import dequantized
 from kernels.interface import Quantization, Step
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
+from kernels.torch_attention import torch_attention
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -79,8 +80,14 @@ class CpuOps:
         largest: StepInputs,
         decode_sizes: Sequence[int] = (),
         mixed_sizes: Sequence[int] = (),
+        mixes_torch: bool = False,
     ) -> Step:
-        """Records the step at the size of its largest inputs; the result replays it at any size."""
+        """Records the step at the size of its largest inputs; the result replays it at any size.
+
+        A program has no operations of torch: a step that has some is returned as it is.
+        """
+        if mixes_torch:
+            return step
         num_tokens, num_reqs, num_logits = (torch.zeros(1, dtype=torch.int64) for _ in range(3))
         metadata = largest.metadata
         recording = Recording(self._pool.num_threads)
@@ -158,10 +165,14 @@ class CpuOps:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Computes causal attention of a ragged batch over a paged cache."""
-        if soft_cap is not None:
-            raise ValueError(f"soft_cap is {soft_cap}; the CPU operations do not support it, it must be None")
+        """Computes causal attention of a ragged batch over a paged cache; soft caps and sinks in plain PyTorch."""
+        if soft_cap is not None or sinks is not None:
+            assert self._step is None, "a step with soft caps or sinks is not recorded"
+            return torch_attention(
+                q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+            )
         plans = self._plans if self._step else {}
         group_size = q.shape[1] // kv_cache.num_kv_heads
 

@@ -15,7 +15,7 @@ from kernels.dtypes import dtype_name
 from kernels.gpu.targets import Target
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata
-from kernels.reference.paged_attention import gathered_attention
+from kernels.torch_attention import torch_attention
 
 BackendName = Literal["flashinfer", "flash-attn", "torch"]
 
@@ -86,24 +86,6 @@ def _imported(module: str, flag: str) -> Any:
     except ImportError as error:
         extra = flag.split()[1]
         raise UnsupportedBackendError(f"{flag}: {error}; pip install 'chairlift[{extra}]', or use triton") from error
-
-
-def torch_attention(
-    q: torch.Tensor,
-    kv_cache: PagedKVCache,
-    metadata: AttentionMetadata,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-) -> torch.Tensor:
-    """Computes the reference's attention, in fp32 on keys and values gathered from the cache."""
-    offsets = torch.arange(metadata.block_size, device=q.device)
-
-    def gather(block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return kv_cache.read_slots((block_ids[:, None] * metadata.block_size + offsets).flatten())
-
-    return gathered_attention(q, gather, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
 
 
 class FlashInferAttention:

@@ -31,6 +31,7 @@ from kernels.interface import Step
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import greedy_batch
+from kernels.torch_attention import torch_attention
 
 
 class _RowFormat(TypedDict, total=False):
@@ -125,6 +126,7 @@ class GpuOps:
         largest: StepInputs,
         decode_sizes: Sequence[int] = (),
         mixed_sizes: Sequence[int] = (),
+        mixes_torch: bool = False,  # noqa: ARG002 - they are recorded too
     ) -> Step:
         """Compiles every kernel that a step or the sampler can launch, then records steps as CUDA graphs."""
         with compile_only(progress=self._progress) as kernels:
@@ -199,9 +201,14 @@ def _unless_compiling(attention: Attention) -> Attention:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if is_compile_only():
             return torch.empty_like(q).flatten(1)
+        if sinks is not None:
+            return torch_attention(
+                q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+            )
         return attention(q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
 
     return attend

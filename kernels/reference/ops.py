@@ -59,6 +59,7 @@ class ReferenceOps:
         largest: StepInputs,
         decode_sizes: Sequence[int] = (),
         mixed_sizes: Sequence[int] = (),
+        mixes_torch: bool = False,
     ) -> Step:
         """Returns the step itself."""
         return step

@@ -21,6 +21,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes softmax attention with an explicit mask.
 
@@ -31,6 +32,7 @@ def paged_attention(
         scale: softmax scale, usually head_dim ** -0.5.
         sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); None: they are unchanged.
+        sinks: [num_heads], a score of each head that takes part in the softmax and has no value; None: none.
     Returns: [T, num_heads * head_dim], dtype of q; computed in fp32.
     """
     k_cache, v_cache = kv_cache
@@ -38,7 +40,9 @@ def paged_attention(
     def gather(block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return k_cache[block_ids].flatten(0, 1), v_cache[block_ids].flatten(0, 1)
 
-    return gathered_attention(q, gather, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+    return gathered_attention(
+        q, gather, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+    )
 
 
 def gathered_attention(
@@ -49,12 +53,13 @@ def gathered_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes `paged_attention` over a cache of any layout.
 
     Args:
         gather: reads keys and values of blocks.
-        q, metadata, scale, sliding_window, soft_cap: see `paged_attention`.
+        q, metadata, scale, sliding_window, soft_cap, sinks: see `paged_attention`.
     Returns: [T, num_heads * head_dim], dtype of q; computed in fp32.
     """
     out = torch.empty_like(q)
@@ -79,6 +84,10 @@ def gathered_attention(
             scores = torch.einsum("qhgd,khd->hgqk", queries, k) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
-            weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+            scores = scores.masked_fill(~visible, float("-inf"))
+            if sinks is not None:
+                sink = sinks.float().view(*scores.shape[:2], 1, 1).expand(-1, -1, scores.shape[2], 1)
+                scores = torch.cat([scores, sink], dim=-1)
+            weights = scores.softmax(dim=-1)[..., :seq_len]
             out[first:last] = torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2).to(q.dtype)
     return out.flatten(1)

@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.config import DEMO_MODEL_NAME, EngineConfig
 from engine.demo import MODEL_DIR
@@ -28,6 +29,7 @@ from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.text.sampling_defaults import API_DEFAULTS, sampling_defaults
+from tests.support.engine.families import TRANSFORMERS_FAMILIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 CODE = re.compile(r"`([^`]+)`")
@@ -128,6 +130,13 @@ def test_architectures_formats_and_shapes_are_all_there() -> None:
     assert set(shape_names()) <= set(CODE.findall(section("Without weights")))
 
 
+def test_the_families_of_transformers_are_those_that_the_tests_compare() -> None:
+    table = [cells for cells in rows("Architectures of transformers") if cells[1].startswith("`")]
+    names = {cells[0]: CODE.findall(cells[1])[0] for cells in table if cells[0] != "family"}
+    assert set(names) == set(TRANSFORMERS_FAMILIES)
+    assert set(names.values()) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+
 def test_bytes_of_a_token_are_right() -> None:
     dtypes = (torch.float32, torch.bfloat16, torch.int8)
     table = [cells for cells in rows("Memory") if "," in cells[1] and cells[0] != "shape"]
@@ -215,7 +224,7 @@ def with_nan(folder: Path, tensor: str) -> Path:
 
 
 REFUSED: dict[str, Callable[[Callable[..., Path]], str]] = {
-    "another architecture": lambda made: startup_error(made(architectures=["GPT2LMHeadModel"])),
+    "an architecture that cannot be served": lambda made: startup_error(made(architectures=["MambaForCausalLM"])),
     "another activation": lambda made: startup_error(made(hidden_act="gelu")),
     "another rotation": lambda made: startup_error(made(rope_parameters={"rope_type": "ntk", "rope_theta": 1e4})),
     "another quantization": lambda made: startup_error(made(quantization_config={"quant_method": "awq"})),

@@ -89,7 +89,7 @@ class TinyEngine:
                 num_blocks=num_blocks,
                 block_size=block_size,
                 max_model_len=kv_plan.max_model_len,
-                end_token_ids=self.config.end_token_ids,
+                end_token_ids=self.config.shape.end_token_ids,
                 **limits,
                 **config,
             )
@@ -124,6 +124,20 @@ class TinyEngine:
         return run
 
 
+class TransformersEngine(TinyEngine):
+    """A model that transformers computes."""
+
+    def __init__(self, path: Path, ops: KernelOps, *, max_model_len: int = 256) -> None:
+        from engine.model.transformers_model import TransformersModel
+        from engine.model.transformers_probe import TransformersConfig
+
+        self.config = TransformersConfig.from_dir(path)
+        self.ops = ops
+        self.model = TransformersModel(
+            self.config, ops, dtype=torch.float32, device=torch.device("cpu"), max_model_len=max_model_len
+        )
+
+
 @dataclass(frozen=True)
 class GreedyCheck:
     """How an answer compares with the model's own choice at each of its positions.
@@ -145,7 +159,9 @@ class HfReference:
     def __init__(self, path: Path) -> None:
         import transformers
 
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+        ).eval()
 
     @torch.inference_mode()
     def generate(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
@@ -204,6 +220,12 @@ def prompt() -> Callable[..., Prompt]:
 def engine_on() -> Callable[..., TinyEngine]:
     """engine_on(checkpoint folder, ops, device=None) -> TinyEngine."""
     return TinyEngine
+
+
+@pytest.fixture(scope="session")
+def transformers_on() -> Callable[..., TransformersEngine]:
+    """transformers_on(checkpoint folder, ops, max_model_len=256) -> TransformersEngine."""
+    return TransformersEngine
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -84,8 +84,8 @@ class _RecordingOps(GpuOps):
 
     graphs: FakeGraphs
 
-    def compile_step(self, step: Step, largest: StepInputs, *sizes: Sequence[int]) -> Step:
-        return super().compile_step(self.graphs.recordable(step), largest, *sizes)
+    def compile_step(self, step: Step, largest: StepInputs, *sizes: Any, **options: Any) -> Step:
+        return super().compile_step(self.graphs.recordable(step), largest, *sizes, **options)
 
 
 def find_late_compiles(target: Target, variant: Variant, *, seed: int, num_requests: int = 80) -> list[str]:

@@ -45,6 +45,7 @@ class ChainDecoder:
     """
 
     dtype = torch.float32
+    mixes_torch = False
 
     def __init__(self, model: FakeModel, sizes: Sequence[int] = (), mixed_sizes: Sequence[int] = ()) -> None:
         self.num_padding_rows = 0
@@ -195,6 +196,7 @@ class ChainOps(ReferenceOps):
         largest: StepInputs,
         decode_sizes: Sequence[int] = (),
         mixed_sizes: Sequence[int] = (),
+        mixes_torch: bool = False,
     ) -> Step:
         """Steps of the sizes read `largest`."""
 

@@ -1,0 +1,129 @@
+"""Chooses what computes a model, Chairlift or transformers, and refuses others by their config.json alone.
+
+It imports neither torch nor transformers, which takes seconds, so that a refusal costs none. What config.json does not
+tell, `engine.model.transformers_probe` finds out.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from engine.errors import ConfigError
+from engine.model.architectures import FAMILIES
+from engine.model.config_fields import ConfigFields
+
+ModelImpl = Literal["auto", "chairlift", "transformers"]
+Implementation = Literal["chairlift", "transformers"]
+
+CACHED_LAYERS = ("full_attention", "sliding_attention")
+"""Values of `layer_types` whose only state is keys and values that a token sees by its position."""
+
+_OWN_ATTENTION = "its attention does not go through the attention interface of transformers"
+_OWN_STATE = "its layers keep state that is no KV cache"
+_REFUSED = {
+    **dict.fromkeys(
+        (
+            "BloomForCausalLM", "CodeGenForCausalLM", "CTRLLMHeadModel", "FalconForCausalLM", "GPTJForCausalLM",
+            "GPTNeoForCausalLM", "MptForCausalLM", "XGLMForCausalLM", "XLNetLMHeadModel",
+        ),
+        _OWN_ATTENTION,
+    ),
+    **dict.fromkeys(
+        (
+            "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM", "GraniteMoeHybridForCausalLM",
+            "JambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM",
+            "MiniMaxForCausalLM", "NemotronHForCausalLM", "OlmoHybridForCausalLM", "Qwen3NextForCausalLM",
+            "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM", "ZambaForCausalLM",
+            "xLSTMForCausalLM",
+        ),
+        _OWN_STATE,
+    ),
+}  # fmt: skip
+_LIMITS = {"num_hidden_layers": 1024, "n_layer": 1024, "vocab_size": 2**24, "hidden_size": 2**22, "n_embd": 2**22}
+_INSTEAD = "serve another model, or this one with transformers' own generate"
+
+
+def choose_implementation(path: Path, model_impl: ModelImpl, *, tensor_parallel_size: int = 1) -> Implementation:
+    """Returns what computes the checkpoint in a folder.
+
+    Args:
+        path: the folder.
+        model_impl: `auto` selects chairlift for the architectures that it has, and transformers for others.
+        tensor_parallel_size: number of ranks; transformers has one.
+
+    Raises:
+        CheckpointError: config.json is unreadable, or its model cannot be served.
+        ConfigError: transformers is not installed, or does not divide a model among ranks.
+    """
+    fields = ConfigFields.from_file(path / "config.json")
+    names = fields.raw("architectures")
+    is_native = isinstance(names, list) and any(architecture in names for architecture in FAMILIES)
+    if model_impl == "chairlift" or (model_impl == "auto" and is_native):
+        return "chairlift"  # whose own configuration refuses what it does not support
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise fields.error("architectures", f"is {names!r}, expected a list of names")
+    _check_architecture(fields, names[0])
+    if tensor_parallel_size > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {tensor_parallel_size} is not supported for {names[0]}, which is computed by "
+            f"transformers on one device: omit it, or use a model of {', '.join(FAMILIES)}"
+        )
+    if find_spec("transformers") is None:
+        raise ConfigError(
+            f"{names[0]} is computed by transformers, which is not installed: pip install 'chairlift[transformers]', "
+            f"or use a model of {', '.join(FAMILIES)}"
+        )
+    return "transformers"
+
+
+def _check_architecture(fields: ConfigFields, name: str) -> None:
+    if reason := _REFUSED.get(name):
+        raise fields.error("architectures", f"is {name}: {reason}; {_INSTEAD}")
+    if fields.flag("is_encoder_decoder", False):
+        raise fields.error("is_encoder_decoder", f"is true: {name} is no causal language model; {_INSTEAD}")
+    if name.endswith("ForConditionalGeneration"):
+        raise fields.error(
+            "architectures",
+            f"is {name}: models of images, sound or an encoder are not supported; use a text-only checkpoint",
+        )
+    if "auto_map" in fields and not _is_in_transformers(fields.raw("model_type", None)):
+        raise fields.error(
+            "auto_map",
+            f"names code of the checkpoint for {name}, which is not executed; use a checkpoint of a model_type that "
+            "transformers has",
+        )
+    if "quantization_config" in fields:
+        raise fields.error(
+            "quantization_config",
+            f"is not supported for {name}, which is computed by transformers: use the checkpoint in 16 or 32 bits, "
+            "with --quantization",
+        )
+    types = fields.raw("layer_types", [])
+    if not isinstance(types, list):
+        raise fields.error("layer_types", f"is {types!r}, expected a list")
+    if "chunked_attention" in types:
+        raise fields.error(
+            "layer_types", f"has chunked_attention, which the paged attention does not support; {_INSTEAD}"
+        )
+    if others := sorted({str(kind) for kind in types} - set(CACHED_LAYERS)):
+        raise fields.error("layer_types", f"has {', '.join(others)}: {_OWN_STATE}; {_INSTEAD}")
+    for key in ("rope_parameters", "rope_scaling"):
+        section = fields.section(key)
+        for rope in (section, *(section.section(part) for part in CACHED_LAYERS)):
+            if "dynamic" in (rope.raw("rope_type", None), rope.raw("type", None)):
+                raise fields.error(
+                    key,
+                    "has rope_type dynamic, whose factors depend on the longest request of the batch; use linear, yarn "
+                    "or llama3",
+                )
+    for key, maximum in _LIMITS.items():
+        if key in fields:
+            fields.integer(key, maximum=maximum)
+
+
+def _is_in_transformers(model_type: object) -> bool:
+    """Whether the installed transformers has code for a model type; finds it without an import."""
+    spec = find_spec("transformers")
+    if spec is None or spec.origin is None or not isinstance(model_type, str) or not model_type.isidentifier():
+        return False
+    return (Path(spec.origin).parent / "models" / model_type).is_dir()

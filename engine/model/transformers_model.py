@@ -1,0 +1,248 @@
+"""A causal language model of transformers over the paged KV cache, in ragged batches of the runner.
+
+transformers computes everything but attention and linear layers. It gets the tokens of a step as one row; the attention
+of `KernelOps` divides them into requests. Linear layers are packed for `KernelOps`, so that 8-bit weights work too.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch.nn import functional
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
+
+from engine.model.transformers_probe import (
+    ATTENTION,
+    AttentionCall,
+    TransformersConfig,
+    build,
+    first_line,
+    forward,
+    read_config,
+    refusal,
+    set_attend,
+)
+from kernels.interface import KernelOps, KVCache
+from kernels.metadata import AttentionMetadata, StepInputs
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of parameters packed so far and the total."""
+
+_log = logging.getLogger(__name__)
+
+
+class TransformersModel:
+    """Implements `engine.runner.model_runner.StepModel`. One thread may run its steps."""
+
+    mixes_torch = True
+
+    def __init__(
+        self,
+        config: TransformersConfig,
+        ops: KernelOps,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        is_dummy: bool = False,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        """Loads the weights to the host, then packs them or moves them to the device, one module at a time.
+
+        So there is one copy of the weights, and one module twice. They are read in the model's dtype; 8-bit weights are
+        quantised from it.
+
+        Args:
+            config: result of the probe.
+            ops: operations of attention and linear layers.
+            dtype: dtype of weights and activations.
+            device: device of the steps.
+            max_model_len: longest request, which decides the factors of a longrope rotation.
+            is_dummy: random weights from `seed` instead of the checkpoint's.
+            progress: called after each module.
+        Raises: CheckpointError: the weights are not those of the model, or a token depends on others except by
+            attention.
+        """
+        self.dtype = dtype
+        self._ops = ops
+        self._head_dims = [layer.head_dim for layer in config.shape.layers]
+        # Keys have been rotated by transformers: an angle of zero for all.
+        half = max(self._head_dims) // 2
+        self._cos, self._sin = torch.ones(1, half, device=device), torch.zeros(1, half, device=device)
+        self._kv_caches: Sequence[KVCache] = ()
+        self._metadata: AttentionMetadata | None = None
+        self._model = _random(config, dtype, seed) if is_dummy else _loaded(config, dtype)
+        _fix_longrope(config, self._model, max_model_len)
+        _check_tokens_are_separate(config, self._model)
+        self._pack(device, progress)
+        set_attend(self._model, self._attend)
+
+    @torch.inference_mode()
+    def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
+        """Computes a ragged batch; returns logits [S, vocab_size] fp32 of the tokens in `logits_indices`."""
+        self._kv_caches, self._metadata = kv_caches, inputs.metadata
+        logits = forward(self._model, inputs.input_ids, inputs.positions, inputs.logits_indices)
+        return logits.float().contiguous() if inputs.logits is None else inputs.logits.copy_(logits)
+
+    def _attend(self, call: AttentionCall) -> torch.Tensor:
+        """Writes keys and values of the step to the cache, and attends to those of its requests."""
+        metadata = self._metadata
+        assert metadata is not None, "a layer attends outside of a step"
+        head_dim, kv_cache = self._head_dims[call.layer_index], self._kv_caches[call.layer_index]
+        num_heads, num_tokens = call.query.shape[1:3]
+        qkv = torch.cat(
+            [
+                functional.pad(part[0].transpose(0, 1), (0, head_dim - part.shape[3]))
+                for part in (call.query, call.key, call.value)
+            ],
+            dim=1,
+        ).flatten(1)
+        half = head_dim // 2
+        queries = self._ops.rotate_and_store(
+            qkv,
+            torch.zeros_like(metadata.slot_mapping),
+            self._cos[:, :half].contiguous(),
+            self._sin[:, :half].contiguous(),
+            kv_cache,
+            metadata.slot_mapping,
+        )
+        options: dict[str, Any] = {} if call.sinks is None else {"sinks": call.sinks}
+        out = self._ops.paged_attention(
+            queries,
+            kv_cache,
+            metadata,
+            scale=float(call.scale),
+            sliding_window=call.sliding_window,
+            soft_cap=call.soft_cap,
+            **options,
+        )
+        return out.view(1, num_tokens, num_heads, head_dim)[..., : call.value.shape[3]]
+
+    def _pack(self, device: torch.device, progress: Progress | None) -> None:
+        """Replaces linear layers by packed ones, and moves all other parameters to the device."""
+        head = self._model.get_output_embeddings()
+        total = sum(part.nbytes for part in self._model.parameters())
+        done = 0
+        for parent in list(self._model.modules()):
+            for name, module in list(parent.named_children()):
+                if type(module) not in (torch.nn.Linear, Conv1D):
+                    continue
+                done += sum(part.nbytes for part in module.parameters())
+                setattr(parent, name, _PackedLinear(self._ops, module, device, for_logits=module is head))
+                if progress is not None:
+                    progress(done, total)
+        self._model.to(device)
+        if progress is not None:
+            progress(total, total)
+
+
+class _PackedLinear(torch.nn.Module):
+    """A linear layer computed by `KernelOps`."""
+
+    def __init__(self, ops: KernelOps, layer: Any, device: torch.device, *, for_logits: bool) -> None:
+        super().__init__()
+        weight, bias = layer.weight.detach(), layer.bias
+        if isinstance(layer, Conv1D):  # [in, out]
+            weight = weight.t()
+        self._ops = ops
+        self._num_out = weight.shape[0]
+        self._packed = ops.pack_linear(
+            weight.to(device).contiguous(), None if bias is None else bias.detach().to(device), for_logits=for_logits
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]."""
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        return self._ops.linear(rows, self._packed).view(*x.shape[:-1], self._num_out)
+
+
+def _loaded(config: TransformersConfig, dtype: torch.dtype) -> Any:
+    """Returns the model with the weights of the checkpoint, on the host.
+
+    Raises: CheckpointError: a file is broken, or the weights are not those of the model.
+    """
+    try:
+        load: Any = transformers.AutoModelForCausalLM.from_pretrained
+        model, info = load(
+            config.path,
+            config=read_config(config.path),
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            experts_implementation="eager",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # of any code of transformers, from files that are not trusted
+        raise refusal(config.path, first_line(error)) from error
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if names := sorted(map(str, info[kind])):
+            problem = f"{len(names)} tensors are {kind.removesuffix('_keys')}, the first is {names[0]}"
+            if kind == "unexpected_keys":
+                _log.warning("%s: %s; transformers does not use them", config.path, problem)
+            else:
+                raise refusal(config.path, problem)
+    return model.eval()
+
+
+def _random(config: TransformersConfig, dtype: torch.dtype, seed: int) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(read_config(config.path), experts="eager").to(dtype)
+
+
+def _fix_longrope(config: TransformersConfig, model: Any, max_model_len: int) -> None:
+    """Sets the factors of longrope by the longest request, for transformers chooses them by the longest of a batch."""
+    if config.original_positions is None:
+        return
+    is_long = max_model_len > config.original_positions
+    for module in model.modules():
+        if getattr(module, "rope_type", None) != "longrope":
+            continue
+        factors, _ = ROPE_INIT_FUNCTIONS["longrope"](
+            module.config, torch.device("cpu"), seq_len=config.original_positions + is_long
+        )
+        module.original_inv_freq = module.long_inv_freq = factors
+        module.inv_freq.copy_(factors)
+    _log.info(
+        "Rotation longrope uses its %s factors for all requests: --max-model-len %d is %s the %d original positions",
+        "long" if is_long else "short",
+        max_model_len,
+        "more than" if is_long else "within",
+        config.original_positions,
+    )
+
+
+def _check_tokens_are_separate(config: TransformersConfig, model: Any) -> None:
+    """Checks that without attention a token's logits do not depend on the other tokens of the batch.
+
+    Raises: CheckpointError: they do, so the model has state besides keys and values, or depends on the batch.
+    """
+
+    def attend(call: AttentionCall) -> torch.Tensor:
+        """Returns what depends on a token's own query and value."""
+        groups = call.query.shape[1] // call.value.shape[1]
+        values = call.value.repeat_interleave(groups, dim=1)
+        return (values * torch.tanh(call.query.mean(dim=-1, keepdim=True))).transpose(1, 2)
+
+    set_attend(model, attend)
+    first = min(3, config.shape.vocab_size - 1)
+    last = torch.tensor([1])
+    furthest = config.shape.max_position_embeddings - 1
+    results = [
+        forward(model, torch.tensor([other, first]), torch.tensor([position, min(1, furthest)]), last).float()
+        for other, position in ((0, 0), (min(7, config.shape.vocab_size - 1), furthest))
+    ]
+    error = (results[0] - results[1]).abs().max()
+    scale = results[0].abs().max()
+    if not error <= 16 * torch.finfo(model.dtype).eps * scale:
+        raise refusal(
+            config.path,
+            f"without attention the logits of a token change by {float(error):.3g} with another token of the batch: "
+            "the model keeps state that is no KV cache, or depends on the batch",
+        )

@@ -1,0 +1,308 @@
+"""Finds out whether a model of transformers can run over the paged KV cache, and with which heads.
+
+The model is built on meta tensors, without memory, and computes two tokens with a recorder in place of attention. It
+can be served if each layer attends once and causally, in ways that paged attention has, and nothing else mixes tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from engine.errors import CheckpointError
+from engine.model.checkpoint_file import exists
+from engine.model.config_fields import ConfigFields
+from engine.model.implementation import CACHED_LAYERS
+from engine.model.model_shape import LayerShape, ModelShape
+from kernels.dtypes import dtype_name
+
+ATTENTION = "chairlift"
+"""Name under which layers find `Attend` in transformers' attention interface; it has no masks for this name."""
+
+Attend = Callable[["AttentionCall"], torch.Tensor]
+"""Attention of one layer -> [1, T, num_heads, size of a value head]."""
+
+_HEAD_MULTIPLE = 16  # of the GPU's attention; keys and values are padded with zeros
+_KNOWN_OPTIONS = {"dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids"}
+
+
+class AttentionCall(NamedTuple):
+    """What a layer passes to the attention interface.
+
+    Attributes:
+        layer_index: layer of the model.
+        query: [1, num_heads, T, head size].
+        key, value: [1, num_kv_heads, T, head size], each with a size of its own.
+        scale: softmax scale; some layers pass a tensor of one element.
+        sliding_window: tokens that a token sees, itself included; None: all before it.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); None: they are unchanged.
+        sinks: [num_heads], a score of each head that takes part in the softmax and has no value; None: none.
+    """
+
+    layer_index: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float | torch.Tensor
+    sliding_window: int | None
+    soft_cap: float | None
+    sinks: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersConfig:
+    """A model that transformers computes.
+
+    Attributes:
+        path: folder of the checkpoint.
+        name: its architecture.
+        shape: of the model; a head is the larger of a key and a value, rounded up.
+        num_parameters: all parameters, with such a copy.
+        hidden_size, intermediate_size: widths of the layers.
+        sliding_windows: the different ones of the layers; None: no window.
+        unrecordable: why a step cannot be recorded as a CUDA graph; None: it can.
+        original_positions: positions up to which a longrope rotation uses its short factors; None: another rotation.
+    """
+
+    path: Path
+    name: str
+    shape: ModelShape
+    num_parameters: int
+    hidden_size: int
+    intermediate_size: int
+    sliding_windows: tuple[int | None, ...]
+    unrecordable: str | None
+    original_positions: int | None
+
+    @classmethod
+    def from_dir(cls, path: Path) -> "TransformersConfig":
+        """Probes the model of a checkpoint folder that `choose_implementation` has let pass; reads no weights.
+
+        Raises: CheckpointError: the model cannot be served; says why.
+        """
+        config = read_config(path)
+        text = config.get_text_config()
+        recorder = _Recorder(getattr(text, "layer_types", None))
+        try:
+            with torch.device("meta"):
+                model = build(config, experts=_PROBED_EXPERTS)
+                set_attend(model, recorder.attend)
+                _check_modules(model)
+                logits = forward(model, torch.zeros(2, dtype=torch.int64), torch.arange(2), torch.arange(2))
+        except CheckpointError as error:
+            raise refusal(path, str(error)) from error
+        except Exception as error:  # of any code of transformers
+            raise refusal(path, f"transformers cannot compute it without values: {first_line(error)}") from error
+        num_layers = text.num_hidden_layers
+        if len(recorder.layers) != num_layers:
+            raise refusal(
+                path,
+                f"{len(recorder.layers)} of {num_layers} layers go through the attention interface of transformers: "
+                "the others keep state that is no KV cache, or have their own attention",
+            )
+        calls = [recorder.layers[index] for index in sorted(recorder.layers)]
+        head = model.get_output_embeddings()
+        is_tied = head is not None and head.weight is model.get_input_embeddings().weight
+        return cls(
+            path=path,
+            name=type(model).__name__,
+            shape=ModelShape(
+                vocab_size=logits.shape[-1],
+                layers=tuple(call.shape for call in calls),
+                max_position_embeddings=_positions(path, text),
+                end_token_ids=_end_token_ids(path, text),
+                checkpoint_dtype=dtype_name(config.dtype or torch.float32),
+            ),
+            num_parameters=sum(part.numel() for part in model.parameters()) + (head.weight.numel() if is_tied else 0),
+            hidden_size=text.hidden_size,
+            intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+            sliding_windows=tuple(dict.fromkeys(call.sliding_window for call in calls)),
+            unrecordable=_unrecordable(model, calls),
+            original_positions=_original_positions(text),
+        )
+
+
+def read_config(path: Path) -> Any:
+    """Returns the configuration as transformers reads it, with its defaults.
+
+    Raises: CheckpointError: transformers refuses it, or has no such causal language model.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # of any code of transformers, from a file that is not trusted
+        raise refusal(path, first_line(error)) from error
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise refusal(path, f"model_type {config.model_type} is no causal language model of transformers")
+    return config
+
+
+def build(config: Any, *, experts: str) -> Any:
+    """Builds a model with attention by `Attend`, on the current device, with random weights."""
+    from_config: Any = transformers.AutoModelForCausalLM.from_config
+    return from_config(config, attn_implementation=ATTENTION, experts_implementation=experts).eval()
+
+
+def set_attend(model: Any, attend: Attend) -> None:
+    """Sets what computes the attention of all layers of a model."""
+    for module in model.modules():
+        module.chairlift_attend = attend
+        if hasattr(module, "warn_if_padding_and_no_attention_mask"):
+            module.warn_if_padding_and_no_attention_mask = _ignore  # reads values of the device at every step
+
+
+@torch.inference_mode()
+def forward(model: Any, input_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor) -> torch.Tensor:
+    """Computes [T] tokens as one row, which the attention divides -> logits [S, vocab_size] at `logits_indices`."""
+    out = model(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=logits_indices)
+    logits: torch.Tensor = out.logits[0]
+    return logits
+
+
+def _ignore(*_arguments: Any) -> None:
+    """Does nothing."""
+
+
+def refusal(path: Path, reason: str) -> CheckpointError:
+    """Returns the error for a model that transformers has and Chairlift cannot serve."""
+    return CheckpointError(f"{path}: cannot be served by transformers: {reason}")
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error of transformers, with its type if that is all."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+class _LayerCall(NamedTuple):
+    """What the recorder keeps of a call."""
+
+    shape: LayerShape
+    sliding_window: int | None
+    has_sinks: bool
+    has_tensor_scale: bool
+
+
+class _Recorder:
+    """Records the attention of each layer, and refuses what paged attention does not have."""
+
+    def __init__(self, layer_types: list[str] | None) -> None:
+        self.layers: dict[int, _LayerCall] = {}
+        self._layer_types = layer_types
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Returns a result of the right shape."""
+        index = call.layer_index
+        if index in self.layers:
+            raise CheckpointError(f"layer {index} attends more than once")
+        (_, num_heads, num_tokens, key_dim), num_kv_heads = call.query.shape, call.key.shape[1]
+        if call.value.shape[1] != num_kv_heads or num_heads % num_kv_heads or call.key.shape[3] != key_dim:
+            raise CheckpointError(
+                f"layer {index} has queries {list(call.query.shape)}, keys {list(call.key.shape)} and values "
+                f"{list(call.value.shape)}, which do not form groups of heads"
+            )
+        kind = None if self._layer_types is None else self._layer_types[index]
+        if kind is not None and kind not in CACHED_LAYERS:
+            raise CheckpointError(f"layer {index} is of type {kind}, whose state is no KV cache")
+        if kind is not None and (kind == "sliding_attention") != (call.sliding_window is not None):
+            raise CheckpointError(
+                f"layer {index} is of type {kind} and its attention gets sliding_window {call.sliding_window}: its "
+                "window is in a mask only, which paged attention does not have"
+            )
+        head_dim = max(key_dim, call.value.shape[3])
+        shape = LayerShape(num_heads, num_kv_heads, -(-head_dim // _HEAD_MULTIPLE) * _HEAD_MULTIPLE)
+        self.layers[index] = _LayerCall(
+            shape, call.sliding_window, call.sinks is not None, isinstance(call.scale, torch.Tensor)
+        )
+        return call.value.new_empty(1, num_tokens, num_heads, call.value.shape[3])
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention that layers of transformers call.
+
+    Raises: CheckpointError: an option that changes the result and is not known.
+    """
+    index = getattr(module, "layer_idx", None)
+    if index is None:
+        raise CheckpointError(f"{type(module).__name__} attends and has no layer_idx")
+    if attention_mask is not None:
+        raise CheckpointError(f"layer {index} has a mask of its own, which paged attention does not have")
+    if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
+        raise CheckpointError(f"layer {index} is not causal")
+    if unknown := sorted(
+        name for name, option in options.items() if name not in _KNOWN_OPTIONS and isinstance(option, torch.Tensor)
+    ):
+        raise CheckpointError(f"the attention of layer {index} takes {', '.join(unknown)}, which paged attention lacks")
+    scale = options.get("scaling")
+    call = AttentionCall(
+        layer_index=index,
+        query=query,
+        key=key,
+        value=value,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        sliding_window=options.get("sliding_window"),
+        soft_cap=options.get("softcap"),
+        sinks=options.get("s_aux"),
+    )
+    return module.chairlift_attend(call), None
+
+
+def _probed_experts(_experts: Any, hidden: torch.Tensor, *_routing: torch.Tensor) -> torch.Tensor:
+    """Experts without values: only the shape of their result is known."""
+    return torch.empty_like(hidden)
+
+
+_PROBED_EXPERTS = "chairlift-probe"
+transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+transformers.AttentionInterface.register(ATTENTION, _attention)
+ALL_EXPERTS_FUNCTIONS.register(_PROBED_EXPERTS, _probed_experts)
+
+
+def _check_modules(model: Any) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Conv1d):
+            raise CheckpointError(f"{name} is a convolution over tokens, whose state is no KV cache")
+
+
+def _unrecordable(model: Any, calls: Sequence[_LayerCall]) -> str | None:
+    """Returns what makes a step depend on values that the host must know."""
+    if any(hasattr(module, "is_concatenated") for module in model.modules()):  # of transformers' experts
+        return "its layers choose experts by values"
+    if any(call.has_sinks for call in calls):
+        return "its attention has sinks"
+    if any(call.has_tensor_scale for call in calls):
+        return "its attention scale is a tensor"
+    if len({call.shape for call in calls}) > 1:
+        return "its layers have different heads"
+    return None
+
+
+def _positions(path: Path, text: Any) -> int:
+    positions = getattr(text, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        raise refusal(path, f"max_position_embeddings is {positions!r}, expected a number of tokens")
+    return positions
+
+
+def _end_token_ids(path: Path, text: Any) -> frozenset[int]:
+    """Returns the ids of generation_config.json and config.json; without the former also the class's own."""
+    generation_path, fields = path / "generation_config.json", ConfigFields.from_file(path / "config.json")
+    if exists(generation_path):
+        return fields.token_ids("eos_token_id") | ConfigFields.from_file(generation_path).token_ids("eos_token_id")
+    return fields.with_defaults({"eos_token_id": text.eos_token_id}).token_ids("eos_token_id")
+
+
+def _original_positions(text: Any) -> int | None:
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return None
+    return int(rope["original_max_position_embeddings"])

@@ -1,0 +1,155 @@
+"""The model of a checkpoint, computed by Chairlift's own decoder or by transformers: opens, sizes and loads either.
+
+transformers is imported when a model needs it.
+"""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.model.config import ModelConfig
+from engine.model.loader import check_checkpoint, load_model, weights_bytes
+from engine.model.model_folder import check_folder
+from engine.model.model_shape import ModelShape
+from engine.model.sharding import Sharding
+from engine.model.weights import Progress, check_headers
+from engine.parallel.group import ParallelGroup
+from engine.runner.model_runner import StepModel
+from kernels.interface import KernelOps
+
+if TYPE_CHECKING:
+    from engine.model.transformers_probe import TransformersConfig
+
+ServedModel: TypeAlias = "ModelConfig | TransformersConfig"
+
+_log = logging.getLogger(__name__)
+
+
+def open_model(model_dir: Path, config: EngineConfig) -> ServedModel:
+    """Returns the configuration of a checkpoint.
+
+    Raises:
+        CheckpointError: the model cannot be served; says why.
+        ConfigError: a flag is not supported with what computes it.
+    """
+    native = check_folder(
+        model_dir,
+        is_dummy=config.load_format == "dummy",
+        model_impl=config.model_impl,
+        tensor_parallel_size=config.tensor_parallel_size,
+    )
+    if native is not None:
+        return native
+    from engine.model.transformers_probe import TransformersConfig
+
+    model = TransformersConfig.from_dir(model_dir)
+    if config.batch_invariant:
+        raise ConfigError(
+            f"--batch-invariant is not supported for {model.name}, which is computed by transformers, whose order of "
+            "summation may depend on the batch: omit it"
+        )
+    _log.info(
+        "%s is computed by transformers, with Chairlift's attention and linear layers: a step takes 1.1 to 3 times "
+        "the time of an architecture of Chairlift's own on a CPU (docs/models.md)",
+        model.name,
+    )
+    return model
+
+
+def shard_of(model: ServedModel, group: ParallelGroup) -> ServedModel:
+    """Returns the configuration of this rank's shard; transformers has one rank.
+
+    Raises: ConfigError: the model cannot be divided among the ranks.
+    """
+    if isinstance(model, ModelConfig):
+        return Sharding.of(model, group.rank, group.size).config_of(model)
+    return model
+
+
+def shard_shape(model: ServedModel, group: ParallelGroup) -> ModelShape:
+    """Returns the sizes of this rank's shard."""
+    return shard_of(model, group).shape
+
+
+def check_weights_of(model: ServedModel, model_dir: Path, dtype: torch.dtype, group: ParallelGroup) -> None:
+    """Checks the headers of the weights, before the long load.
+
+    Raises: CheckpointError, ConfigError: see `check_checkpoint`.
+    """
+    if isinstance(model, ModelConfig):
+        check_checkpoint(model_dir, model, dtype, group=group)
+    else:
+        check_headers(model_dir)
+
+
+def bytes_of_weights(
+    model: ServedModel,
+    dtype: torch.dtype,
+    group: ParallelGroup,
+    quantization: Literal["fp8", "int8"] | None,
+    *,
+    keeps_fp8: bool = False,
+) -> int:
+    """Returns the most memory that this rank's weights take while they load or afterwards.
+
+    transformers loads all of them before they are quantised.
+    """
+    if isinstance(model, ModelConfig):
+        return weights_bytes(model, dtype, group=group, quantization=quantization, keeps_fp8=keeps_fp8)
+    return model.num_parameters * dtype.itemsize
+
+
+def load(
+    model: ServedModel,
+    model_dir: Path,
+    ops: KernelOps,
+    config: EngineConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int | None,
+    group: ParallelGroup,
+    progress: Progress,
+) -> StepModel:
+    """Loads and packs this rank's weights.
+
+    Args:
+        model: the whole model.
+        model_dir: its folder.
+        ops: operations of the model.
+        config: the engine's configuration.
+        dtype, device: of weights and activations.
+        max_model_len: longest sequence; None: the context length of the checkpoint.
+        group: the ranks that share the model.
+        progress: called with the bytes read so far and the total.
+    Raises: CheckpointError, ConfigError: see `load_model` and `TransformersModel`.
+    """
+    if isinstance(model, ModelConfig):
+        return load_model(
+            model_dir,
+            model,
+            ops,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            load_format=config.load_format,
+            seed=config.seed,
+            group=group,
+            progress=progress,
+        )
+    from engine.model.transformers_model import TransformersModel
+
+    return TransformersModel(
+        model,
+        ops,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len or model.shape.max_position_embeddings,
+        is_dummy=config.load_format == "dummy",
+        seed=config.seed,
+        progress=progress,
+    )

@@ -1,0 +1,153 @@
+"""What computes a model, and which are refused: by config.json without torch, then by a probe without weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.errors import CheckpointError, ConfigError
+from engine.model.implementation import choose_implementation
+from tests.support.engine.families import REFUSED, TRANSFORMERS_FAMILIES, family_config, save_family
+
+
+def config_json(path: Path, **fields: object) -> Path:
+    (path / "config.json").write_text(json.dumps(fields))
+    return path
+
+
+def saved_config(path: Path, prefix: str, **fields: object) -> Path:
+    config = family_config(prefix, **fields)
+    config.architectures = [f"{prefix.removesuffix('Text')}{'LMHeadModel' if prefix == 'GPT2' else 'ForCausalLM'}"]
+    config.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_impl", "expected"),
+    [
+        ("LlamaForCausalLM", "auto", "chairlift"),
+        ("LlamaForCausalLM", "chairlift", "chairlift"),
+        ("LlamaForCausalLM", "transformers", "transformers"),
+        ("GPT2LMHeadModel", "auto", "transformers"),
+        ("GPT2LMHeadModel", "chairlift", "chairlift"),  # which refuses it
+    ],
+)
+def test_auto_prefers_the_native_decoder(tmp_path, architecture, model_impl, expected):
+    assert choose_implementation(config_json(tmp_path, architectures=[architecture]), model_impl) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["BloomForCausalLM"]}, "BloomForCausalLM: its attention does not go through .*; serve"),
+        ({"architectures": ["MptForCausalLM"]}, "attention does not go through"),
+        ({"architectures": ["GPTJForCausalLM"]}, "attention does not go through"),
+        ({"architectures": ["FalconForCausalLM"]}, "attention does not go through"),
+        ({"architectures": ["MambaForCausalLM"]}, "keep state that is no KV cache"),
+        ({"architectures": ["Qwen3NextForCausalLM"]}, "keep state that is no KV cache"),
+        ({"architectures": ["XForCausalLM"], "layer_types": ["conv", "full_attention"]}, "layer_types has conv: "),
+        ({"architectures": ["XForCausalLM"], "layer_types": ["chunked_attention"]}, "chunked_attention, which"),
+        ({"architectures": ["XForCausalLM"], "rope_scaling": {"type": "dynamic"}}, "longest request of the batch"),
+        (
+            {"architectures": ["XForCausalLM"], "rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
+            "longest request of the batch",
+        ),
+        ({"architectures": ["XForCausalLM"], "auto_map": {"AutoModel": "x.Y"}, "model_type": "x"}, "not executed"),
+        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "no causal language model"),
+        ({"architectures": ["Qwen2VLForConditionalGeneration"]}, "models of images"),
+        ({"architectures": ["XForCausalLM"], "quantization_config": {"quant_method": "gptq"}}, "with --quantization"),
+        ({"architectures": ["XForCausalLM"], "num_hidden_layers": 10**6}, "the maximum is 1024"),
+        ({"architectures": "XForCausalLM"}, "expected a list of names"),
+    ],
+)
+def test_config_json_alone_refuses_by_name(tmp_path, fields, message):
+    with pytest.raises(CheckpointError, match=message) as error:
+        choose_implementation(config_json(tmp_path, **fields), "auto")
+    assert "\n" not in str(error.value)
+
+
+def test_code_of_a_model_type_that_transformers_has_is_not_needed(tmp_path):
+    path = config_json(tmp_path, architectures=["Phi3ForCausalLM"], auto_map={"AutoModel": "x.Y"}, model_type="phi3")
+    assert choose_implementation(path, "transformers") == "transformers"
+
+
+def test_several_ranks_are_refused(tmp_path):
+    path = config_json(tmp_path, architectures=["GPT2LMHeadModel"])
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2 .* one device: omit it"):
+        choose_implementation(path, "auto", tensor_parallel_size=2)
+
+
+def test_without_the_extra_one_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.model.implementation.find_spec", lambda _name: None)
+    path = config_json(tmp_path, architectures=["GPT2LMHeadModel"])
+    with pytest.raises(ConfigError, match=r"pip install 'chairlift\[transformers\]'"):
+        choose_implementation(path, "auto")
+
+
+def test_a_refusal_imports_neither_torch_nor_transformers(tmp_path):
+    """The engine's own main, up to its exit."""
+    path = config_json(tmp_path, architectures=["BloomForCausalLM"], model_type="bloom")
+    code = (
+        "import sys; from engine.__main__ import main\n"
+        f"status = main(['--model', {str(path)!r}, '--port', '0', '--device', 'cpu'])\n"
+        "print(status, sorted({'torch', 'transformers', 'numba'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == "2 []"
+    assert "BloomForCausalLM: its attention does not go through" in done.stderr
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_each_refused_family_is_refused_by_its_configuration_or_by_the_probe(tmp_path, name):
+    from engine.model.transformers_probe import TransformersConfig
+
+    prefix, fields = REFUSED[name]
+    path = saved_config(tmp_path, prefix, **fields)
+    with pytest.raises(CheckpointError, match=r"KV cache|attention"):
+        choose_implementation(path, "auto")
+    with pytest.raises(CheckpointError, match="cannot be served by transformers"):
+        TransformersConfig.from_dir(path)  # if a table did not name it
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS_FAMILIES)
+def test_each_served_family_passes_both(tmp_path, name):
+    from engine.model.transformers_probe import TransformersConfig
+
+    prefix, fields = TRANSFORMERS_FAMILIES[name]
+    path = saved_config(tmp_path, prefix, **fields)
+    assert choose_implementation(path, "transformers") == "transformers"
+    config = TransformersConfig.from_dir(path)
+    assert len(config.shape.layers) == 3
+    assert config.shape.vocab_size == 307
+    windows = set(config.sliding_windows)
+    assert windows <= {None, 24}
+    assert (24 in windows) == (fields.get("sliding_window") == 24)
+    is_unrecordable = any("expert" in field for field in fields)
+    assert (config.unrecordable is not None) == is_unrecordable, config.unrecordable
+
+
+def test_end_tokens_are_those_of_both_files(tmp_path):
+    from engine.model.transformers_probe import TransformersConfig
+
+    path = saved_config(tmp_path, "GPT2", **TRANSFORMERS_FAMILIES["GPT-2"][1])
+    assert TransformersConfig.from_dir(path).shape.end_token_ids == {2}
+    (path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    assert TransformersConfig.from_dir(path).shape.end_token_ids == {2, 5, 7}
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    import torch
+
+    from engine.model.transformers_model import TransformersModel
+    from engine.model.transformers_probe import TransformersConfig
+    from kernels.families import reference_ops
+
+    prefix, fields = TRANSFORMERS_FAMILIES["OLMo"]
+    save_family(tmp_path, family_config(prefix, **fields))
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "num_hidden_layers": 4}))
+    config = TransformersConfig.from_dir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"\d+ tensors are missing, the first is model\.layers\.3"):
+        TransformersModel(config, reference_ops(), dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)

@@ -1,0 +1,107 @@
+"""Every family that transformers computes, through scheduler, runner and paged cache: tokens of transformers alone."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.core.request import SamplingParams
+from kernels.families import cpu_ops
+from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
+
+NUM_TOKENS = 12
+GREEDY = SamplingParams(seed=0, max_tokens=NUM_TOKENS, temperature=0.0, ignore_end_token=True, top_logprobs=1)
+IN_EVERY_RUN = ("gpt-oss", "GPT-2")  # experts, sinks, windows; learned positions, transposed and tied weights
+
+MakeFamily = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def make_family(tmp_path_factory: pytest.TempPathFactory) -> MakeFamily:
+    """make_family(name, **fields) -> folder of a checkpoint."""
+
+    def make(name: str, **fields: object) -> Path:
+        prefix, own = TRANSFORMERS_FAMILIES[name]
+        path = tmp_path_factory.mktemp("family") / prefix
+        save_family(path, family_config(prefix, **{**own, **fields}))
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def prompts(prompt):
+    """20 prompts of 1 to 90 tokens; every third begins like another one."""
+    rng = random.Random(3)
+    shared = [rng.randrange(3, 300) for _ in range(50)]
+    lengths = [1, 2, 90, *(rng.randrange(3, 60) for _ in range(17))]
+    return [
+        prompt(
+            (shared[: length // 2] if index % 3 == 0 else [])
+            + [rng.randrange(3, 300) for _ in range(length - length // 2 if index % 3 == 0 else length)],
+            GREEDY,
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+@torch.inference_mode()
+def check(reference, prompts, run, *, tolerance: float = 1e-4) -> None:
+    """Each token is the reference's own choice after the same tokens, with its logprob: so is the whole answer."""
+    for prompt, answer in zip(prompts, run.answers, strict=True):
+        assert len(answer.token_ids) == NUM_TOKENS
+        ids = torch.tensor([[*prompt.prompt_ids, *answer.token_ids]])
+        logits = reference.model(ids, use_cache=False).logits[0, len(prompt.prompt_ids) - 1 : -1].float()
+        assert logits.argmax(dim=-1).tolist() == answer.token_ids
+        wanted = logits.log_softmax(dim=-1).gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(
+            torch.tensor([row.chosen for row in answer.logprobs]), wanted.double().float(), atol=tolerance, rtol=0
+        )
+
+
+def serve(engine, prompts):
+    """Staggered, in chunks, with reused prefixes and preemption."""
+    run = engine.serve(prompts, num_blocks=24, max_num_seqs=8, max_num_batched_tokens=48)
+    assert run.num_preemptions > 0
+    assert run.num_cached_tokens > 0
+    return run
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.slow) for name in TRANSFORMERS_FAMILIES],
+)
+def test_tokens_are_those_of_transformers(name, make_family, transformers_on, reference_of, prompts):
+    path = make_family(name)
+    check(reference_of(path), prompts, serve(transformers_on(path, cpu_ops()), prompts))
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_longrope_has_the_factors_of_the_longest_request(
+    is_long, make_family, transformers_on, reference_of, prompts, caplog
+):
+    """transformers chooses by the longest request of a batch: alone, within or beyond the original positions."""
+    original = 16 if is_long else 128
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(8)],
+        "long_factor": [2.0 + 0.5 * i for i in range(8)],
+        "original_max_position_embeddings": original,
+    }
+    path = make_family("Phi-3", rope_parameters=rope, original_max_position_embeddings=original)
+    served = [one for one in prompts if not is_long or len(one.prompt_ids) > original]
+    with caplog.at_level("INFO"):
+        engine = transformers_on(path, cpu_ops(), max_model_len=128)
+    assert f"uses its {'long' if is_long else 'short'} factors" in caplog.text
+    check(reference_of(path), served, engine.serve(served, max_num_batched_tokens=48))
+
+
+def test_int8_layers_give_the_tokens_of_the_native_decoder(make_family, transformers_on, engine_on, prompts):
+    """The same products in int8, whichever implementation calls them: an int8 row has its own scale."""
+    path = make_family("Llama", hidden_act="silu", rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    ops = cpu_ops(quantization="int8")
+    ours, native = (make(path, ops).serve(prompts, max_num_batched_tokens=48) for make in (transformers_on, engine_on))
+    assert [one.token_ids for one in ours.answers] == [one.token_ids for one in native.answers]
