@@ -147,7 +147,7 @@ def test_eight_bit_weights_and_cache_serve(
 def test_a_faulty_kernel_ends_the_start_before_weights_are_read(
     gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, remedy: str
 ) -> None:
-    monkeypatch.setattr("engine.startup.rank.load_model", pytest.fail)
+    monkeypatch.setattr("engine.startup.rank.load", pytest.fail)
     monkeypatch.setattr(
         "engine.startup.kernel_check.kernel_cases",
         lambda *of: [case for case in kernel_cases(*of) if name in case.kernel and "decode, " not in case.form[:8]],
@@ -247,7 +247,7 @@ def test_8_bit_products_that_torch_lacks_are_refused_before_loading(
 
     use_checked_products(monkeypatch)
     monkeypatch.setattr(torch, "_scaled_mm", fails)
-    monkeypatch.setattr("engine.startup.rank.load_model", pytest.fail)
+    monkeypatch.setattr("engine.startup.rank.load", pytest.fail)
     with pytest.raises(ConfigError, match=r"--quantization fp8: torch .* in float32 on fake .*--dtype bfloat16"):
         build(model_dir, quantization="fp8")
 
@@ -255,7 +255,7 @@ def test_8_bit_products_that_torch_lacks_are_refused_before_loading(
 def test_a_gpu_with_too_little_free_memory_is_reported_before_loading(
     gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.startup.rank.load_model", pytest.fail)
+    monkeypatch.setattr("engine.startup.rank.load", pytest.fail)
     gpu.held = 32 * MIB
     with pytest.raises(
         ConfigError, match=r"--gpu-memory-utilization 0\.92 asks for .* at most --gpu-memory-utilization 0\.56"

@@ -52,7 +52,7 @@ def faulty_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("faulty_attention")
 def test_a_faulty_kernel_ends_the_start_with_one_line(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.startup.rank.load_model", pytest.fail)  # it is found before the weights are read
+    monkeypatch.setattr("engine.startup.rank.load", pytest.fail)  # it is found before the weights are read
     with pytest.raises(ConfigError) as caught:
         start(model_dir)
     assert re.fullmatch(

@@ -1,0 +1,87 @@
+"""An engine whose model transformers computes: from the configuration to tokens."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.errors import CheckpointError, ConfigError
+from engine.serving.parts import EngineParts
+from engine.startup.build import build_engine
+from engine.startup.progress import StartupProgress
+from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
+
+PROMPT = (5, 6, 9, 40)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "tiny-stablelm"
+    prefix, fields = TRANSFORMERS_FAMILIES["StableLM"]
+    save_family(path, family_config(prefix, **fields))
+    (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    return path
+
+
+def tokens(parts: EngineParts) -> list[int]:
+    params = SamplingParams(seed=0, max_tokens=6, temperature=0.0, ignore_end_token=True)
+    parts.scheduler.add_request(Request(RequestId(1), PROMPT, params, arrival_s=0.0))
+    found: list[int] = []
+    while parts.scheduler.has_work():
+        plan = parts.scheduler.schedule(0.0)
+        parts.runner.launch(plan)
+        for output in parts.scheduler.update(plan, parts.runner.collect(), 0.0):
+            found += output.token_ids
+    return found
+
+
+def test_a_family_without_a_decoder_is_served_with_one_line_that_names_the_cost(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import transformers
+
+    config = EngineConfig(model=str(model_dir), device="cpu", num_gpu_blocks_override=8, threads=1)
+    with caplog.at_level("INFO"):
+        parts = build_engine(config, StartupProgress())
+    [line] = [record.getMessage() for record in caplog.records if "computed by transformers" in record.getMessage()]
+    assert "StableLmForCausalLM" in line
+    assert "1.1 to 3 times the time" in line
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    wanted = model.generate(torch.tensor([PROMPT]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+    assert tokens(parts) == wanted[0, len(PROMPT) :].tolist()
+    assert parts.info.vocab_size == 307
+    assert parts.info.max_model_len == 8 * 16
+    torch_kernels = build_engine(replace(config, kernels="torch"), StartupProgress())
+    assert tokens(torch_kernels) == wanted[0, len(PROMPT) :].tolist()
+
+
+def test_int8_weights_and_an_int8_cache_serve(model_dir: Path) -> None:
+    config = EngineConfig(
+        model=str(model_dir),
+        device="cpu",
+        quantization="int8",
+        kv_cache_dtype="int8",
+        num_gpu_blocks_override=8,
+        threads=1,
+    )
+    assert len(tokens(build_engine(config, StartupProgress()))) == 6
+
+
+def test_random_weights_depend_on_the_seed_alone(model_dir: Path) -> None:
+    config = EngineConfig(
+        model=str(model_dir), device="cpu", load_format="dummy", num_gpu_blocks_override=8, threads=1, seed=3
+    )
+    assert tokens(build_engine(config, StartupProgress())) == tokens(build_engine(config, StartupProgress()))
+
+
+def test_flags_that_do_not_hold_are_refused_by_name(model_dir: Path) -> None:
+    config = EngineConfig(model=str(model_dir), device="cpu", batch_invariant=True)
+    with pytest.raises(ConfigError, match=r"--batch-invariant is not supported for StableLmForCausalLM.*: omit it"):
+        build_engine(config, StartupProgress())
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2 is not supported for StableLmForCausalLM"):
+        build_engine(replace(config, batch_invariant=False, tensor_parallel_size=2), StartupProgress())
+    with pytest.raises(CheckpointError, match=r"architectures is \['StableLmForCausalLM'\], supported are"):
+        build_engine(replace(config, batch_invariant=False, model_impl="chairlift"), StartupProgress())
