@@ -57,10 +57,13 @@ def graphs(monkeypatch):
     return graphs
 
 
-@pytest.fixture
-def recording_ops(gpu_ops, graphs):
-    """GPU operations that record their steps in `graphs`; every replay is compared with the same step run eagerly."""
-    ops = gpu_ops()
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["vendor's products", "invariant"])
+def recording_ops(request, gpu_ops, graphs):
+    """GPU operations, also with --batch-invariant, that record their steps in `graphs`.
+
+    Every replay is compared with the same step run eagerly.
+    """
+    ops = gpu_ops(batch_invariant=request.param)
     if graphs is None:
         return ops
     compile_step = ops.compile_step
