@@ -7,68 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests.support.engine.checkpoints import save_checkpoint
+
 MakeCheckpoint = Callable[..., Path]
-
-_SMALL = {
-    "vocab_size": 211,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
-_ARCHITECTURES = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
-    "mistral": ("MistralConfig", "MistralForCausalLM", {"head_dim": 16, "sliding_window": None}),
-    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
-    "phi3": ("Phi3Config", "Phi3ForCausalLM", {}),
-    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}),
-    "granite": (
-        "GraniteConfig",
-        "GraniteForCausalLM",
-        {
-            "attention_multiplier": 0.1,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 2.5,
-        },
-    ),
-}
-
-
-def _save_checkpoint(
-    path: Path, architecture: str, *, seed: int, dtype: str, max_shard_size: str, **overrides: Any
-) -> None:
-    import torch
-    import transformers
-
-    config_class, model_class, defaults = _ARCHITECTURES[architecture]
-    config = getattr(transformers, config_class)(**{**_SMALL, **defaults, **overrides})
-    model = getattr(transformers, model_class)(config)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:  # around one, so that a forgotten norm weight shows
-            values = 1 + 0.2 * noise
-        elif parameter.ndim == 1:  # biases that matter
-            values = 0.2 * noise
-        else:  # keeps activations and logits near unit scale
-            values = noise * parameter.shape[1] ** -0.5
-        parameter.data.copy_(values)
-    model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)
 
 
 @pytest.fixture(scope="session")
 def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
     """make_checkpoint(architecture, *, seed=0, dtype="float32", max_shard_size="1GB", **config_overrides) -> folder.
 
-    `architecture` is a key of `_ARCHITECTURES`; overrides are fields of the transformers config. Equal calls share
+    `architecture` is a key of `ARCHITECTURES`; overrides are fields of the transformers config. Equal calls share
     one folder: a test that breaks a checkpoint copies it first.
     """
     made: dict[str, Path] = {}
@@ -79,7 +27,7 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
         key = repr((architecture, seed, dtype, max_shard_size, sorted(overrides.items())))
         if key not in made:
             path = tmp_path_factory.mktemp(architecture)
-            _save_checkpoint(path, architecture, seed=seed, dtype=dtype, max_shard_size=max_shard_size, **overrides)
+            save_checkpoint(path, architecture, seed=seed, dtype=dtype, max_shard_size=max_shard_size, **overrides)
             made[key] = path
         return made[key]
 

@@ -1,0 +1,60 @@
+"""Tiny random checkpoints of every family, saved by `transformers`."""
+
+from pathlib import Path
+from typing import Any
+
+_SMALL = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"head_dim": 16, "sliding_window": None}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", {}),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}),
+    "granite": (
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        {
+            "attention_multiplier": 0.1,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "rms_norm_eps": 0.05,
+            "logits_scaling": 2.5,
+        },
+    ),
+}
+
+
+def save_checkpoint(
+    path: Path, architecture: str, *, seed: int, dtype: str, max_shard_size: str, **overrides: Any
+) -> None:
+    """Saves a random checkpoint; `architecture` is a key of `ARCHITECTURES`, overrides are fields of its config."""
+    import torch
+    import transformers
+
+    config_class, model_class, defaults = ARCHITECTURES[architecture]
+    config = getattr(transformers, config_class)(**{**_SMALL, **defaults, **overrides})
+    model = getattr(transformers, model_class)(config)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if "norm" in name:  # around one, so that a forgotten norm weight shows
+            values = 1 + 0.2 * noise
+        elif parameter.ndim == 1:  # biases that matter
+            values = 0.2 * noise
+        else:  # keeps activations and logits near unit scale
+            values = noise * parameter.shape[1] ** -0.5
+        parameter.data.copy_(values)
+    model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)
