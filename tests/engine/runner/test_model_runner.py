@@ -286,7 +286,7 @@ def test_a_failed_step_is_an_error_of_one_line(
     def step(_inputs):
         raise error
 
-    monkeypatch.setattr(engine.ops, "compile_step", lambda *_: step)
+    monkeypatch.setattr(engine.ops, "compile_step", lambda *_, **__: step)
     stream = LateStream(0, eagerness=0.0) if max_steps_in_flight > 1 else None
     with pytest.raises(StepError) as caught:
         engine.serve(prompts[:3], max_steps_in_flight=max_steps_in_flight, stream=stream)
@@ -312,7 +312,7 @@ def test_a_closed_runner_holds_no_recorded_step(tiny_engine, monkeypatch):
 
     engine, recorded = tiny_engine("llama"), [Recorded()]
     destroyed = weakref.finalize(recorded[0], int)
-    monkeypatch.setattr(engine.ops, "compile_step", lambda *_: recorded.pop())
+    monkeypatch.setattr(engine.ops, "compile_step", lambda *_, **__: recorded.pop())
     runner = engine.runner(KVCachePlan(8, 16, 1, 32), max_num_seqs=2, max_num_batched_tokens=8)
     assert destroyed.alive
     runner.close()
