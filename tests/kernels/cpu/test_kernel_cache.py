@@ -92,7 +92,8 @@ def test_every_module_of_the_kernels_counts() -> None:
     command = [sys.executable, "-c", code]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_S, cwd=ROOT).stdout
     sources = {str(source) for source in kernel_sources()}
-    assert {path for path in loaded.split() if not path.endswith("__init__.py")} <= sources
+    uncompiled = str(ROOT / "kernels" / "reference")  # PyTorch's operations
+    assert {path for path in loaded.split() if not path.endswith("__init__.py") and uncompiled not in path} <= sources
 
 
 @pytest.fixture
