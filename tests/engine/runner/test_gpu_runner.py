@@ -68,8 +68,8 @@ def recording_ops(request, gpu_ops, graphs):
         return ops
     compile_step = ops.compile_step
 
-    def compile_checked(step, largest, *sizes):
-        recorded = compile_step(graphs.recordable(step), largest, *sizes)
+    def compile_checked(step, largest, *sizes, **options):
+        recorded = compile_step(graphs.recordable(step), largest, *sizes, **options)
 
         def call(inputs):
             num_replays = len(graphs.replayed)
