@@ -152,8 +152,9 @@ def test_a_command_that_does_not_exist_is_named(port: int, tmp_path: Path) -> No
 
 
 def test_it_is_stopped_with_the_signal_it_wants(port: int, tmp_path: Path) -> None:
-    handler = "import signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: (print('goodbye'), sys.exit()))\n"
-    with running(server(port, handler + LISTEN + FOR_EVER, stop_signal=signal.SIGUSR1), tmp_path / "log"):
+    block = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
+    wait = "signal.sigwait({signal.SIGUSR1})\nprint('goodbye')"
+    with running(server(port, block + LISTEN + wait, stop_signal=signal.SIGUSR1), tmp_path / "log"):
         pass
     assert (tmp_path / "log").read_text().endswith("goodbye\n")
 
