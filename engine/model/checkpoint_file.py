@@ -30,8 +30,17 @@ _KINDS = {
 
 
 def exists(path: Path) -> bool:
-    """Whether the path exists, including broken links, which raise an error when they are read."""
-    return os.path.lexists(path)
+    """Whether the path exists, including broken links, which raise an error when they are read.
+
+    Raises: CheckpointError: its folder cannot be searched.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a null character is no part of a name
+        return False
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    return True
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -1,6 +1,8 @@
 """What a folder lacks is said by name, with what to do, before torch is imported."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +94,12 @@ def test_an_engine_refuses_without_importing_torch(tmp_path: Path) -> None:
     )
     assert done.stdout == "2 []\n", done.stderr
     assert "architectures is MambaForCausalLM: its layers keep state" in done.stderr.splitlines()[-1]
+
+
+def test_a_folder_that_cannot_be_searched_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:  # root may search every folder
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: Permission denied"):
+        check_folder(tmp_path)
