@@ -61,7 +61,7 @@ class TransformersConfig:
         path: folder of the checkpoint.
         name: its architecture.
         shape: of the model; a head is the larger of a key and a value, rounded up.
-        num_parameters: all parameters, with such a copy.
+        num_parameters: all parameters; an output head that shares the embedding counts too, because it is packed.
         hidden_size, intermediate_size: widths of the layers.
         sliding_windows: the different ones of the layers; None: no window.
         unrecordable: why a step cannot be recorded as a CUDA graph; None: it can.

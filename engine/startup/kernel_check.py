@@ -28,42 +28,29 @@ def model_forms(
         dtype, kv_dtype: dtypes of activations and of the cache.
         keeps_fp8: whether 8-bit weights of a checkpoint stay as they are; otherwise they are converted.
     """
-    if not isinstance(model, ModelConfig):
-        num_heads, num_kv_heads, head_dim = model.shape.widest_layer
-        return ModelForms(
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            weights_8_bit=config.quantization,
-            hidden_size=model.hidden_size,
-            intermediate_size=model.intermediate_size,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            vocab_size=model.shape.vocab_size,
-            eps=1e-6,
-            has_bias=False,
-            has_head_norms=False,
-            sliding_windows=model.sliding_windows,
-            block_size=config.block_size,
-        )
-    traits = model.traits
     weights: Weights8Bit | None = config.quantization
-    if keeps_fp8 and model.fp8 is not None:
-        weights = "fp8 blocks" if model.fp8.has_blocks else "fp8 checkpoint"
+    if isinstance(model, ModelConfig):
+        eps, has_bias, has_head_norms = model.rms_norm_eps, model.traits.qkv_bias, model.traits.qk_norm
+        sliding_windows = tuple(dict.fromkeys(model.traits.sliding_windows))
+        if keeps_fp8 and model.fp8 is not None:
+            weights = "fp8 blocks" if model.fp8.has_blocks else "fp8 checkpoint"
+    else:
+        eps, has_bias, has_head_norms, sliding_windows = 1e-6, False, False, model.sliding_windows
+    num_heads, num_kv_heads, head_dim = model.shape.widest_layer
     return ModelForms(
         dtype=dtype,
         kv_dtype=kv_dtype,
         weights_8_bit=weights,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        vocab_size=model.vocab_size,
-        eps=model.rms_norm_eps,
-        has_bias=traits.qkv_bias,
-        has_head_norms=traits.qk_norm,
-        sliding_windows=tuple(dict.fromkeys(traits.sliding_windows)),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=model.shape.vocab_size,
+        eps=eps,
+        has_bias=has_bias,
+        has_head_norms=has_head_norms,
+        sliding_windows=sliding_windows,
         block_size=config.block_size,
     )
 

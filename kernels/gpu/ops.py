@@ -28,7 +28,6 @@ from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import tiled_linear
 from kernels.interface import Step
-from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import greedy_batch
 from kernels.torch_attention import torch_attention
@@ -91,12 +90,10 @@ class GpuOps:
         self._tiled_linear = partial(
             tiled_linear, target=target, num_processors=num_processors, batch_invariant=batch_invariant
         )
-        own_attention = partial(
+        self._triton_attention = partial(
             paged_attention, target=target, num_processors=num_processors, batch_invariant=batch_invariant
         )
-        self.paged_attention: Callable[..., torch.Tensor] = (
-            own_attention if attention is None else _unless_compiling(attention)
-        )
+        self._attention: Callable[..., torch.Tensor] = attention or self._triton_attention
         self.sample = partial(sample, target=target, num_processors=num_processors)
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> PackedLinear:
@@ -146,13 +143,13 @@ class GpuOps:
     @contextmanager
     def _recorded_by(self, recorder: PieceRecorder) -> Iterator[None]:
         """Passes calls of attention, and of the operation that makes its queries, through the recorder."""
-        rotate, attend = self.rotate_and_store, self.paged_attention
+        rotate, attend = self.rotate_and_store, self._attention
         self.rotate_and_store = partial(recorder.rotate_and_store, rotate)
-        self.paged_attention = partial(recorder.paged_attention, attend)
+        self._attention = partial(recorder.paged_attention, attend)
         try:
             yield
         finally:
-            self.rotate_and_store, self.paged_attention = rotate, attend
+            self.rotate_and_store, self._attention = rotate, attend
 
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Indexes the table."""
@@ -163,6 +160,23 @@ class GpuOps:
         if isinstance(packed, BlockScaledLinear) or self._batch_invariant:
             return self._tiled_linear(x, packed)
         return linear(x, packed)
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        kv_cache: GpuKVCache,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attends by Triton kernels or another library; with sinks by plain PyTorch, which waits for the device."""
+        attention = self._attention if sinks is None else partial(torch_attention, sinks=sinks)
+        if attention is not self._triton_attention and is_compile_only():  # batches have no content
+            return torch.empty_like(q).flatten(1)
+        return attention(q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
@@ -188,27 +202,3 @@ class GpuOps:
         group_size = self._input_group_size
         divides = group_size is None or n % group_size == 0
         return {"quantize": self._row_dtype if divides else None, "group_size": group_size}
-
-
-def _unless_compiling(attention: Attention) -> Attention:
-    """Skips the attention of another library while Triton's kernels are compiled, when batches have no content."""
-
-    def attend(
-        q: torch.Tensor,
-        kv_cache: PagedKVCache,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        if is_compile_only():
-            return torch.empty_like(q).flatten(1)
-        if sinks is not None:
-            return torch_attention(
-                q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
-            )
-        return attention(q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
-
-    return attend

@@ -14,7 +14,6 @@ from kernels.gpu.launch import is_compile_only
 from kernels.gpu.prefill_attention import prefill_attention
 from kernels.gpu.targets import Target
 from kernels.metadata import AttentionMetadata
-from kernels.torch_attention import torch_attention
 
 _MAX_HEAD_DIM = 256
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -28,7 +27,6 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
     target: Target,
     num_processors: int,
     chunk_keys: int | None = None,
@@ -48,8 +46,6 @@ def paged_attention(
         scale: softmax scale, positive.
         sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
         soft_cap: scores become soft_cap * tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118); None: they are unchanged.
-        sinks: [num_heads], a score of each head without a value; attention is then plain PyTorch, which waits for the
-            device. None: none.
         target: architecture of the device; decides the tiles.
         num_processors: multiprocessors of the device; they decide the length of chunks of one-token rows.
         chunk_keys: keys of a chunk of one-token rows; None: chosen from the lengths of all of them, see `decode_plan`.
@@ -61,12 +57,6 @@ def paged_attention(
     """
     _check(q, kv_cache, metadata, scale, sliding_window, soft_cap)
     num_tokens, num_heads, head_dim = q.shape
-    if sinks is not None:
-        if is_compile_only():
-            return q.new_zeros(num_tokens, num_heads * head_dim)
-        return torch_attention(
-            q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
-        )
     shape = (target, head_dim, 8 * q.itemsize, 8 * kv_cache.k.itemsize, num_heads // kv_cache.num_kv_heads)
     if out is None:
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
