@@ -70,11 +70,12 @@ class TransformersModel:
         self.dtype = dtype
         self._ops = ops
         self._head_dims = [layer.head_dim for layer in config.shape.layers]
-        # Keys have been rotated by transformers: an angle of zero for all.
+        # Keys have been rotated by transformers: position 0 of these tables, an angle of zero, for all.
         half = max(self._head_dims) // 2
         self._cos, self._sin = torch.ones(1, half, device=device), torch.zeros(1, half, device=device)
         self._kv_caches: Sequence[KVCache] = ()
         self._metadata: AttentionMetadata | None = None
+        self._positions = torch.empty(0)
         self._model = _random(config, dtype, seed) if is_dummy else _loaded(config, dtype)
         _fix_longrope(config, self._model, max_model_len)
         _check_tokens_are_separate(config, self._model)
@@ -85,6 +86,7 @@ class TransformersModel:
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
         """Computes a ragged batch; returns logits [S, vocab_size] fp32 of the tokens in `logits_indices`."""
         self._kv_caches, self._metadata = kv_caches, inputs.metadata
+        self._positions = torch.zeros_like(inputs.metadata.slot_mapping)
         logits = forward(self._model, inputs.input_ids, inputs.positions, inputs.logits_indices)
         return logits.float().contiguous() if inputs.logits is None else inputs.logits.copy_(logits)
 
@@ -104,7 +106,7 @@ class TransformersModel:
         half = head_dim // 2
         queries = self._ops.rotate_and_store(
             qkv,
-            torch.zeros_like(metadata.slot_mapping),
+            self._positions,
             self._cos[:, :half].contiguous(),
             self._sin[:, :half].contiguous(),
             kv_cache,
