@@ -2,7 +2,8 @@
 """Counts what there is to read to understand one request: `.ci/reading.py [--trace]`.
 
 Without arguments it counts packages. With --trace it also starts an engine and a frontend, on the demo model and a CPU,
-streams one completion, and counts the files of which a function was called meanwhile in either process. Lines are all
+streams completions, and counts the files of which a function was called in either process during each of them: what a
+process does besides, such as the rest of its start, is in some of them only. Lines are all
 lines of a file, as `wc -l` counts them; code is neither documentation nor blank. The trace does not see generated
 stubs, nor compiled kernels, which run without Python once a step is recorded.
 """
@@ -31,6 +32,10 @@ PROGRAMS = ("engine", "frontend", "kernels", "protos/chairlift")
 # An afternoon: what decides when a request runs, and runs it.
 CORE = ("engine/core",)
 HEART = ("engine/core", "engine/step_loop.py", "engine/runner", "engine/model")
+
+# Completions that are traced, and the pause after each: a start is over before the last of them.
+_NUM_TRACED = 10
+_PAUSE_S = 0.3
 
 # Notes, for each source file, in which twentieths of a second one of its functions was called.
 _RECORDER = """
@@ -96,7 +101,8 @@ def total(paths: Iterable[Path]) -> Count:
 
 
 @contextlib.contextmanager
-def _program(name: str, port: int, folder: Path, *arguments: str) -> Iterator[None]:
+def _program(name: str, port: int, folder: Path, *arguments: str) -> Iterator[int]:
+    """Runs a program; yields its process ID."""
     path = os.pathsep.join([str(folder), str(ROOT), str(ROOT / "protos")])
     with (folder / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
@@ -109,7 +115,7 @@ def _program(name: str, port: int, folder: Path, *arguments: str) -> Iterator[No
             stderr=subprocess.STDOUT,
         )
     try:
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait(300)
@@ -121,7 +127,7 @@ def _free_port() -> int:
 
 
 def trace() -> list[Path]:
-    """The files that one completion passes through: called while it was streamed."""
+    """The files that one completion passes through: called while it was streamed, whichever one it was."""
     sys.path[:0] = [str(ROOT), str(ROOT / "protos")]
     from chairlift import Client
 
@@ -130,23 +136,31 @@ def trace() -> list[Path]:
         seen = folder / "seen"
         seen.mkdir()
         (folder / "sitecustomize.py").write_text(_RECORDER.format(folder=str(seen)))
-        engine, frontend = _free_port(), _free_port()
+        ports = _free_port(), _free_port()
+        link = ("--engine", f"127.0.0.1:{ports[0]}", "--http-port", str(_free_port()))
         with (
-            _program("engine", engine, folder),
-            _program("frontend", frontend, folder, "--engine", f"127.0.0.1:{engine}", "--http-port", str(_free_port())),
-            Client(f"127.0.0.1:{frontend}") as client,
+            _program("engine", ports[0], folder) as engine,
+            _program("frontend", ports[1], folder, *link) as frontend,
+            Client(f"127.0.0.1:{ports[1]}") as client,
         ):
             _complete(client)  # starts what starts with the first request
-            first = int(time.monotonic() * 20)
-            _complete(client)
-            last = int(time.monotonic() * 20)
-        names = set()
-        for written in seen.iterdir():
-            for line in written.read_text().splitlines():
-                tick, _, path = line.partition(" ")
-                if first <= int(tick) <= last:
-                    names.add(path)
+            windows = []
+            for _ in range(_NUM_TRACED):
+                first = _tick()
+                _complete(client)
+                windows.append(range(first, _tick() + 1))
+                time.sleep(_PAUSE_S)
+        # Not the children of either process, which check tokenizers and schemas in advance.
+        calls = [line.split(maxsplit=1) for pid in (engine, frontend) for line in (seen / str(pid)).open()]
+    names = set.intersection(
+        *({path.rstrip("\n") for tick, path in calls if int(tick) in window} for window in windows)
+    )
     return sorted(path for name in names if (path := Path(name)).is_relative_to(ROOT) and _is_served(path))
+
+
+def _tick() -> int:
+    """The twentieth of a second that it is, as the recorder counts them."""
+    return int(time.monotonic() * 20)
 
 
 def _complete(client: "Client") -> None:
