@@ -22,6 +22,7 @@ from chairlift import Client, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
 from tests.hang import HANG_S
 from tests.support.pair import Processes, with_long_context
+from tests.support.processes import engine_pids
 
 NUM_POSITIONS = 200_000
 """Context length: minutes of tokens."""
@@ -215,9 +216,8 @@ def test_alone_the_engine_is_restarted_and_the_stream_goes_on(tmp_path: Path, fr
         with lock:
             if num_tokens >= 20 and not killed.is_set():
                 killed.set()
-                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-                (engine,) = [pid for pid in children if b"\0engine\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-                os.kill(int(engine), signal.SIGKILL)
+                (engine,) = engine_pids(process.pid)
+                os.kill(engine, signal.SIGKILL)
 
     try:
         undisturbed = run_all(target, lambda num_tokens: None)

@@ -15,23 +15,10 @@ from chairlift import Client, GenerationError
 from tests.docs.pages import blocks
 from tests.hang import HANG_S
 from tests.support.pair import Processes, with_long_context
+from tests.support.processes import engine_pids, is_alive
 
 NUM_TOKENS = 6000
 """Length of an answer that is not computed before a signal that is sent after its first tokens has come."""
-
-
-def engine_pids(parent: int) -> list[int]:
-    """The children of a process that are engines, from /proc."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in children if b"\0engine\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:

@@ -19,6 +19,7 @@ from chairlift import Client, GenerationError
 from frontend.cli import up as up_command
 from frontend.cli.smoke_test import next_steps
 from tests.hang import HANG_S
+from tests.support.processes import child_pids, is_alive, kill, wait_gone
 
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 RUN_UP = """\
@@ -91,25 +92,11 @@ class Up:
         assert list(self.tmp.iterdir()) == []
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def wait_draining(client: Client) -> None:
     """Waits until new calls are refused."""
     with contextlib.suppress(GenerationError):
         while True:
             client.get_model()
-
-
-def wait_gone(pid: int) -> None:
-    deadline = time.monotonic() + HANG_S
-    while is_running(pid):
-        assert time.monotonic() < deadline, f"process {pid} still runs"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -130,8 +117,8 @@ def start_up():
             run.process.wait()
             run.process.stdout.close()
             for start_record in run.starts:
-                if is_running(start_record["pid"]):
-                    os.kill(start_record["pid"], signal.SIGKILL)
+                if is_alive(start_record["pid"]):
+                    kill(start_record["pid"])
 
 
 @pytest.mark.sampled(1)
@@ -157,7 +144,7 @@ def test_signal_drains_even_if_it_comes_twice_and_leaves_nothing_behind(start_up
 def test_workers_share_the_ports_and_drain_together(start_up):
     up = start_up("hold", "--workers", "2", "--no-http")
     target = up.wait_serving()
-    workers = [int(pid) for pid in Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split()]
+    workers = child_pids(up.process.pid)
     assert len(workers) == 3  # and the engine
     with Client(target) as client:
         stream = client.stream("x" * 30)
@@ -178,7 +165,7 @@ def test_second_signal_ends_workers_too(start_up):
     with Client(up.wait_serving()) as client:
         stream = client.stream("x", ignore_end_token=True, max_tokens=4000)
         next(stream)
-        children = Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split()
+        children = child_pids(up.process.pid)
         up.process.send_signal(signal.SIGTERM)
         wait_draining(client)
         up.process.send_signal(signal.SIGINT)
@@ -186,7 +173,7 @@ def test_second_signal_ends_workers_too(start_up):
         assert "second signal: ending at once\n" in up.stderr
         stream.cancel()
     for pid in children:
-        wait_gone(int(pid))
+        wait_gone(pid)
     up.assert_nothing_left()
 
 

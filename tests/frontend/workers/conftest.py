@@ -1,13 +1,10 @@
 """Starts real worker processes with a FakeEngine on the test's event loop."""
 
 import asyncio
-import contextlib
 import os
 import re
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import grpc
 import pytest
@@ -16,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from tests.support.frontend.fake_engine import FakeEngine
+from tests.support.processes import child_pids, command_line, kill
 
 
 class Frontend:
@@ -108,8 +106,7 @@ class Frontend:
 
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the workers."""
-        pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return child_pids(self.process.pid)
 
 
 Start = Callable[..., Awaitable[Frontend]]
@@ -153,10 +150,8 @@ async def start(environ: dict[str, str]) -> AsyncIterator[Start]:
             frontend.pids.update(frontend.worker_pids())
             frontend.process.kill()
         for pid in frontend.pids:  # a worker that outlives its parent would keep the pipe open
-            command = Path(f"/proc/{pid}/cmdline")
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if b"frontend.workers.worker" in command.read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+            if b"frontend.workers.worker" in command_line(pid):
+                kill(pid)
         _, _, log = await frontend.end()  # the pipe closes when the last worker has ended
         sys.stdout.write("\n".join(log))  # pytest shows it if the test failed
         await frontend.engine.kill()

@@ -6,26 +6,19 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 
 from frontend.api.ports import GRPC_ADVICE, reserve_port
 from frontend.errors import ConfigError
 from tests.hang import HANG_S
+from tests.support.processes import is_alive
 
 NUM_REQUESTS = 30  # all go to the same of two workers with a probability of 2 ** -29
 
 
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 async def wait_gone(*pids):
-    while any(is_running(pid) for pid in pids):
+    while any(is_alive(pid) for pid in pids):
         await asyncio.sleep(0.01)
 
 

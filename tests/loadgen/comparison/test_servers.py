@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from loadgen.comparison.servers import ServerSpec, read_servers, running
 from loadgen.errors import OptionError, TargetError
 from loadgen.processes import held_port
 from tests.hang import HANG_S
+from tests.support.processes import wait_gone
 
 LISTEN = """
 import os, signal, socket, sys, time
@@ -170,21 +170,7 @@ def test_one_that_will_not_stop_is_killed_with_its_children(port: int, tmp_path:
         child = int((tmp_path / "log").read_text().split()[0])
         os.kill(child, 0)
     assert not answers(port)
-    assert _ends(child)
-
-
-def _ends(pid: int) -> bool:
-    """In the end; a killed orphan stays a zombie until init has looked."""
-    deadline = time.monotonic() + HANG_S
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.01)
-    return False
+    wait_gone(child)
 
 
 GOOD = """
