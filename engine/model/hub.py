@@ -17,10 +17,9 @@ from tqdm.auto import tqdm
 from engine.errors import CheckpointError
 from engine.model.model_folder import local_model
 
-_FILES = [
+_DESCRIPTION = [
     "config.json",
     "generation_config.json",
-    "model*.safetensors",  # not consolidated.safetensors, a second copy that some repositories hold
     "model.safetensors.index.json",
     "tokenizer*",
     "added_tokens.json",
@@ -28,24 +27,32 @@ _FILES = [
     "chat_template.json",
     "*.jinja",
 ]
-"""The files that an engine reads; weights in other formats are not downloaded."""
+"""The files that an engine reads, besides the weights."""
+
+_WEIGHTS = "model*.safetensors"
+"""Not consolidated.safetensors, a second copy that some repositories hold, nor other formats."""
 
 
-def resolve_model(name_or_dir: str, progress: Callable[[str], None] = lambda _: None) -> Path:
+def resolve_model(
+    name_or_dir: str, check: Callable[[Path], object], progress: Callable[[str], None] = lambda _: None
+) -> Path:
     """Finds a checkpoint folder, or downloads it from the Hugging Face hub.
 
     Args:
         name_or_dir: a folder, or the id of a hub repository such as `Qwen/Qwen3-0.6B`.
+        check: called with a folder that has all files of a repository but its weights, before these are downloaded;
+            raises if the model cannot be served.
         progress: called with a description of the progress.
     Returns: the folder.
-    Raises: CheckpointError: the name is not a folder, and cannot be downloaded.
+    Raises: CheckpointError: the name is not a folder, and cannot be downloaded; or what `check` raises.
     """
     if (path := local_model(name_or_dir)) is not None:
         return path
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about disk space; an error follows if it is too small
-            return Path(snapshot_download(name_or_dir, allow_patterns=_FILES, tqdm_class=_bar(progress)))
+            check(_download(name_or_dir, _DESCRIPTION, progress))
+            return _download(name_or_dir, [*_DESCRIPTION, _WEIGHTS], progress)
     except HFValidationError:
         raise CheckpointError(f"{name_or_dir}: no such folder, and not a Hugging Face hub id (owner/name)") from None
     except RepositoryNotFoundError:
@@ -57,6 +64,10 @@ def resolve_model(name_or_dir: str, progress: Callable[[str], None] = lambda _: 
         raise CheckpointError(
             f"{name_or_dir}: no such folder, and cannot be fetched from the Hugging Face hub: {reason}"
         ) from error
+
+
+def _download(name: str, patterns: list[str], progress: Callable[[str], None]) -> Path:
+    return Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=_bar(progress)))
 
 
 def _bar(progress: Callable[[str], None]) -> type["tqdm[Any]"]:

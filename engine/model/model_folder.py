@@ -55,13 +55,19 @@ def local_model(name: str, *, is_dummy: bool = False) -> Path | None:
 
 
 def check_folder(
-    model_dir: Path, *, is_dummy: bool = False, model_impl: ModelImpl = "auto", tensor_parallel_size: int = 1
+    model_dir: Path,
+    *,
+    is_dummy: bool = False,
+    is_without_weights: bool = False,
+    model_impl: ModelImpl = "auto",
+    tensor_parallel_size: int = 1,
 ) -> ModelConfig | None:
     """Checks that a folder has the files of a supported model.
 
     Args:
         model_dir: the checkpoint folder.
         is_dummy: weights will be random, and a tokenizer is optional.
+        is_without_weights: they will be downloaded if the rest can be served.
         model_impl, tensor_parallel_size: see `choose_implementation`.
     Returns: the checked config.json; None: transformers computes the model, and checks more of it.
 
@@ -76,8 +82,9 @@ def check_folder(
         )
     implementation = choose_implementation(model_dir, model_impl, tensor_parallel_size=tensor_parallel_size)
     config = ModelConfig.from_dir(model_dir) if implementation == "chairlift" else None
-    if not is_dummy:
+    if not (is_dummy or is_without_weights):
         shard_files(model_dir)
+    if not is_dummy:
         require_tokenizer(model_dir)
     return config
 

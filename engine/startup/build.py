@@ -16,6 +16,7 @@ from engine.errors import EngineError
 from engine.model.fingerprint import weights_fingerprint
 from engine.model.hub import resolve_model
 from engine.model.loader import resolve_dtype
+from engine.model.model_folder import check_folder
 from engine.model.model_shape import ModelShape
 from engine.model.shapes import find_shape
 from engine.model.tokenizer_files import TokenizerFiles
@@ -141,7 +142,17 @@ def _find_model(config: EngineConfig, startup: StartupProgress) -> Path:
     if config.load_format == "dummy" and (shape := find_shape(config.model)) is not None:
         _log.info("Using the bundled shape %s: %s", config.model, shape)
         return shape
-    return resolve_model(config.model, startup.update)
+
+    def check(folder: Path) -> None:
+        check_folder(
+            folder,
+            is_dummy=config.load_format == "dummy",
+            is_without_weights=True,
+            model_impl=config.model_impl,
+            tensor_parallel_size=config.tensor_parallel_size,
+        )
+
+    return resolve_model(config.model, check, startup.update)
 
 
 def _set_threads(config: EngineConfig, device: torch.device) -> int:

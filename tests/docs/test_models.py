@@ -93,7 +93,7 @@ def test_files_are_those_that_are_read_and_fetched() -> None:
     templates = f"{TEMPLATE_FOLDER}/*.jinja"
     weights = {"model.safetensors", "model.safetensors.index.json"}
     assert named == {"config.json", *weights, *TOKENIZER_FILE_NAMES, templates}
-    patterns = set(hub._FILES)
+    patterns = {*hub._DESCRIPTION, hub._WEIGHTS}
     assert all(any(fnmatch.fnmatch(name, pattern) for pattern in patterns) for name in named)
     for pattern in patterns:  # nothing is fetched that the page does not have
         assert any(fnmatch.fnmatch(name, pattern) for name in named), pattern

@@ -20,6 +20,10 @@ from engine.model.hub import resolve_model
 from engine.model.tokenizer_files import TOKENIZER_FILE_NAMES
 
 
+def allow(folder):
+    """Checks nothing."""
+
+
 def refused(error_class):
     response = SimpleNamespace(headers={}, request=None)
     return error_class("401 Client Error\nmore lines", response=response)
@@ -49,14 +53,14 @@ def fetch(monkeypatch):
 
 def test_a_folder_is_returned_without_asking_the_hub(tmp_path, fetch):
     asked = fetch(AssertionError("the hub was asked for a folder that is here"))
-    assert resolve_model(str(tmp_path)) == tmp_path
+    assert resolve_model(str(tmp_path), allow) == tmp_path
     assert not asked
 
 
 def test_progress_is_reported_and_no_bar_is_drawn(tmp_path, fetch, capfd):
     fetch(str(tmp_path))
     told = []
-    resolve_model("owner/name", told.append)
+    resolve_model("owner/name", allow, told.append)
     assert told[-1] == "fetching the model 25 % (1.00 of 4.00 GB)"
     assert capfd.readouterr().err == ""
 
@@ -71,7 +75,7 @@ def test_a_failed_download_reports_no_progress_afterwards(tmp_path, monkeypatch)
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
     with pytest.raises(CheckpointError, match="No space left on device"):
-        resolve_model("owner/name", told.append)
+        resolve_model("owner/name", allow, told.append)
     told.clear()
     bars.clear()
     gc.collect()
@@ -80,8 +84,8 @@ def test_a_failed_download_reports_no_progress_afterwards(tmp_path, monkeypatch)
 
 def test_hub_id_is_fetched_without_other_weight_formats(tmp_path, fetch):
     asked = fetch(str(tmp_path))
-    assert resolve_model("owner/name") == tmp_path
-    ((repo_id, patterns),) = asked
+    assert resolve_model("owner/name", allow) == tmp_path
+    (_, (repo_id, patterns)) = asked
     assert repo_id == "owner/name"
     fetched = [
         "config.json",
@@ -94,11 +98,25 @@ def test_hub_id_is_fetched_without_other_weight_formats(tmp_path, fetch):
     assert [name for name in fetched + not_fetched if any(fnmatch(name, each) for each in patterns)] == fetched
 
 
+def test_a_model_that_cannot_be_served_costs_no_download_of_its_weights(tmp_path, fetch):
+    def refuse(folder):
+        assert folder == tmp_path
+        raise CheckpointError("Mamba")
+
+    asked = fetch(str(tmp_path))
+    with pytest.raises(CheckpointError, match="Mamba"):
+        resolve_model("owner/name", refuse)
+    ((_, patterns),) = asked
+    described = [*TOKENIZER_FILE_NAMES, "config.json", "model.safetensors.index.json"]
+    weights = ["model.safetensors", "model-00002-of-00003.safetensors"]
+    assert [name for name in described + weights if any(fnmatch(name, each) for each in patterns)] == described
+
+
 def test_every_file_of_the_tokenizer_is_fetched(tmp_path, fetch):
     """Without one of them, a hub model would have another digest than the same model in a folder."""
     asked = fetch(str(tmp_path))
-    resolve_model("owner/name")
-    ((_, patterns),) = asked
+    resolve_model("owner/name", allow)
+    (_, (_, patterns)) = asked
     left_out = [name for name in TOKENIZER_FILE_NAMES if not any(fnmatch(name, pattern) for pattern in patterns)]
     assert left_out == []
 
@@ -120,14 +138,14 @@ def test_every_file_of_the_tokenizer_is_fetched(tmp_path, fetch):
 def test_a_failed_download_is_an_error_with_the_reason(fetch, error, message):
     fetch(error)
     with pytest.raises(CheckpointError, match=message):
-        resolve_model("x/y/z")
+        resolve_model("x/y/z", allow)
 
 
 def test_a_file_is_rejected(tmp_path):
     file = tmp_path / "model.safetensors"
     file.touch()
     with pytest.raises(CheckpointError, match=r"model\.safetensors: is a file, expected a checkpoint folder"):
-        resolve_model(str(file))
+        resolve_model(str(file), allow)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +158,7 @@ def test_a_file_is_rejected(tmp_path):
 def test_a_cache_folder_that_cannot_be_written_is_a_one_line_error(fetch, error, words):
     fetch(error)
     with pytest.raises(CheckpointError, match=f"owner/name: no such folder, and cannot be fetched .*{words}"):
-        resolve_model("owner/name")
+        resolve_model("owner/name", allow)
 
 
 def test_a_folder_without_permission_is_an_error(monkeypatch):
@@ -149,4 +167,4 @@ def test_a_folder_without_permission_is_an_error(monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.is_dir", refuse)
     with pytest.raises(CheckpointError, match=r"^/secret/model: cannot be accessed: Permission denied$"):
-        resolve_model("/secret/model")
+        resolve_model("/secret/model", allow)

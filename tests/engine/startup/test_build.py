@@ -1,5 +1,6 @@
 """From a configuration to an engine, on a tiny model."""
 
+import json
 import re
 import shutil
 from collections import deque
@@ -189,6 +190,25 @@ def test_a_model_without_its_tokenizer_is_rejected(model_dir: Path, tmp_path: Pa
     (path / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
         build_engine(EngineConfig(model=str(path)), StartupProgress())
+
+
+def test_a_model_of_the_hub_that_is_not_supported_costs_no_download(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake hub has all files but the weights, which must not be asked for."""
+    shutil.copytree(model_dir, tmp_path / "hub", ignore=shutil.ignore_patterns("*.safetensors"))
+    config = tmp_path / "hub" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["MambaForCausalLM"]}))
+    downloads = []
+
+    def snapshot_download(name: str, *, allow_patterns: list[str], tqdm_class: object) -> str:
+        downloads.append(allow_patterns)
+        return str(tmp_path / "hub")
+
+    monkeypatch.setattr("engine.model.hub.snapshot_download", snapshot_download)
+    with pytest.raises(CheckpointError, match="is MambaForCausalLM: its layers keep state"):
+        build_engine(EngineConfig(model="owner/name"), StartupProgress())
+    assert len(downloads) == 1
 
 
 def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
