@@ -27,6 +27,7 @@ from kernels.check import kernel_cases
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.metadata import AttentionMetadata
 from kernels.reference.ops import ReferenceOps
+from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
 from tests.support.engine.simulated_gpu import MIB, STEP_BYTES, WEIGHTS_BYTES, FakeGraphs, simulate_gpu
 from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
 from tests.support.kernels.scaled_mm import use_checked_products
@@ -104,6 +105,23 @@ def test_torch_kernels_run_without_graphs_and_pay_for_attention_over_the_longest
     assert parts.info.num_kv_blocks == (48 * MIB - WEIGHTS_BYTES - step_bytes) // block_bytes
     assert answers(parts) == answers(build(model_dir, device="cpu"))
     assert not FakeGraphs.seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["StableLM", "OLMoE"])
+def test_a_model_that_transformers_computes_answers_as_on_a_cpu(
+    gpu: SimpleNamespace, tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its steps are recorded, except those of experts, whose shapes depend on the router."""
+    prefix, fields = TRANSFORMERS_FAMILIES[family]
+    save_family(tmp_path, family_config(prefix, **{**fields, "num_hidden_layers": 1}))
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    FakeGraphs.seen.clear()
+    with caplog.at_level("INFO"):
+        on_gpu = answers(build(tmp_path, num_gpu_blocks_override=24))
+    assert bool(FakeGraphs.seen) == (family == "StableLM")
+    assert ("Steps run without CUDA graphs" in caplog.text) == (family == "OLMoE")
+    assert on_gpu == answers(build(tmp_path, num_gpu_blocks_override=24, device="cpu"))
 
 
 def test_torch_attention_serves_beside_triton_kernels(gpu: SimpleNamespace, model_dir: Path) -> None:

@@ -1,5 +1,6 @@
 """The whole pair against `generate` of transformers in fp32, for a random checkpoint of every family."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from tokenizers.models import WordLevel
 from chairlift import Client
 from engine.model.architectures import FAMILIES
 from tests.support.engine.checkpoints import ARCHITECTURES, save_checkpoint
+from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
 from tests.support.pair import running_pair
 
 PROMPT_LENS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 21, 31, 32, 33, 34, 55, 64, 80, 89, 129, 144)
@@ -19,7 +21,7 @@ TOLERANCE = 1e-4
 """Of a log-probability: fp32 sums of these sizes in another order differ by some 1e-5."""
 
 _WHAT = f"{NUM_TOKENS} greedy tokens of {len(PROMPT_LENS)} prompts, log-probabilities within {TOLERANCE:g}"
-COMPARED = f"native | float32 | {_WHAT}"
+COMPARED = f"{{}} | float32 | {_WHAT}"
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 SPECIAL: dict[str, dict[str, Any]] = {  # what a family does that its small default configuration does not
@@ -29,21 +31,39 @@ SPECIAL: dict[str, dict[str, Any]] = {  # what a family does that its small defa
 }
 
 
-def test_every_family_is_in_the_matrix() -> None:
+BY_TRANSFORMERS = ("Command R", "DeepSeek-V3", "OLMoE")
+"""A sample of what transformers computes; tests/engine/runner/test_transformers_families.py has all families."""
+
+COMPUTED_BY = dict.fromkeys(ARCHITECTURES, "native") | dict.fromkeys(BY_TRANSFORMERS, "transformers")
+
+
+def save(path: Path, name: str) -> str:
+    """Saves a checkpoint; returns its architecture."""
+    if COMPUTED_BY[name] == "native":
+        save_checkpoint(path, name, seed=5, dtype="float32", max_shard_size="1GB", **SPECIAL.get(name, {}))
+    else:
+        prefix, fields = TRANSFORMERS_FAMILIES[name]
+        save_family(path, family_config(prefix, **{**fields, "vocab_size": 211}), seed=5)
+    (architecture,) = json.loads((path / "config.json").read_text())["architectures"]
+    return str(architecture)
+
+
+def test_every_native_family_is_in_the_matrix() -> None:
     assert {model_class for _, model_class, _ in ARCHITECTURES.values()} == set(FAMILIES)
 
 
-def test_the_table_of_the_page_is_the_matrix() -> None:
-    table = [f"| `{model_class}` | {COMPARED} |" for _, model_class, _ in ARCHITECTURES.values()]
+def test_the_table_of_the_page_is_the_matrix(tmp_path: Path) -> None:
+    rows = [(save(tmp_path / name, name), computed_by) for name, computed_by in COMPUTED_BY.items()]
+    table = [f"| `{architecture}` | {COMPARED.format(computed_by)} |" for architecture, computed_by in rows]
     assert "\n".join(["|---|---|---|---|", *table, ""]) in PAGE.read_text(), "\n".join(table)
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "phi3" else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
+    "name", [name if name == "phi3" else pytest.param(name, marks=pytest.mark.slow) for name in COMPUTED_BY]
 )
 def test_greedy_tokens_and_their_logprobs_equal_those_of_generate(name: str, tmp_path: Path) -> None:
     model = tmp_path / name
-    save_checkpoint(model, name, seed=5, dtype="float32", max_shard_size="1GB", **SPECIAL.get(name, {}))
+    save(model, name)
     vocabulary = {f"t{token_id}": token_id for token_id in range(211)}
     Tokenizer(WordLevel(vocabulary, unk_token="t0")).save(str(model / "tokenizer.json"))
     prompts, expected = reference(model)
