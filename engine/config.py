@@ -86,7 +86,8 @@ class EngineConfig:
     )  # fmt: skip
     dtype: DtypeName = flag(
         "auto", choice(get_args(DtypeName)),
-        "dtype of weights and activations; auto: the checkpoint's, float32 on a CPU",
+        "dtype of weights and, on a GPU, of activations; a CPU stores weights in it and computes in float32. auto: the "
+        "checkpoint's",
     )  # fmt: skip
     max_model_len: int | None = flag(
         None, optional(integer(2, 2**31 - 1), "auto", "-1"),
@@ -171,8 +172,8 @@ class EngineConfig:
     )  # fmt: skip
     kv_cache_dtype: KVCacheDtypeName = flag(
         "auto", choice(get_args(KVCacheDtypeName)),
-        "dtype of the KV cache; auto: the model's. int8 (CPU) and fp8 (GPU) hold more tokens, with one scale per "
-        "token and head",
+        "dtype of the KV cache; auto: that of activations. int8 (CPU) and fp8 (GPU) hold more tokens, with one scale "
+        "per token and head",
     )  # fmt: skip
     batch_invariant: bool = flag(
         False, switch(),

@@ -39,7 +39,8 @@ class ModelForms:
 
     Attributes:
         dtype, kv_dtype: of activations and of the KV cache.
-        weights_8_bit: how linear layers come to 8 bits; None: they have those of dtype.
+        weights_dtype: of stored weights that are not in 8 bits.
+        weights_8_bit: how linear layers come to 8 bits; None: they have weights_dtype.
         hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, eps: of the model's shard.
         has_bias: whether queries, keys and values have a bias.
         has_head_norms: whether each query and key head is normed.
@@ -49,6 +50,7 @@ class ModelForms:
 
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    weights_dtype: torch.dtype
     weights_8_bit: Weights8Bit | None
     hidden_size: int
     intermediate_size: int
@@ -158,12 +160,16 @@ class _Inputs:
 
     def __init__(self, forms: ModelForms, device: torch.device) -> None:
         self.device = device
-        self._dtype = forms.dtype
+        self._dtype, self._weights_dtype = forms.dtype, forms.weights_dtype
         self._generator = torch.Generator().manual_seed(0)
 
     def random(self, *shape: int) -> torch.Tensor:
         """Returns values of unit scale in the dtype of the model."""
         return torch.randn(shape, generator=self._generator).to(self.device, self._dtype)
+
+    def weights(self, *shape: int) -> torch.Tensor:
+        """Returns weights of unit scale, as they are stored."""
+        return self.random(*shape).to(self._weights_dtype)
 
     def order(self, number: int) -> list[int]:
         """Returns a random order of numbers from 0."""
@@ -181,10 +187,13 @@ class _Inputs:
 def _pointwise_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     dtype, allowed = dtype_name(forms.dtype), ALLOWED[forms.dtype]
     x, residual = (inputs.random(_NUM_TOKENS, forms.hidden_size) for _ in range(2))
-    weight = inputs.random(forms.hidden_size)
+    table, weight = inputs.weights(_NUM_TOKENS, forms.hidden_size), inputs.weights(forms.hidden_size)
     form = f"{dtype}, {forms.hidden_size} wide"
+    stored = f"{dtype_name(forms.weights_dtype)}, {forms.hidden_size} wide"
     indices = inputs.int64([_NUM_TOKENS - 1, 0, 5])
     yield KernelCase("gather_rows", form, allowed, lambda ops, _: (ops.gather_rows(x, indices),))
+    if forms.weights_dtype is not forms.dtype:
+        yield KernelCase("gather_rows", stored, allowed, lambda ops, _: (ops.gather_rows(table, indices),))
     yield KernelCase("rms_norm", form, allowed, lambda ops, _: (ops.rms_norm(x, weight, forms.eps),))
     yield KernelCase(
         "add_rms_norm", form, allowed, lambda ops, _: ops.add_rms_norm(x, residual.clone(), weight, forms.eps)
@@ -195,17 +204,17 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     """Linear layers, each behind the kernel that makes its input, which quantises it for 8-bit layers."""
     x, residual = (inputs.random(_NUM_TOKENS, forms.hidden_size) for _ in range(2))
     gate_up = inputs.random(_NUM_TOKENS, 2 * forms.intermediate_size)
-    norm, bias = inputs.random(forms.hidden_size), inputs.random(_NUM_OUT) if forms.has_bias else None
-    wide, narrow = (inputs.random(_NUM_OUT, size) for size in (forms.hidden_size, forms.intermediate_size))
+    norm, bias = inputs.weights(forms.hidden_size), inputs.weights(_NUM_OUT) if forms.has_bias else None
+    wide, narrow = (inputs.weights(_NUM_OUT, size) for size in (forms.hidden_size, forms.intermediate_size))
     scales = torch.rand(_NUM_OUT, device=inputs.device) + 0.5
 
     def packed(ops: KernelOps, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
         if forms.weights_8_bit == "fp8 checkpoint":
-            return ops.pack_quantized(weight.to(torch.float8_e4m3fn), scales, bias, forms.dtype)
+            return ops.pack_quantized(weight.to(torch.float8_e4m3fn), scales, bias, forms.weights_dtype)
         if forms.weights_8_bit == "fp8 blocks" and weight.shape[1] % BLOCK == 0:
             shape = (_NUM_OUT // BLOCK, weight.shape[1] // BLOCK)
             block_scales = torch.linspace(0.5, 1.5, shape[0] * shape[1], device=inputs.device).view(shape)
-            return ops.pack_quantized(weight.to(torch.float8_e4m3fn), block_scales, bias, forms.dtype)
+            return ops.pack_quantized(weight.to(torch.float8_e4m3fn), block_scales, bias, forms.weights_dtype)
         return ops.pack_linear(weight, bias)
 
     def normed(ops: KernelOps, _: torch.dtype) -> _Outputs:
@@ -219,7 +228,7 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     def head(ops: KernelOps, _: torch.dtype) -> _Outputs:
         return (ops.linear(x, ops.pack_linear(wide, None, for_logits=True)),)
 
-    form = f"{dtype_name(forms.dtype)}, weights {forms.weights_8_bit or dtype_name(forms.dtype)}"
+    form = f"{dtype_name(forms.dtype)}, weights {forms.weights_8_bit or dtype_name(forms.weights_dtype)}"
     yield KernelCase("linear after rms_norm", f"{form}, {forms.hidden_size} wide", forms.linear_error, normed)
     yield KernelCase("linear after silu_and_mul", f"{form}, {forms.intermediate_size} wide", forms.linear_error, gated)
     yield KernelCase("linear of the output head", form, forms.linear_error, head)
@@ -265,7 +274,7 @@ class _CachedRows:
         self._cos, self._sin = angles.cos(), angles.sin()
         self._norms = None
         if forms.has_head_norms:
-            self._norms = inputs.random(forms.head_dim), inputs.random(forms.head_dim)
+            self._norms = inputs.weights(forms.head_dim), inputs.weights(forms.head_dim)
         self._slots, self._queries = inputs.int64(slots), inputs.int64(queries)
         width_of_table = max(blocks_per_row)
         self._metadata = AttentionMetadata(

@@ -81,7 +81,10 @@ class KernelOps(Protocol):
         ...
 
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Table [N, n], indices [T] int64 -> rows [T, n]: embeddings, and hidden states of the rows that sample."""
+        """Table [N, n], indices [T] int64 -> rows [T, n]: embeddings, and hidden states of the rows that sample.
+
+        The result has the dtype of activations, to which a family may widen a table of weights.
+        """
         ...
 
     def linear(self, x: LinearInput, weights: LinearWeights) -> torch.Tensor:

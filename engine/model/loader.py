@@ -10,8 +10,9 @@ from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.model.decoder import HEAD_NAME, LAYERS_PREFIX, Decoder
 from engine.model.dummy_weights import RandomWeights
-from engine.model.weights import Progress, WeightsReader, check_weights
+from engine.model.weights import Progress, WeightsReader, check_weights, stored_dtypes
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
+from kernels.dtypes import dtype_name
 from kernels.families import reference_ops
 from kernels.fp8_weights import FP8_DTYPE
 from kernels.interface import KernelOps
@@ -29,24 +30,44 @@ _DTYPES = {
 }
 
 
-def resolve_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
-    """Returns the dtype of weights and activations.
+def resolve_dtype(name: str, checkpoint_dtype: str, *, is_fp32_only: bool = False) -> torch.dtype:
+    """Returns the dtype of weights, and on a GPU of activations; on a CPU these are always float32.
 
     Args:
-        name: auto, float32 (float), float16 (half) or bfloat16. `auto` selects the checkpoint's dtype on a GPU
-            and float32 on a CPU, where 16-bit types are emulated or need instructions that few CPUs have.
-        checkpoint_dtype: name of the dtype of the stored weights.
-        device: the device of the model.
-    Raises: ConfigError: an unknown name, or a dtype that the CPU operations do not support.
+        name: auto, float32 (float), float16 (half) or bfloat16. `auto` selects the checkpoint's dtype.
+        checkpoint_dtype: name of the dtype of the stored weights; on a CPU that of `cpu_checkpoint_dtype`.
+        is_fp32_only: whether only float32 is supported, which `auto` then selects.
+    Raises: ConfigError: an unknown name, or a dtype that the operations do not support.
     """
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else _DTYPES[checkpoint_dtype]
+        return torch.float32 if is_fp32_only else _DTYPES[checkpoint_dtype]
     if name not in _DTYPES:
         raise ConfigError(f"dtype is {name!r}, supported are auto, {', '.join(_DTYPES)}")
     dtype = _DTYPES[name]
-    if device.type == "cpu" and dtype is not torch.float32:
-        raise ConfigError(f"dtype is {name!r}, supported on a CPU are float32 and auto")
+    if is_fp32_only and dtype is not torch.float32:
+        raise ConfigError(
+            f"dtype is {name!r}, supported on a CPU by plain PyTorch operations (--kernels torch, "
+            "--tensor-parallel-size) and for models that transformers computes are float32 and auto"
+        )
     return dtype
+
+
+def cpu_checkpoint_dtype(path: Path | None, config: ModelConfig) -> str:
+    """Returns the name of the dtype that holds all weights of a checkpoint without rounding.
+
+    This is the dtype of the tensors in the files if all have the same. It is float32 otherwise, for weights in 8 bits,
+    which are converted, and if embeddings are multiplied by a factor as they are loaded.
+
+    Args:
+        path: the checkpoint folder; None: without files, the weights will be random.
+        config: result of `ModelConfig.from_dir`.
+    Raises: CheckpointError: a file cannot be read.
+    """
+    traits = config.traits
+    if config.fp8 is not None or traits.embedding_scale != traits.residual_scale:
+        return "float32"
+    dtypes = {config.checkpoint_dtype} if path is None else {dtype_name(dtype) for dtype in stored_dtypes(path)}
+    return dtypes.pop() if len(dtypes) == 1 else "float32"
 
 
 def weights_bytes(

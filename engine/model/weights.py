@@ -152,6 +152,19 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
     return CheckedWeights(shards, num_activation_scales, num_kv_scales)
 
 
+def stored_dtypes(path: Path) -> set[torch.dtype]:
+    """Returns the dtypes of the tensors in a checkpoint folder, but for redundant ones, from the headers.
+
+    Raises: CheckpointError: a file is missing, unreadable, truncated or corrupt.
+    """
+    return {
+        _DTYPES[entry.dtype]
+        for file in shard_files(path)
+        for name, entry in read_safetensors_header(file).tensors.items()
+        if not _is_ignorable(name) and entry.dtype in _DTYPES  # others are reported by `check_weights`
+    }
+
+
 def _check_samples(file: Path, header: SafetensorsHeader, entries: dict[str, TensorEntry]) -> None:
     """Checks the beginning of each tensor, which detects one that is entirely NaN before the long load.
 

@@ -15,7 +15,6 @@ from engine.core.scheduler import Scheduler
 from engine.errors import EngineError
 from engine.model.fingerprint import weights_fingerprint
 from engine.model.hub import resolve_model
-from engine.model.loader import resolve_dtype
 from engine.model.model_folder import check_folder
 from engine.model.model_shape import ModelShape
 from engine.model.shapes import find_shape
@@ -32,7 +31,7 @@ from engine.startup.gpu import Gpu
 from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
 from engine.startup.rank import RankTask, build_runner
-from engine.startup.served_model import bytes_of_weights, check_weights_of, open_model, shard_shape
+from engine.startup.served_model import bytes_of_weights, check_weights_of, open_model, shard_shape, weights_dtype
 from engine.startup.warm_up import sweep_sizes, warm_up
 from kernels.dtypes import dtype_name
 
@@ -81,10 +80,11 @@ def build_engine(
     grammars = MatcherCompiler(tokenizer, shape.vocab_size, shape.end_token_ids)
     startup.begin("grammars", "reading the tokenizer for grammars")
     grammars.prepare()  # before the cache is sized: takes 140 MB for 150,000 tokens
-    dtype = resolve_dtype(config.dtype, shape.checkpoint_dtype, device)
-    kv_dtype = kv_cache_dtype(config, dtype)
+    is_cpu = device.type == "cpu"
+    dtype = weights_dtype(model, model_dir, config, device)
+    kv_dtype = kv_cache_dtype(config, torch.float32 if is_cpu else dtype)
     kv_plan = None
-    if device.type == "cpu":
+    if is_cpu:
         # Check files and memory before kernels are compiled, which takes a minute the first time.
         if not is_dummy:
             check_weights_of(model, model_dir, dtype, group)

@@ -26,7 +26,12 @@ def bytes_beside_weights(num_weights_bytes: int, number_format: str) -> int:
     Raises: ConfigError: the weights do not fit.
     """
     available_bytes = available_memory_bytes()
-    _log.info("Available memory: %.2f GiB, weights: %.2f GiB", available_bytes / _GIB, num_weights_bytes / _GIB)
+    _log.info(
+        "Available memory: %.2f GiB, weights: %.2f GiB in %s",
+        available_bytes / _GIB,
+        num_weights_bytes / _GIB,
+        number_format,
+    )
     if num_weights_bytes > available_bytes:
         raise ConfigError(
             f"the weights take {num_weights_bytes / _GIB:.4f} GiB in {number_format}, "

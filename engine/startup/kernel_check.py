@@ -18,7 +18,13 @@ _log = logging.getLogger(__name__)
 
 
 def model_forms(
-    config: EngineConfig, model: ServedModel, dtype: torch.dtype, kv_dtype: torch.dtype, *, keeps_fp8: bool
+    config: EngineConfig,
+    model: ServedModel,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    *,
+    keeps_fp8: bool,
+    weights_dtype: torch.dtype | None = None,
 ) -> ModelForms:
     """Returns what decides in which forms a rank uses the kernels.
 
@@ -27,6 +33,7 @@ def model_forms(
         model: configuration of the rank's shard; of transformers, only attention and linear layers count.
         dtype, kv_dtype: dtypes of activations and of the cache.
         keeps_fp8: whether 8-bit weights of a checkpoint stay as they are; otherwise they are converted.
+        weights_dtype: dtype of stored weights that are not in 8 bits; None: that of activations.
     """
     weights: Weights8Bit | None = config.quantization
     if isinstance(model, ModelConfig):
@@ -40,6 +47,7 @@ def model_forms(
     return ModelForms(
         dtype=dtype,
         kv_dtype=kv_dtype,
+        weights_dtype=weights_dtype or dtype,
         weights_8_bit=weights,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,

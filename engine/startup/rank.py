@@ -160,7 +160,9 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     ops: KernelOps
     if cpu is not None:
         ops = cpu
-        forms = model_forms(task.config, task.model, task.dtype, task.kv_dtype, keeps_fp8=False)
+        forms = model_forms(
+            task.config, task.model, torch.float32, task.kv_dtype, keeps_fp8=False, weights_dtype=task.dtype
+        )
         check_cpu_kernels(task.config, ops, forms, startup)
         if not isinstance(task.model, ModelConfig):
             torch.set_num_threads(task.num_threads)

@@ -12,7 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
-from engine.model.loader import check_checkpoint, load_model, weights_bytes
+from engine.model.loader import check_checkpoint, cpu_checkpoint_dtype, load_model, resolve_dtype, weights_bytes
 from engine.model.model_folder import check_folder
 from engine.model.model_shape import ModelShape
 from engine.model.sharding import Sharding
@@ -58,6 +58,19 @@ def open_model(model_dir: Path, config: EngineConfig) -> ServedModel:
         model.name,
     )
     return model
+
+
+def weights_dtype(model: ServedModel, model_dir: Path, config: EngineConfig, device: torch.device) -> torch.dtype:
+    """Returns the dtype of weights, and on a GPU of activations.
+
+    Raises: CheckpointError, ConfigError: see `cpu_checkpoint_dtype` and `resolve_dtype`.
+    """
+    if device.type != "cpu":
+        return resolve_dtype(config.dtype, model.shape.checkpoint_dtype)
+    if not isinstance(model, ModelConfig) or config.uses_torch_kernels("cpu"):
+        return resolve_dtype(config.dtype, "float32", is_fp32_only=True)
+    path = None if config.load_format == "dummy" else model_dir
+    return resolve_dtype(config.dtype, cpu_checkpoint_dtype(path, model))
 
 
 def shard_of(model: ServedModel, group: ParallelGroup) -> ServedModel:

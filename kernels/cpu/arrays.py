@@ -15,6 +15,19 @@ Words = npt.NDArray[np.uint32]
 Longs = npt.NDArray[np.int64]
 
 
+_STORED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_stored(**tensors: torch.Tensor) -> None:
+    """Raises ValueError: a tensor is not of a type in which weights are stored, on the CPU."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _STORED or tensor.device.type != "cpu":
+            raise ValueError(
+                f"{name} is {tensor.dtype} on {tensor.device}, CPU operations take weights in float32, bfloat16 or "
+                "float16 on cpu"
+            )
+
+
 def check_fp32(**tensors: torch.Tensor) -> None:
     """Raises ValueError: a tensor is not fp32 on the CPU."""
     for name, tensor in tensors.items():

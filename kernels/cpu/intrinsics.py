@@ -92,6 +92,12 @@ def bytes_at(address: int, shape: Any) -> Any:
 
 
 @njit(inline="always")
+def shorts_at(address: int, shape: Any) -> Any:
+    """Returns the int16 values at an address as an array."""
+    return _carray(_pointer(address), shape, np.int16)
+
+
+@njit(inline="always")
 def words_at(address: int, shape: Any) -> Any:
     """Returns the int32 values at an address as an array."""
     return _carray(_pointer(address), shape, np.int32)

@@ -1,4 +1,4 @@
-"""Linear layers on weights packed for `multiply_tile`: fp32, or int8 with one scale per output channel.
+"""Linear layers on weights packed for `multiply_tile`: fp32, bf16, fp16, or int8 with one scale per output channel.
 
 A layer takes two instructions: PACK_ROWS lays the input out in tiles and quantises it if the weights are; LINEAR
 multiplies. An item of LINEAR is some columns and up to BLOCK_TILES tiles of rows, which share one read of each panel of
@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.cpu.arrays import check_fp32
+from kernels.cpu.arrays import check_fp32, check_stored
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SHARES, SHARES_PER_THREAD, Opcode, num_rows
 from kernels.cpu.intrinsics import floats_at, words_at
-from kernels.cpu.jit import kernel
-from kernels.cpu.multiply_tile import LANES, MAX_ROWS, multiply_fp32, multiply_int8_weights, multiply_vnni
+from kernels.cpu.jit import inline, kernel
+from kernels.cpu.multiply_tile import (
+    LANES,
+    MAX_ROWS,
+    multiply_fp32,
+    multiply_int8_weights,
+    multiply_two_byte_weights,
+    multiply_vnni,
+)
 from kernels.cpu.quantize import quantize_row
 from kernels.cpu.recording import Recording
 
@@ -38,14 +45,24 @@ _WEIGHT, _OUT, _N, _START, _BIAS, _SCALES = range(FIRST_OPERAND + 7, FIRST_OPERA
 
 
 class Kind(IntEnum):
-    """Type of product: fp32 by fp32, fp32 activations by int8 weights, or both of 8 bits."""
+    """Type of product: fp32 activations by weights of a type, or both of 8 bits."""
 
     FP32 = 0
-    INT8_WEIGHTS = 1
-    INT8 = 2
+    BF16_WEIGHTS = 1
+    FP16_WEIGHTS = 2
+    INT8_WEIGHTS = 3
+    INT8 = 4
 
 
-_FP32, _INT8_WEIGHTS, _INT8 = int(Kind.FP32), int(Kind.INT8_WEIGHTS), int(Kind.INT8)
+FLOAT_KINDS = {
+    torch.float32: Kind.FP32,
+    torch.bfloat16: Kind.BF16_WEIGHTS,
+    torch.float16: Kind.FP16_WEIGHTS,
+}
+"""Kinds of the dtypes in which weights may be stored."""
+
+_FP32, _BF16_WEIGHTS, _FP16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS), int(Kind.FP16_WEIGHTS)
+_INT8_WEIGHTS, _INT8 = int(Kind.INT8_WEIGHTS), int(Kind.INT8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +70,7 @@ class PackedLinear:
     """Weights of one layer, as the kernels read them. N is out_features, padded to a multiple of GROUP.
 
     Attributes:
-        weight: fp32 [N / 16, in, 16]; int8 [N / 16, in, 16] or, four inputs side by side, [N / 16, in / 4, 16, 4].
+        weight: floats or int8 [N / 16, in, 16]; int8 may be, four inputs side by side, [N / 16, in / 4, 16, 4].
         start: [N], start of each sum: the bias in fp32, or an int32 that subtracts the zero point.
         bias: [N] fp32, zeros if there is none.
         scales: [N] fp32 of int8 weights.
@@ -72,25 +89,26 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bo
     """Lays weights out for the kernels.
 
     Args:
-        weight: [out, in] fp32.
-        bias: [out] fp32.
+        weight: [out, in] fp32, bf16 or fp16; stays in this type unless it is quantised.
+        bias: [out], of the same types; widened to fp32.
         quantize: to int8, symmetric, one scale per output channel. CPUs without VNNI keep activations in fp32.
+    Raises: ValueError: weight is of another type.
     """
-    check_fp32(weight=weight)
+    check_stored(weight=weight)
     num_out, num_in = weight.shape
     padded_out = num_out + -num_out % GROUP
     biases = torch.zeros(padded_out)
     if bias is not None:
         biases[:num_out] = bias
-    kind = Kind.FP32
+    kind = FLOAT_KINDS[weight.dtype]
     if quantize:
         kind = Kind.INT8 if cpu_features().vnni else Kind.INT8_WEIGHTS
     num_fours = -(-num_in // 4)
-    start = biases if kind is Kind.FP32 else torch.zeros(padded_out, dtype=torch.int32)
+    start = torch.zeros(padded_out, dtype=torch.int32) if quantize else biases
     scales = torch.ones(padded_out)
     panels = torch.empty(
         (padded_out // LANES, num_fours, LANES, 4) if kind is Kind.INT8 else (padded_out // LANES, num_in, LANES),
-        dtype=torch.int8 if quantize else torch.float32,
+        dtype=torch.int8 if quantize else weight.dtype,
     )
     num_rows = max(GROUP, _PACK_VALUES // num_in // GROUP * GROUP)
     for begin in range(0, padded_out, num_rows):
@@ -99,6 +117,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bo
         if len(rows) < end - begin:
             rows = torch.nn.functional.pad(rows, (0, 0, 0, end - begin - len(rows)))
         if quantize:
+            rows = rows.float()
             largest = rows.abs().amax(dim=1)
             scales[begin:end] = torch.where(largest > 0, largest / 127, 1.0)
             rows = (rows / scales[begin:end, None]).round().to(torch.int8)
@@ -140,6 +159,11 @@ def emit_linear(recording: Recording, x: torch.Tensor, weights: PackedLinear) ->
     )
     recording.keep(weights)
     return out
+
+
+@inline
+def _is_two_bytes(kind: int) -> bool:
+    return _BF16_WEIGHTS <= kind <= _FP16_WEIGHTS
 
 
 @kernel
@@ -223,7 +247,7 @@ def _multiply(
     height, wide, column = end - begin, num_wide == 2, group * GROUP
     width = num_wide * GROUP
     a = row[_X] if _is_packed(row, rows) else row[_PACKED] + 4 * begin * depth
-    group_bytes = GROUP * depth * (1 if kind == _INT8_WEIGHTS else 4)
+    group_bytes = GROUP * depth * (1 if kind == _INT8_WEIGHTS else 2 if _is_two_bytes(kind) else 4)
     b, ahead = row[_WEIGHT] + group * group_bytes, row[_WEIGHT] + following * group_bytes
     start, bias, scales = row[_START] + 4 * column, row[_BIAS] + 4 * column, row[_SCALES] + 4 * column
     place, step = row[_OUT] + 4 * (begin * n + column), 4 * n
@@ -231,6 +255,8 @@ def _multiply(
     c, c_step = (place, step) if is_whole else (scratch, 4 * width)
     if kind == _FP32:
         multiply_fp32(height, wide, a, b, depth, start, c, c_step, ahead)
+    elif _is_two_bytes(kind):
+        multiply_two_byte_weights(kind == _BF16_WEIGHTS, height, wide, a, b, depth, start, c, c_step, ahead)
     elif kind == _INT8_WEIGHTS:
         multiply_int8_weights(height, wide, a, b, depth, start, scales, bias, c, c_step, ahead)
     else:

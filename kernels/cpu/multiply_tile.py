@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.intrinsics import emit_prefetch
 from kernels.cpu.jit import kernel
+from kernels.cpu.two_bytes import emit_bf16_to_fp32, emit_fp16_to_fp32
 
 LANES = 16
 """Columns of a vector: one AVX-512 register, or several registers of other CPUs."""
@@ -31,7 +32,7 @@ MAX_ROWS = 12 if cpu_features().avx512 else 2
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FLOATS, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _FMA = "llvm.fma.v16f32"
-_BYTES = ir.VectorType(ir.IntType(8), LANES)
+_BYTES, _SHORTS = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(ir.IntType(16), LANES)
 
 
 _unpack_tuple: Any = cgutils.unpack_tuple  # untyped
@@ -76,6 +77,22 @@ class _Int8AsFp32(_Fp32):
     @staticmethod
     def load_b(builder: Any, address: Any) -> Any:
         return builder.sitofp(builder.sext(_load(builder, address, _BYTES, 1), _INTS), _FLOATS)
+
+
+class _Bf16AsFp32(_Fp32):
+    """B is bf16, A and the sums are fp32."""
+
+    @staticmethod
+    def load_b(builder: Any, address: Any) -> Any:
+        return emit_bf16_to_fp32(builder, _load(builder, address, _SHORTS, 2))
+
+
+class _Fp16AsFp32(_Fp32):
+    """B is fp16, A and the sums are fp32."""
+
+    @staticmethod
+    def load_b(builder: Any, address: Any) -> Any:
+        return emit_fp16_to_fp32(builder, _load(builder, address, _SHORTS, 2))
 
 
 class _Vnni:
@@ -245,6 +262,7 @@ WEIGHTS_STEP = 4 * 2 * LANES
 """Bytes from row to row of the weights in `add_values`."""
 
 _fp32, _int8_as_fp32 = _intrinsic(_Fp32), _intrinsic(_Int8AsFp32)
+_bf16_weights, _fp16_weights = _intrinsic(_Bf16AsFp32), _intrinsic(_Fp16AsFp32)
 _int8_weights = _intrinsic(_Int8AsFp32, is_scaled=True)
 _vnni = _intrinsic(_Vnni if cpu_features().vnni else _Int8AsFp32, is_scaled=True)  # unused without VNNI, but compiled
 _values_fp32, _values_int8 = _intrinsic(_Fp32, WEIGHTS_STEP), _intrinsic(_Int8AsFp32, WEIGHTS_STEP)
@@ -270,6 +288,19 @@ def multiply_fp32(
     step, panel_step = 4 * LANES, 4 * LANES * depth
     tile = _Tile(a, b, step, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
     _fp32(num_rows, wide, tile)
+
+
+@kernel
+def multiply_two_byte_weights(
+    is_bf16: bool, num_rows: int, wide: bool, a: int, b: int, depth: int, c0: int, c: int, c_step: int, ahead: int
+) -> None:
+    """As `multiply_fp32`, with B of bf16, or else of fp16: the same bits as with B widened to fp32 in memory."""
+    step, panel_step = 2 * LANES, 2 * LANES * depth
+    tile = _Tile(a, b, step, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
+    if is_bf16:
+        _bf16_weights(num_rows, wide, tile)
+    else:
+        _fp16_weights(num_rows, wide, tile)
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""`KernelOps` optimised for CPUs: fp32 or int8 products, fp32 everywhere else.
+"""`KernelOps` optimised for CPUs: fp32 or int8 products, fp32 everywhere else; weights may be stored in two bytes.
 
 Each operation is an instruction of a program. An operation called alone is recorded and run at once. `compile_step`
 records a whole step, whose replay is one call.
@@ -59,7 +59,7 @@ class CpuOps:
         self._plans: dict[int, torch.Tensor] = {}  # of the recorded step, by query heads per KV head
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> PackedLinear:
-        """Lays weights out in panels; int8, which is precise enough for the output head too, if so configured."""
+        """Lays weights out in panels, in their dtype or in int8, which is precise enough for the output head too."""
         return pack_linear(weight, bias, quantize=self._quantize)
 
     def pack_quantized(
@@ -124,7 +124,7 @@ class CpuOps:
             self._step = None
 
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Indexes the table."""
+        """Indexes the table; the result is fp32."""
         return self._emit(emit_gather_rows, table, indices)
 
     def linear(self, x: torch.Tensor, weights: PackedLinear) -> torch.Tensor:

@@ -5,40 +5,46 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.cpu.arrays import check_fp32
+from kernels.cpu.arrays import check_fp32, check_stored
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
-from kernels.cpu.intrinsics import floats_at, longs_at
+from kernels.cpu.intrinsics import floats_at, longs_at, shorts_at
 from kernels.cpu.jit import exp_nonpositive, inline, kernel
+from kernels.cpu.linear import FLOAT_KINDS, Kind
 from kernels.cpu.recording import Recording
+from kernels.cpu.two_bytes import bf16_to_fp32, fp16_to_fp32
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Longs
 
-_X, _OUT, _N, _WEIGHT, _RESIDUAL, _INDICES = range(FIRST_OPERAND, FIRST_OPERAND + 6)
+_X, _OUT, _N, _WEIGHT, _RESIDUAL = range(FIRST_OPERAND, FIRST_OPERAND + 5)
+_INDICES, _KIND = range(FIRST_OPERAND + 3, FIRST_OPERAND + 5)  # of GATHER_ROWS, after _N
+
+_FP32, _BF16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS)
 
 
 def emit_gather_rows(recording: Recording, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Table [N, n] fp32, indices [T] int64 -> [T, n].
+    """Table [N, n] fp32, bf16 or fp16, indices [T] int64 -> [T, n] fp32.
 
-    Raises: ValueError: not fp32, or not contiguous.
+    Raises: ValueError: of another type, or not contiguous.
     """
-    check_fp32(table=table)
+    check_stored(table=table)
     if not table.is_contiguous():
         raise ValueError(f"table of shape {list(table.shape)} is not contiguous")
     n = table.shape[1]
     out = recording.empty(indices, n)
-    recording.emit(Opcode.GATHER_ROWS, indices, table.data_ptr(), out.data_ptr(), n, 0, 0, indices.data_ptr())
+    kind = int(FLOAT_KINDS[table.dtype])
+    recording.emit(Opcode.GATHER_ROWS, indices, table.data_ptr(), out.data_ptr(), n, indices.data_ptr(), kind)
     recording.keep(table)
     return out
 
 
 def emit_rms_norm(recording: Recording, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Scales each row of x [T, n] to a root mean square of one, then by weight [n].
+    """Scales each row of x [T, n] to a root mean square of one, then by weight [n] of any type of weights.
 
-    Raises: ValueError: not fp32, or shapes disagree.
+    Raises: ValueError: x is not fp32, or shapes disagree.
     """
     check_rows(x=x)
-    _check_weight(x, weight)
+    weight = _widened_weight(x, weight)
     out = recording.empty(x, x.shape[1])
     recording.emit(Opcode.RMS_NORM, x, x.data_ptr(), out.data_ptr(), x.shape[1], weight.data_ptr(), value=eps)
     recording.keep(weight)
@@ -53,7 +59,7 @@ def emit_add_rms_norm(
     Raises: ValueError: not fp32, or shapes disagree.
     """
     check_rows(x=x, residual=residual)
-    _check_weight(x, weight)
+    weight = _widened_weight(x, weight)
     if x.shape != residual.shape:
         raise ValueError(f"x has shape {list(x.shape)}, residual {list(residual.shape)}")
     out = recording.empty(x, x.shape[1])
@@ -91,10 +97,12 @@ def check_rows(**tensors: torch.Tensor) -> None:
             raise ValueError(f"{name} of shape {list(tensor.shape)} is not contiguous, or not of two dimensions")
 
 
-def _check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
-    check_fp32(weight=weight)
+def _widened_weight(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Returns the weight [n] of a norm in fp32."""
+    check_stored(weight=weight)
     if weight.shape != x.shape[1:]:
         raise ValueError(f"weight has shape {list(weight.shape)}, rows of x have {x.shape[1]} values")
+    return weight.float()
 
 
 @inline
@@ -110,13 +118,21 @@ def norm_row(x: "Floats", weight: "Floats", eps: np.float32, out: "Floats") -> N
 
 @kernel
 def gather_rows_item(row: "Longs", item: int) -> None:
-    """Copies some rows."""
-    begin, end, size = first_row(item, row), first_row(item + 1, row), 4 * row[_N]
+    """Copies some rows, widened to fp32."""
+    begin, end, n, kind = first_row(item, row), first_row(item + 1, row), row[_N], row[_KIND]
     indices = longs_at(row[_INDICES], end)
     for i in range(begin, end):
-        source, target = floats_at(row[_X] + indices[i] * size, row[_N]), floats_at(row[_OUT] + i * size, row[_N])
-        for j in range(row[_N]):
-            target[j] = source[j]
+        start, target = indices[i] * n, floats_at(row[_OUT] + 4 * n * i, n)
+        if kind == _FP32:
+            target[:] = floats_at(row[_X] + 4 * start, n)
+        elif kind == _BF16_WEIGHTS:
+            halves = shorts_at(row[_X] + 2 * start, n)
+            for j in range(n):
+                target[j] = bf16_to_fp32(halves[j])
+        else:
+            halves = shorts_at(row[_X] + 2 * start, n)
+            for j in range(n):
+                target[j] = fp16_to_fp32(halves[j])
 
 
 @kernel

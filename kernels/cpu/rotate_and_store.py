@@ -45,6 +45,7 @@ def emit_rotate_and_store(
     check_rows(qkv=qkv)
     check_fp32(cos=cos, sin=sin)
     num_heads = kv_cache.num_query_heads(qkv, cos, sin)
+    norms = [norm.float() for norm in head_norms or ()]
     recording.emit(
         Opcode.ROTATE_AND_STORE,
         qkv,
@@ -61,10 +62,10 @@ def emit_rotate_and_store(
         kv_cache.v.data_ptr(),
         kv_cache.k_scales.data_ptr() if kv_cache.is_quantized else 0,
         kv_cache.v_scales.data_ptr() if kv_cache.is_quantized else 0,
-        *(norm.data_ptr() for norm in head_norms or ()),
+        *(norm.data_ptr() for norm in norms),
         value=eps,
     )
-    recording.keep((positions, cos, sin, slot_mapping, kv_cache, head_norms))
+    recording.keep((positions, cos, sin, slot_mapping, kv_cache, norms))
     return qkv.view(qkv.shape[0], -1, kv_cache.head_dim)[:, :num_heads]
 
 

@@ -69,8 +69,9 @@ class ReferenceOps:
         return table[indices]
 
     def linear(self, x: torch.Tensor, weights: Weights) -> torch.Tensor:
-        """Multiplies by the weight matrix and adds the bias."""
-        return torch.nn.functional.linear(x, *weights)
+        """Multiplies by the weight matrix and adds the bias, in the dtype of x."""
+        weight, bias = weights
+        return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False) -> torch.Tensor:
         """Returns a tensor in either case."""

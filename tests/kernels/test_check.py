@@ -12,13 +12,14 @@ from tests.support.kernels.model_forms import SMALL
 
 CPU = torch.device("cpu")
 LARGE = {"has_bias": True, "has_head_norms": True, "sliding_windows": (50, None), "block_size": 32}
+TWO_BYTES = [LARGE | {"weights_dtype": dtype} for dtype in (torch.bfloat16, torch.float16)]
 
 
 def check(ops, forms=SMALL, device=CPU):
     return find_mismatches(ops, reference_ops(device), forms, kernel_cases(forms, device))
 
 
-@pytest.mark.parametrize("fields", [{}, LARGE, {"weights_8_bit": "fp8 checkpoint"}])
+@pytest.mark.parametrize("fields", [{}, LARGE, {"weights_8_bit": "fp8 checkpoint"}, *TWO_BYTES])
 def test_cpu_kernels_pass(fields):
     assert not check(cpu_ops(), replace(SMALL, **fields))
 
@@ -36,7 +37,7 @@ def test_rounding_to_16_bits_passes(dtype):
         def linear(self, x, weights):
             return (x.double() @ weights[0].double().t()).to(x.dtype)
 
-    assert not check(RoundedOps(), replace(SMALL, dtype=dtype, kv_dtype=dtype))
+    assert not check(RoundedOps(), replace(SMALL, dtype=dtype, kv_dtype=dtype, weights_dtype=dtype))
 
 
 @pytest.mark.parametrize(

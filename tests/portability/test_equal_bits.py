@@ -23,7 +23,9 @@ PROMISE = [
         for scenario in ("batched", "preempted, prefix-cached, budget of 33", "two threads, budget of 64")
     ),
     "tests/kernels/cpu/test_linear.py::test_a_row_has_the_same_bits_among_any_number_of_rows",
+    "tests/kernels/cpu/test_linear.py::test_weights_of_two_bytes_give_the_bits_of_their_fp32_values",
     "tests/kernels/cpu/test_multiply_tile.py",
+    "tests/kernels/cpu/test_two_bytes.py",
     "tests/kernels/cpu/test_linear.py::test_products_are_those_of_fp64",
     "tests/kernels/cpu/test_paged_attention.py::test_paged_attention_equals_reference_on_random_batches",
     "tests/kernels/cpu/test_rotate_and_store.py",

@@ -18,7 +18,7 @@ from engine.model.loader import load_model, weights_bytes
 from kernels.families import cpu_ops, reference_ops
 from kernels.metadata import AttentionMetadata
 from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
-from tests.support.kernels.batches import poison_cache
+from tests.support.kernels.batches import assert_same_bits, poison_cache
 
 TOLERANCE = 2e-5
 BLOCK_SIZE = 16
@@ -173,6 +173,24 @@ def test_int8_logits_are_near(case, quantization, kv_dtype, limit):
     error = float((logits - expected).square().mean().sqrt() / expected.std())
     print(f"error {error:.4f}")  # noqa: T201
     assert 1e-4 < error < limit
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [("qwen3", {"tie_word_embeddings": True}), ("llama", {"attention_bias": True, "mlp_bias": True})],
+)
+def test_weights_of_two_bytes_give_the_logits_of_fp32_to_the_last_bit(make_checkpoint, dtype, architecture, fields):
+    """With norms of heads and a tied output head; and with biases."""
+    path, ops = make_checkpoint(architecture, dtype=dtype, **fields), cpu_ops()
+    config = ModelConfig.from_dir(path)
+    prompts = [torch.arange(length) * 7 % config.vocab_size for length in (1, 12, 40)]
+    stored, widened = (
+        load_model(path, config, ops, dtype=number_format, max_model_len=64)
+        for number_format in (getattr(torch, dtype), torch.float32)
+    )
+    for chunk_lens in ([40], [1, 12, 27]):
+        assert_same_bits(*(torch.cat(run(model, ops, prompts, chunk_lens)) for model in (stored, widened)))
 
 
 def test_embeddings_are_shared_when_tied(make_checkpoint):

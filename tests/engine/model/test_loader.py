@@ -1,23 +1,23 @@
 """Which dtype is served where, and the memory that loading takes."""
 
-import re
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
-from engine.model.loader import resolve_dtype, weights_bytes
+from engine.model.fp8 import Fp8Weights
+from engine.model.loader import cpu_checkpoint_dtype, resolve_dtype, weights_bytes
 from engine.model.shapes import find_shape
 from kernels.cpu.linear import pack_linear
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.targets import TARGETS
 from tests.support.engine.weights import PeakBytes
-
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture
@@ -25,26 +25,54 @@ def config(make_checkpoint):
     return ModelConfig.from_dir(make_checkpoint("llama", dtype="bfloat16"))
 
 
-def test_auto_is_fp32_on_a_cpu_and_the_checkpoints_own_on_a_gpu(config):
-    assert resolve_dtype("auto", config.checkpoint_dtype, CPU) is torch.float32
-    assert resolve_dtype("auto", config.checkpoint_dtype, GPU) is torch.bfloat16
+def test_auto_is_the_dtype_of_the_checkpoint_unless_operations_take_fp32_only(config):
+    assert resolve_dtype("auto", config.checkpoint_dtype) is torch.bfloat16
+    assert resolve_dtype("auto", config.checkpoint_dtype, is_fp32_only=True) is torch.float32
+    assert resolve_dtype("float32", config.checkpoint_dtype) is torch.float32
+
+
+def test_a_cpu_stores_weights_in_the_dtype_that_all_tensors_have_in_the_files(make_checkpoint, tmp_path):
+    """So that nothing is rounded: config.json may name another dtype, and some tensors may be wider."""
+    for dtype in ("bfloat16", "float16", "float32"):
+        path = make_checkpoint("llama", dtype=dtype)
+        config = replace(ModelConfig.from_dir(path), checkpoint_dtype="bfloat16")
+        assert cpu_checkpoint_dtype(path, config) == dtype
+    assert cpu_checkpoint_dtype(None, config) == "bfloat16"
+    assert cpu_checkpoint_dtype(None, replace(config, fp8=Fp8Weights(()))) == "float32"
+    mixed = shutil.copytree(make_checkpoint("llama", dtype="bfloat16"), tmp_path / "mixed")
+    tensors = load_file(mixed / "model.safetensors")
+    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}  # not read
+    save_file(tensors | frequencies, mixed / "model.safetensors")
+    assert cpu_checkpoint_dtype(mixed, config) == "bfloat16"
+    save_file(tensors | {"model.norm.weight": tensors["model.norm.weight"].float()}, mixed / "model.safetensors")
+    assert cpu_checkpoint_dtype(mixed, config) == "float32"
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"), [("half", torch.float16), ("float", torch.float32), ("bfloat16", torch.bfloat16)]
 )
 def test_names_are_those_of_the_field(config, name, dtype):
-    assert resolve_dtype(name, config.checkpoint_dtype, GPU) is dtype
+    assert resolve_dtype(name, config.checkpoint_dtype) is dtype
 
 
 def test_an_unknown_dtype_is_rejected(config):
     with pytest.raises(ConfigError, match="dtype is 'int8', supported are auto, float32"):
-        resolve_dtype("int8", config.checkpoint_dtype, CPU)
+        resolve_dtype("int8", config.checkpoint_dtype)
 
 
-def test_16_bit_dtypes_are_rejected_on_a_cpu(config):
-    with pytest.raises(ConfigError, match=re.escape("dtype is 'bfloat16', supported on a CPU are float32 and auto")):
-        resolve_dtype("bfloat16", config.checkpoint_dtype, CPU)
+def test_16_bit_dtypes_are_rejected_by_operations_of_fp32(config):
+    with pytest.raises(ConfigError, match=r"dtype is 'bfloat16', supported on a CPU by plain PyTorch .* are float32 and auto"):
+        resolve_dtype("bfloat16", config.checkpoint_dtype, is_fp32_only=True)
+
+
+def test_an_8b_model_starts_on_a_cpu_with_16_gb_and_in_int8_with_10_gib():
+    """While an int8 model loads, it takes its packed weights and one matrix of the checkpoint."""
+    config = ModelConfig.from_dir(find_shape("llama-3.1-8b"))
+    assert 16.0e9 < weights_bytes(config, torch.bfloat16) < 16.1e9
+    assert weights_bytes(config, torch.float32) > 32e9
+    largest_matrix = config.vocab_size * config.hidden_size * 2
+    work_bytes = 14 * 2**20
+    assert weights_bytes(config, torch.bfloat16, quantization="int8") + largest_matrix + work_bytes < 10 * 2**30
 
 
 def peak_bytes_while_loading(config, ops, dtype, device):
@@ -68,15 +96,16 @@ def test_quantising_on_load_takes_memory_for_the_8_bit_weights_and_one_matrix():
     assert peak < 0.9 * weights_bytes(config, torch.bfloat16)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("quantize", [False, True])
-def test_packing_on_a_cpu_takes_memory_for_the_packed_weights_and_one_matrix(quantize):
+def test_packing_on_a_cpu_takes_memory_for_the_packed_weights_and_one_matrix(quantize, dtype):
     shape = ModelConfig.from_dir(find_shape("llama-3.2-1b"))
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_layers": 4, "num_heads": 8, "vocab_size": 2048}
     config = replace(shape, **sizes)
     ops = SimpleNamespace(pack_linear=lambda weight, bias, **_: pack_linear(weight, bias, quantize=quantize))
-    peak = peak_bytes_while_loading(config, ops, torch.float32, torch.device("cpu"))
-    largest_matrix = 2 * config.intermediate_size * config.hidden_size * 4
+    peak = peak_bytes_while_loading(config, ops, dtype, torch.device("cpu"))
+    largest_matrix = 2 * config.intermediate_size * config.hidden_size * dtype.itemsize
     work_bytes = 14 * 2**20
-    packed_bytes = weights_bytes(config, torch.float32, quantization="int8" if quantize else None)
+    packed_bytes = weights_bytes(config, dtype, quantization="int8" if quantize else None)
     assert peak < packed_bytes + largest_matrix + work_bytes
-    assert peak < weights_bytes(config, torch.float32) * (0.6 if quantize else 1.2)
+    assert peak < weights_bytes(config, torch.float32) * (0.6 if quantize else 1.2 * dtype.itemsize / 4)

@@ -105,8 +105,8 @@ def test_int8_engines_serve(model_dir: Path, quantization: Quantization | None, 
 @pytest.mark.parametrize(
     ("features", "words"),
     [
-        (CpuFeatures(avx512=False, vnni=False), ["no AVX-512:", "no AVX-512 VNNI"]),
-        (CpuFeatures(avx512=True, vnni=False), ["no AVX-512 VNNI"]),
+        (CpuFeatures(avx512=False, vnni=False, f16c=False), ["no AVX-512:", "no AVX-512 VNNI"]),
+        (CpuFeatures(avx512=True, vnni=False, f16c=True), ["no AVX-512 VNNI"]),
     ],
 )
 def test_missing_cpu_features_are_reported(
@@ -232,7 +232,7 @@ def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8 is not supported on a CPU: use int8"),
         ({"threads": 4096}, r"--threads: 4096 threads asked for, 1 to \d+ can be had"),
         ({"max_num_seqs": 32, "max_num_batched_tokens": 16}, "--max-num-batched-tokens 16"),
-        ({"dtype": "bfloat16"}, "bfloat16.*float32"),
+        ({"dtype": "bfloat16", "kernels": "torch"}, "bfloat16.*--kernels torch.*float32"),
     ],
 )
 def test_settings_that_this_machine_does_not_support_are_rejected(

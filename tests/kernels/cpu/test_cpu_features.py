@@ -8,13 +8,14 @@ import pytest
 from kernels.cpu.cpu_features import CpuFeatures, cpu_features
 
 FEATURES = {
-    "": CpuFeatures(avx512=False, vnni=False),  # as numba has it for NUMBA_CPU_NAME=generic
-    "+avx2,+fma": CpuFeatures(avx512=False, vnni=False),
-    "+avx512f,+avx512bw": CpuFeatures(avx512=False, vnni=False),
-    "+avx512f,+avx512bw,+avx512vl": CpuFeatures(avx512=True, vnni=False),
-    "+avx512f,+avx512bw,+avx512vl,-avx512vnni": CpuFeatures(avx512=True, vnni=False),
-    "+avx512f,+avx512bw,+avx512vl,+avx512vnni": CpuFeatures(avx512=True, vnni=True),
-    "-avx512f,+avx512bw,+avx512vl,+avx512vnni": CpuFeatures(avx512=False, vnni=False),
+    "": CpuFeatures(avx512=False, vnni=False, f16c=False),  # as numba has it for NUMBA_CPU_NAME=generic
+    "+avx2,+fma,+f16c": CpuFeatures(avx512=False, vnni=False, f16c=True),
+    "+avx2,+fma": CpuFeatures(avx512=False, vnni=False, f16c=False),
+    "+avx512f,+avx512bw": CpuFeatures(avx512=False, vnni=False, f16c=False),
+    "+avx512f,+avx512bw,+avx512vl": CpuFeatures(avx512=True, vnni=False, f16c=True),
+    "+avx512f,+avx512bw,+avx512vl,-avx512vnni": CpuFeatures(avx512=True, vnni=False, f16c=True),
+    "+avx512f,+avx512bw,+avx512vl,+avx512vnni": CpuFeatures(avx512=True, vnni=True, f16c=True),
+    "-avx512f,+avx512bw,+avx512vl,+avx512vnni": CpuFeatures(avx512=False, vnni=False, f16c=False),
 }
 
 

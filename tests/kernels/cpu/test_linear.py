@@ -12,6 +12,7 @@ from kernels.families import cpu_ops
 from tests.support.kernels.batches import assert_same_bits
 
 QUANTIZATIONS = [None, "int8"]
+TWO_BYTES = [torch.bfloat16, torch.float16]
 # Sizes around each boundary: of one vector, of a tile, of the groups of four bytes, of a long sum.
 # With over 1,024 columns, few rows take them 64 at a time and many rows 32.
 SHAPES = [(1, 1), (5, 3), (31, 7), (33, 64), (64, 33), (100, 130), (211, 66), (97, 1031), (2062, 129)]  # N, K
@@ -25,7 +26,7 @@ def make_int8_weights_ops():
 
     def pack_linear(weight, bias):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("kernels.cpu.linear.cpu_features", lambda: CpuFeatures(avx512=True, vnni=False))
+            patch.setattr("kernels.cpu.linear.cpu_features", lambda: CpuFeatures(avx512=True, vnni=False, f16c=True))
             packed = pack(weight, bias)
         assert packed.kind is Kind.INT8_WEIGHTS
         return packed
@@ -84,6 +85,21 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(ops, n, k):
         assert_same_bits(ops.linear(x[start : start + num_rows], layer), alone[start : start + num_rows])
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("dtype", TWO_BYTES)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_weights_of_two_bytes_give_the_bits_of_their_fp32_values(quantization, dtype, n, k):
+    """At every number of rows; subnormal numbers of fp16 are among the weights."""
+    ops, x = cpu_ops(quantization=quantization), normal(max(NUM_ROWS), k)
+    weight, bias = (part.to(dtype) for part in make_layer(n, k))
+    weight[: n // 2, ::3] *= 2**-13
+    packed, widened = ops.pack_linear(weight, bias), ops.pack_linear(weight.float(), bias.float())
+    assert packed.weight.dtype is (torch.int8 if quantization else dtype)
+    for num_rows in NUM_ROWS:
+        assert_same_bits(ops.linear(x[:num_rows], packed), ops.linear(x[:num_rows], widened))
+
+
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize(("n", "k"), [(100, 130), (97, 1031), (2062, 129)])
 def test_more_threads_give_the_bits_of_one(quantization, n, k):
@@ -128,6 +144,8 @@ def test_error_names_a_wrong_width(ops):
         ops.linear(normal(3, 7), layer)
     with pytest.raises(ValueError, match=r"x is torch\.float16 on cpu"):
         ops.linear(normal(3, 8).half(), layer)
+    with pytest.raises(ValueError, match=r"weight is torch\.float64 on cpu.* float32, bfloat16 or float16"):
+        ops.pack_linear(normal(5, 8).double(), None)
 
 
 def integers(num_rows, k, seed):

@@ -22,6 +22,22 @@ def test_gather_rows_copies_rows(num_tokens, n):
     assert_same_bits(OPS.gather_rows(table, indices), table[indices])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [1, 33, 256])
+def test_weights_of_two_bytes_are_widened(dtype, n):
+    """Of embeddings and norms; the results have the bits of the same weights in fp32."""
+    table, weight, indices = torch.randn(50, n).to(dtype), torch.randn(n).to(dtype), torch.randint(0, 50, (33,))
+    rows = OPS.gather_rows(table, indices)
+    assert_same_bits(rows, table[indices].float())
+    assert_same_bits(OPS.rms_norm(rows, weight, 1e-6), OPS.rms_norm(rows, weight.float(), 1e-6))
+    for actual, wanted in zip(
+        OPS.add_rms_norm(rows, rows.clone(), weight, 1e-6),
+        OPS.add_rms_norm(rows, rows.clone(), weight.float(), 1e-6),
+        strict=True,
+    ):
+        assert_same_bits(actual, wanted)
+
+
 @pytest.mark.parametrize("num_tokens", SIZES)
 @pytest.mark.parametrize("n", [1, 33, 256])
 def test_rms_norm_equals_reference(num_tokens, n):

@@ -12,7 +12,7 @@ from kernels.gpu.targets import TARGETS, target_of
 from tests.support.kernels.model_forms import SMALL
 
 BF16 = torch.bfloat16
-FORMS = replace(SMALL, dtype=BF16, kv_dtype=BF16)
+FORMS = replace(SMALL, dtype=BF16, kv_dtype=BF16, weights_dtype=BF16)
 
 
 @pytest.mark.slow

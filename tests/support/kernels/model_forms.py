@@ -7,6 +7,7 @@ from kernels.check import ModelForms
 SMALL = ModelForms(
     dtype=torch.float32,
     kv_dtype=torch.float32,
+    weights_dtype=torch.float32,
     weights_8_bit=None,
     hidden_size=64,
     intermediate_size=112,
