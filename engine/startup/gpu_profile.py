@@ -77,6 +77,8 @@ def measure_memory(
         taken_bytes = free_after_loading - torch.cuda.mem_get_info(device)[0]
         other_bytes = taken_bytes - (torch.cuda.memory_reserved(device) - reserved_after_loading)
         attention_bytes = _peak_bytes(run_longest_attention, device) if run_longest_attention is not None else 0
+        _empty_cache()
+        reserved_before_graphs = torch.cuda.memory_reserved(device)
         if has_graphs:
             make_runner(cache, True)
     except (torch.OutOfMemoryError, StepError) as error:
@@ -87,14 +89,20 @@ def measure_memory(
             f"the largest step, {limits.max_num_seqs} requests and {limits.max_num_batched_tokens} tokens, does not "
             f"fit beside the weights: {str(reason).splitlines()[0]} Lower --max-num-batched-tokens or --max-num-seqs"
         ) from error
-    gc.collect()
-    torch.cuda.empty_cache()
+    _empty_cache()
+    # torch may keep the pool of a failed capture (pytorch#190348), beside that of the next recording.
+    kept_bytes = torch.cuda.memory_reserved(device) - reserved_before_graphs
     return MemoryUse(
         context_bytes=memory.context_bytes,
         weights_bytes=memory.free_bytes - free_after_loading,
         step_bytes=max(0, peak_bytes + other_bytes - cache.num_bytes) + attention_bytes,
-        graphs_bytes=ops.graphs_bytes if has_graphs and isinstance(ops, GpuOps) else 0,
+        graphs_bytes=ops.graphs_bytes + max(0, kept_bytes) if has_graphs and isinstance(ops, GpuOps) else 0,
     )
+
+
+def _empty_cache() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def log_memory_in_use(gpu: Gpu) -> None:
@@ -155,6 +163,23 @@ def longest_attention(
         ops.paged_attention(q, one_block, metadata, scale=1.0)
 
     return run
+
+
+def log_unrecorded(ops: KernelOps) -> None:
+    """Warns of steps that run without CUDA graphs because their capture failed."""
+    if not isinstance(ops, GpuOps) or not ops.unrecorded:
+        return
+    sizes: dict[tuple[str, bool], list[str]] = {}
+    for size, is_decode, error in sorted(ops.unrecorded):
+        sizes.setdefault((error, is_decode), []).append(str(size))
+    forms = (
+        f"{'decode steps (rows' if is_decode else 'steps with prompts (tokens'}: {', '.join(of)}): {error}"
+        for (error, is_decode), of in sizes.items()
+    )
+    _log.warning(
+        "Recording some CUDA graphs failed. These steps run eagerly, slower; --enforce-eager starts without graphs. %s",
+        "; ".join(forms),
+    )
 
 
 def _peak_bytes(work: Callable[[], None], device: torch.device) -> int:

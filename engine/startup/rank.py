@@ -196,6 +196,7 @@ def _cpu_ops(task: RankTask, startup: StartupProgress) -> "CpuOps":
 def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: StartupProgress) -> RankParts:
     from engine.startup.gpu_profile import (  # and with it Triton, which takes half a second
         log_memory_in_use,
+        log_unrecorded,
         longest_attention,
         measure_memory,
         smallest_cache,
@@ -265,6 +266,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")
         runner = make_runner(kv_plan, has_graphs)
         _log_recording(is_measured or is_torch, has_graphs, startup)
+        log_unrecorded(ops)
         if is_measured:
             log_memory_in_use(gpu)
         return RankParts(runner, kv_plan)

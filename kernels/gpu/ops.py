@@ -23,7 +23,7 @@ from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.sample import sample
 from kernels.gpu.silu_and_mul import silu_and_mul
-from kernels.gpu.step_graphs import StepGraphs, decode_inputs
+from kernels.gpu.step_graphs import StepGraphs, UnrecordedSize, decode_inputs
 from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import tiled_linear
@@ -43,6 +43,7 @@ class GpuOps:
 
     Attributes:
         graphs_bytes: memory that the CUDA graphs of the last compiled step took, with their logits.
+        unrecorded: its sizes that run eagerly because their capture failed.
     """
 
     name = "triton"
@@ -85,6 +86,7 @@ class GpuOps:
         self._batch_invariant = batch_invariant
         self._progress = progress
         self.graphs_bytes = 0
+        self.unrecorded: Sequence[UnrecordedSize] = ()
         # operations that are the functions of their modules
         self.rotate_and_store: Callable[..., torch.Tensor] = partial(rotate_and_store, target=target)
         self._tiled_linear = partial(
@@ -130,7 +132,7 @@ class GpuOps:
             logits = step(decode_inputs(largest, 1))
             self.sample(logits, greedy_batch(logits.shape[0], self._device, max_top_logprobs=0))
         load_kernels(kernels)
-        self.graphs_bytes = 0
+        self.graphs_bytes, self.unrecorded = 0, ()
         if not decode_sizes and not mixed_sizes:
             return step
         free_before = free_bytes(self._device)
@@ -138,6 +140,7 @@ class GpuOps:
         largest = replace(largest, logits=buffer)
         graphs = StepGraphs(step, largest, decode_sizes, mixed_sizes, self._recorded_by, self._progress)
         self.graphs_bytes = max(0, free_before - free_bytes(self._device))
+        self.unrecorded = graphs.unrecorded
         return graphs
 
     @contextmanager

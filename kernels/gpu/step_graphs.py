@@ -9,13 +9,28 @@ between two recorded sizes to the larger one.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
+from kernels.gpu.capture import CaptureError, capture
 from kernels.gpu.progress import Progress, no_progress
 from kernels.gpu.step_pieces import PieceRecorder, StepPieces
 from kernels.interface import Step
 from kernels.metadata import StepInputs
+
+
+class UnrecordedSize(NamedTuple):
+    """A size whose capture failed.
+
+    Attributes:
+        size: rows of a decode step, tokens of another one.
+        error: one line.
+    """
+
+    size: int
+    is_decode: bool
+    error: str
 
 
 class StepGraphs:
@@ -23,6 +38,12 @@ class StepGraphs:
 
     All graphs share one memory pool, because only one step runs at a time. Their logits are written to one buffer: a
     result that stays in use keeps its part of the pool, so separate results would add up over all sizes.
+
+    Each size is recorded whether or not others could be, out of memory included: the ranks of a model run the same
+    steps before their captures, and a smaller graph may fit.
+
+    Attributes:
+        unrecorded: sizes that run eagerly because their capture failed; they keep their padding.
     """
 
     def __init__(
@@ -43,6 +64,7 @@ class StepGraphs:
             mixed_sizes: numbers of tokens of steps with longer rows.
             recording: lets the step call the operations of a recorder inside its context.
             progress: shows progress.
+        Raises: RuntimeError: a step fails without a capture, or the device failed.
         """
         assert largest.logits is not None
         self._step = step
@@ -50,16 +72,21 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._decode: dict[int, torch.cuda.CUDAGraph] = {}
         self._mixed: dict[int, StepPieces] = {}
-        recorder = PieceRecorder(self._pool)
+        self._device = self._logits.device
+        self.unrecorded: list[UnrecordedSize] = []
+        recorder = PieceRecorder(self._pool, self._device)
         sizes = [(size, False) for size in sorted(mixed_sizes, reverse=True)]
         sizes += [(size, True) for size in sorted(decode_sizes, reverse=True)]
         # the largest first: smaller ones fit into its memory
         for size, is_decode in progress(sizes, desc="recording CUDA graphs", total=len(sizes)):
-            if is_decode:
-                self._decode[size] = self._record(largest, size)
-            else:
-                with recording(recorder):
-                    self._mixed[size] = recorder.record(step, mixed_inputs(largest, size))
+            try:
+                if is_decode:
+                    self._decode[size] = self._record(largest, size)
+                else:
+                    with recording(recorder):
+                        self._mixed[size] = recorder.record(step, mixed_inputs(largest, size))
+            except CaptureError as error:
+                self.unrecorded.append(UnrecordedSize(size, is_decode, str(error)))
 
     def __call__(self, inputs: StepInputs) -> torch.Tensor:
         """Runs the step on views of the beginnings of the buffers -> logits [S, vocab_size], valid until the next."""
@@ -77,9 +104,9 @@ class StepGraphs:
         # libraries choose and load their kernels for this size, which is not allowed in a capture
         logits = self._step(decode_inputs(largest, num_reqs))
         assert logits.data_ptr() == self._logits.data_ptr(), "the step does not write its logits to the buffer"
-        torch.cuda.synchronize(logits.device)
+        torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with capture(graph, self._pool, self._device):
             # with new metadata, so that what layers share is computed in the graph too
             self._step(decode_inputs(largest, num_reqs))
         return graph

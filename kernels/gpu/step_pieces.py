@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kernels.gpu.capture import capture
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.interface import Step
 from kernels.metadata import AttentionMetadata, StepInputs
@@ -42,9 +43,10 @@ class PieceRecorder:
     because tensors that stay in use would add up in the memory pool of the graphs.
     """
 
-    def __init__(self, pool: Any) -> None:
-        """Args: pool: memory pool of the graphs."""
+    def __init__(self, pool: Any, device: torch.device) -> None:
+        """Args: pool: memory pool of the graphs. device: current device."""
         self._pool = pool
+        self._device = device
         self._queries: torch.Tensor | None = None
         self._attended: torch.Tensor | None = None
         self._capture = ExitStack()
@@ -57,10 +59,11 @@ class PieceRecorder:
         Args:
             step: writes its logits to the buffer of its inputs.
             inputs: views of the persistent buffers.
+        Raises: CaptureError: it cannot be recorded; other steps may be.
         """
         self._pieces = None
         step(inputs)  # libraries choose and load their kernels for this size, which is not allowed in a capture
-        torch.cuda.synchronize(inputs.input_ids.device)
+        torch.cuda.synchronize(self._device)
         self._pieces = pieces = StepPieces()
         with self._capture:
             self._begin()
@@ -106,4 +109,4 @@ class PieceRecorder:
 
     def _begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        self._capture.enter_context(torch.cuda.graph(self._graph, pool=self._pool))
+        self._capture.enter_context(capture(self._graph, self._pool, self._device))

@@ -25,11 +25,14 @@ from engine.startup.progress import StartupProgress
 from engine.startup.rank import RankTask
 from kernels.check import kernel_cases
 from kernels.gpu.kernel_cache import NoRoomError
+from kernels.gpu.ops import GpuOps
+from kernels.gpu.step_graphs import StepGraphs
 from kernels.metadata import AttentionMetadata
 from kernels.reference.ops import ReferenceOps
 from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
 from tests.support.engine.simulated_gpu import MIB, STEP_BYTES, WEIGHTS_BYTES, FakeGraphs, simulate_gpu
 from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
+from tests.support.kernels.graphs import FakeGraphs as CapturedGraphs
 from tests.support.kernels.scaled_mm import use_checked_products
 
 if torch.cuda.is_available():
@@ -301,6 +304,48 @@ def test_a_full_disk_for_compiled_kernels_is_a_config_error(
     monkeypatch.setattr("kernels.gpu.ops.GpuOps.compile_step", run_out)
     with pytest.raises(ConfigError, match=r"cannot be compiled: No space left on device; make room in .* TMPDIR"):
         build(model_dir)
+
+
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # padding of eager steps is what memory held
+@pytest.mark.parametrize("num_gpu_blocks_override", [pytest.param(None, marks=pytest.mark.slow), 24])
+def test_captures_that_fail_are_one_warning_and_change_no_answer(
+    gpu: SimpleNamespace,
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    num_gpu_blocks_override: int | None,
+) -> None:
+    graphs = CapturedGraphs()
+    for name in (
+        "CUDAGraph",
+        "graph",
+        "graph_pool_handle",
+        "synchronize",
+        "empty_cache",
+        "current_stream",
+        "set_stream",
+    ):
+        monkeypatch.setattr(torch.cuda, name, graphs.patches()[name])
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", graphs.end_allocation)
+    compile_step = GpuOps.compile_step
+    monkeypatch.setattr(
+        GpuOps,
+        "compile_step",
+        lambda ops, step, *args, **options: compile_step(ops, graphs.recordable(step), *args, **options),
+    )
+    monkeypatch.setattr("kernels.gpu.ops.StepGraphs", StepGraphs)
+    graphs.failing = {
+        8: torch.OutOfMemoryError("CUDA out of memory.\nAdvice"),
+        1: RuntimeError("not permitted\nAdvice"),
+    }
+    parts = build(model_dir, num_gpu_blocks_override=num_gpu_blocks_override)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line for line in warnings if "graphs" in line] == [
+        "Recording some CUDA graphs failed. These steps run eagerly, slower; --enforce-eager starts without graphs. "
+        "decode steps (rows: 1): not permitted; steps with prompts (tokens: 8): CUDA out of memory."
+    ]
+    assert answers(parts) == answers(build(model_dir, device="cpu"))
+    assert set(graphs.replayed) == {2}
 
 
 @pytest.mark.sampled(1)

@@ -54,6 +54,7 @@ def graphs(monkeypatch):
     graphs = FakeGraphs()
     for name, replacement in graphs.patches().items():
         monkeypatch.setattr(torch.cuda, name, replacement)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", graphs.end_allocation)
     return graphs
 
 
@@ -121,6 +122,35 @@ def test_replayed_steps_give_the_greedy_tokens_of_transformers(
     reference = reference_of(path)
     for one, answer in zip(prompts, run.answers, strict=True):
         assert reference.check_greedy(one.prompt_ids, answer.token_ids).num_differences == 0
+
+
+@pytest.mark.parametrize("failing", [(12, 4), pytest.param((12, 6, 4, 2, 1), marks=pytest.mark.slow)])
+def test_sizes_that_could_not_be_recorded_give_the_same_tokens(
+    make_checkpoint, engine_on, gpu_ops, gpu_device, graphs, prompts, failing
+):
+    """They run eagerly with padding, of which attention writes nothing: new memory holds NaN."""
+    if graphs is None:
+        pytest.skip("captures fail on fake graphs only")
+    path = make_checkpoint("qwen3", num_hidden_layers=1)
+    del prompts[2]  # then a step of 10 tokens is padded to 12, and decodes of 3 rows to 4
+    ops, empty = gpu_ops(), torch.empty
+    compile_step = ops.compile_step
+    ops.compile_step = lambda step, *args, **options: compile_step(graphs.recordable(step), *args, **options)
+    graphs.failing = dict.fromkeys(failing, RuntimeError("operation not permitted when stream is capturing"))
+
+    def poisoned(*size, **options):
+        tensor = empty(*size, **options)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    with mock.patch.object(torch, "empty", poisoned):
+        run = engine_on(path, ops, gpu_device).serve(
+            prompts, max_num_seqs=4, max_num_batched_tokens=16, decode_buckets=BUCKETS, mixed_buckets=MIXED_BUCKETS
+        )
+    assert [size for size, _, _ in ops.unrecorded] == list(failing)
+    assert not set(graphs.replayed) & set(failing)
+    assert {(10, 3), (3, 3)} <= {(plan.num_tokens, len(plan.rows)) for plan in run.plans}
+    want = engine_on(path, reference_ops()).serve(prompts, max_num_seqs=4, max_num_batched_tokens=16)
+    assert [answer.token_ids for answer in run.answers] == [answer.token_ids for answer in want.answers]
 
 
 def test_two_steps_in_flight_give_the_sampled_tokens_of_the_reference(

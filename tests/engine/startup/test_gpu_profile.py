@@ -103,3 +103,33 @@ def test_default_flags_leave_47_000_tokens_beside_an_8b_model_in_16_bits_on_24_g
     use = replace(use, graphs_bytes=use.graphs_bytes + other_graphs_bytes)
     plan = plan_kv_cache(whole.shape, torch.bfloat16, config.block_size, kv_cache_bytes(gpu.memory, use), None, None)
     assert plan.num_tokens >= 47_000
+
+
+def test_memory_that_a_failed_capture_keeps_is_not_given_to_the_cache(
+    memory: FakeGpuMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch keeps its pool, and the next recording takes another one."""
+    monkeypatch.setattr("engine.startup.gpu_profile.run_largest_step", lambda *_: None)
+    monkeypatch.setattr("engine.startup.gpu_profile.free_bytes", lambda _: torch.cuda.mem_get_info(META)[0])
+    gpu = Gpu(META, TARGETS["sm_89"], 128, GpuMemory("fake", 24 * GIB, 24 * GIB - CONTEXT_BYTES, 0.9))
+    ops = GpuOps(META, TARGETS["sm_89"], num_processors=128)
+    pool, kept_bytes = object(), 2**20
+
+    def make_runner(_plan: KVCachePlan, has_graphs: bool) -> None:
+        if has_graphs:
+            memory.pool = pool
+            memory.num_graphs[pool] += 1
+            _ = torch.empty(kept_bytes, dtype=torch.int8, device=META)
+            memory.pool = None
+            ops.graphs_bytes = 3 * 2**20
+
+    use = measure_memory(
+        gpu,
+        ops,
+        make_runner,  # type: ignore[arg-type]
+        limits=EngineConfig(model="any").step_limits("cuda"),
+        has_graphs=True,
+        cache=KVCachePlan(1, 16, 0, 64),
+        vocab_size=9,
+    )
+    assert use.graphs_bytes == 3 * 2**20 + kept_bytes

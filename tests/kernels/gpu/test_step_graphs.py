@@ -22,6 +22,7 @@ def graphs(monkeypatch):
     graphs = FakeGraphs()
     for name, replacement in graphs.patches().items():
         monkeypatch.setattr(torch.cuda, name, replacement)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", graphs.end_allocation)
     return graphs
 
 
@@ -138,6 +139,45 @@ def test_other_steps_run_eagerly(graphs, largest):
         inputs = fill(largest, num_rows, num_rows, query_len=query_len)
         assert torch.equal(replaying(inputs), step(replace(inputs, logits=None)))
     assert graphs.replayed == []
+
+
+@pytest.mark.parametrize("failing", [(2,), (8, 1), (8, 4, 2, 1)])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory.\nAdvice"), RuntimeError("not permitted\nAdvice")]
+)
+def test_sizes_whose_capture_fails_run_eagerly_beside_graphs_of_the_others(graphs, largest, failing, error):
+    graphs.failing = dict.fromkeys(failing, error)
+    replaying = StepGraphs(graphs.recordable(step), largest, [1, 2, 4, 8], [], recorded_by)
+    line = str(error).splitlines()[0]
+    assert replaying.unrecorded == [(size, True, line) for size in failing]
+    assert graphs.stream == "steps"
+    free_bytes(META)  # empties the cache of the allocator
+    for num_rows, num_padded in ((1, 0), (2, 0), (3, 1), (5, 3)):
+        inputs = fill(largest, num_rows, num_rows, num_padded=num_padded)
+        assert torch.equal(replaying(inputs), step(replace(inputs, logits=None)))
+    assert graphs.replayed == [size for size in (1, 2, 4, 8) if size not in failing]
+
+
+def test_a_step_that_fails_without_a_capture_is_an_error(graphs, largest):
+    def fails(_inputs):
+        raise RuntimeError("illegal memory access")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        StepGraphs(fails, largest, [1], [], recorded_by)
+
+
+def test_a_device_that_fails_in_a_capture_is_an_error(graphs, largest, monkeypatch):
+    num_waits = iter(range(9))
+
+    def synchronize(device):
+        graphs._synchronize(device)
+        if next(num_waits):  # the first wait is before the capture
+            raise RuntimeError("illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    graphs.failing = {1: RuntimeError("unspecified launch failure")}
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        StepGraphs(graphs.recordable(step), largest, [1], [], recorded_by)
 
 
 def test_progress_is_shown_while_graphs_are_recorded(graphs, largest):

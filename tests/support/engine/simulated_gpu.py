@@ -27,6 +27,7 @@ class FakeGraphs:
     num_bytes: ClassVar[int] = 2 * MIB
     held_bytes: ClassVar[int] = 0
     seen: ClassVar[set[int]] = set()
+    unrecorded: Sequence[object] = ()
 
     def __init__(
         self, step: Step, largest: StepInputs, sizes: Sequence[int], mixed_sizes: Sequence[int], *_: object

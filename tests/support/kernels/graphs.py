@@ -3,6 +3,9 @@
 A capture records each operation and each kernel launch without computing it, and a replay computes them again from what
 their inputs hold then. Operations that wait for the device are errors in a capture. On tensors without memory a capture
 records nothing.
+
+A capture that fails leaves torch in the state of torch 2.11: unless memory ran out, its end fails too, on the capture's
+stream and with an allocator that cannot empty its cache, and the pool stays reserved.
 """
 
 import weakref
@@ -53,6 +56,8 @@ class FakeGraphs:
         recorded: (tokens, pool) of each recorded step, in order.
         replayed: tokens of each replayed step, in order.
         memory: memory of the GPU, of which each graph takes some.
+        failing: errors raised by captures of steps of these numbers of tokens, once they have begun.
+        stream: the current one.
     """
 
     def __init__(self, memory: FakeGpuMemory | None = None, *, bytes_per_graph: int = 0) -> None:
@@ -62,6 +67,9 @@ class FakeGraphs:
         self.replayed: list[int] = []
         self._pools: list[object] = []
         self._recording: tuple[FakeGraph, object] | None = None
+        self.failing: dict[int, RuntimeError] = {}
+        self.stream = "steps"
+        self._allocating: list[object] = []  # pools
         self._computed: set[int] = set()
         self._ready: set[int] = set()
 
@@ -79,7 +87,16 @@ class FakeGraphs:
             "graph_pool_handle": self._make_pool,
             "synchronize": self._synchronize,
             **self.memory.patches(),
+            "empty_cache": self._empty_cache,
+            "current_stream": lambda _device: self.stream,
+            "set_stream": self._set_stream,
         }
+
+    def end_allocation(self, _device_index: int | None, pool: object) -> None:
+        """Replaces `torch._C._cuda_endAllocateToPool`."""
+        if pool not in self._allocating:
+            raise RuntimeError("not currently recording to this pool")
+        self._allocating.remove(pool)
 
     def recordable(self, step: Step) -> Step:
         """Wraps a step to check that it ran, and was waited for, before it is recorded."""
@@ -93,8 +110,11 @@ class FakeGraphs:
             assert size in self._ready, f"{size} tokens were not computed, and waited for, before recording"
             assert not inputs.metadata.derived, "a replay would not compute what was derived before the recording"
             graph.size = size
+            logits = step(inputs)
+            if size in self.failing:
+                raise self.failing[size]
             self.recorded.append((size, pool))
-            return step(inputs)
+            return logits
 
         return call
 
@@ -105,14 +125,23 @@ class FakeGraphs:
     def _synchronize(self, device: torch.device) -> None:
         self._ready |= self._computed
 
+    def _empty_cache(self) -> None:
+        if self._allocating:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+        self.memory.empty_cache()
+
+    def _set_stream(self, stream: str) -> None:
+        self.stream = stream
+
     @contextmanager
     def _record(self, graph: FakeGraph, pool: object) -> Iterator[None]:
         assert pool in self._pools, "the pool was not made by graph_pool_handle"
         assert self._recording is None, "two captures at a time"
-        self.memory.empty_cache()
-        self.memory.use(self._bytes_per_graph)
+        assert self.stream == "steps", "a capture would be recorded on the stream of the last one"
+        self._empty_cache()
         self.memory.num_graphs[pool] += 1
-        weakref.finalize(graph, self._destroy, pool)
+        self._allocating.append(pool)
+        self.stream = "capture"
         self._recording, self.memory.pool = (graph, pool), pool
 
         def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -123,8 +152,21 @@ class FakeGraphs:
         try:
             with mock.patch.object(InterpretedFunction, "run", launch), _Capture(graph.calls):
                 yield
+        except torch.OutOfMemoryError:
+            self._end(pool)
+            raise
+        except RuntimeError as error:
+            raise RuntimeError("CUDA error: the capture was invalidated by a previous error\nAdvice") from error
+        else:
+            self._end(pool)
+            self.memory.use(self._bytes_per_graph)
+            weakref.finalize(graph, self._destroy, pool)
         finally:
             self._recording = self.memory.pool = None
+
+    def _end(self, pool: object) -> None:
+        self._allocating.remove(pool)
+        self.stream = "steps"
 
     def _destroy(self, pool: object) -> None:
         self.memory.num_graphs[pool] -= 1
