@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from engine.parallel.process_group import ProcessGroup
 from engine.parallel.symmetric_memory import SymmetricMemory, buffer_bytes, open_symmetric_memory
+from tests.support.engine.equal_ranks import fake_collectives
 
 CPU = torch.device("cpu")
 KIB = 1024
@@ -18,28 +18,7 @@ KIB = 1024
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """(operation, number of values) of each all-reduce, which doubles its tensor as that of two equal ranks does."""
-    seen: list[tuple[str, int]] = []
-
-    def one_shot(x: torch.Tensor, operation: str, group_name: str) -> torch.Tensor:
-        assert (operation, group_name) == ("sum", "0")
-        seen.append(("one shot", x.numel()))
-        return 2 * x
-
-    def multimem(x: torch.Tensor, operation: str, group_name: str) -> torch.Tensor:
-        assert (operation, group_name) == ("sum", "0")
-        seen.append(("multimem", x.numel()))
-        return x.mul_(2)
-
-    def nccl(x: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
-        if operation == dist.ReduceOp.SUM:
-            seen.append(("nccl", x.numel()))
-            x.mul_(2)
-
-    operations = SimpleNamespace(one_shot_all_reduce=one_shot, multimem_all_reduce_=multimem)
-    monkeypatch.setattr(torch.ops, "symm_mem", operations, raising=False)
-    monkeypatch.setattr(dist, "all_reduce", nccl)
-    monkeypatch.setattr("engine.parallel.process_group._group_name", lambda: "0")
-    return seen
+    return fake_collectives(monkeypatch)
 
 
 @pytest.fixture

@@ -18,9 +18,11 @@ from engine.core.scheduler import Scheduler
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.loader import load_model
+from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.runner.model_runner import TorchModelRunner
 from engine.runner.stream import Stream
+from engine.startup.served_model import shard_shape
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import KernelOps
 from tests.support.engine.fake_model import Answer, AnswerLedger
@@ -51,14 +53,21 @@ class Run:
 class TinyEngine:
     """One model; every `serve` uses a new scheduler, runner and cache."""
 
-    def __init__(self, path: Path, ops: KernelOps, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        ops: KernelOps,
+        device: torch.device | None = None,
+        group: ParallelGroup = SINGLE_RANK,
+    ) -> None:
         self.config = ModelConfig.from_dir(path)
         self.ops = ops
-        self.model: Decoder = load_model(path, self.config, ops, device=device)
+        self.model: Decoder = load_model(path, self.config, ops, device=device, group=group)
+        self._shape = shard_shape(self.config, group)
 
     def runner(self, kv_plan: KVCachePlan, **config: Any) -> TorchModelRunner:
         """A runner with a cache of its own."""
-        return TorchModelRunner(self.model, self.config.shape, kv_plan, self.ops, **config)
+        return TorchModelRunner(self.model, self._shape, kv_plan, self.ops, **config)
 
     def serve(
         self,
@@ -80,7 +89,7 @@ class TinyEngine:
             "max_num_batched_tokens": max_num_batched_tokens,
             "max_steps_in_flight": max_steps_in_flight,
         }
-        kv_plan = plan_kv_cache(self.config.shape, torch.float32, block_size, 0, None, num_blocks_override=num_blocks)
+        kv_plan = plan_kv_cache(self._shape, torch.float32, block_size, 0, None, num_blocks_override=num_blocks)
         runner = self.runner(
             kv_plan, stream=stream, decode_buckets=decode_buckets, mixed_buckets=mixed_buckets, **limits
         )
@@ -132,6 +141,7 @@ class TransformersEngine(TinyEngine):
         from engine.model.transformers_probe import TransformersConfig
 
         self.config = TransformersConfig.from_dir(path)
+        self._shape = self.config.shape
         self.ops = ops
         self.model = TransformersModel(
             self.config, ops, dtype=torch.float32, device=torch.device("cpu"), max_model_len=max_model_len
@@ -218,7 +228,7 @@ def prompt() -> Callable[..., Prompt]:
 
 @pytest.fixture(scope="session")
 def engine_on() -> Callable[..., TinyEngine]:
-    """engine_on(checkpoint folder, ops, device=None) -> TinyEngine."""
+    """engine_on(checkpoint folder, ops, device=None, group=SINGLE_RANK) -> TinyEngine."""
     return TinyEngine
 
 
