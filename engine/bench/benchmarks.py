@@ -89,4 +89,11 @@ BENCHMARKS = (
         "profile of a step: time by kind of instruction and size of step",
         "engine.bench.step_profile",
     ),
+    Benchmark(
+        "weights-dtype",
+        (),
+        "decode steps by the dtype in which a CPU stores weights",
+        "engine.bench.weights_dtype",
+        has_cpu_floors=False,
+    ),
 )

@@ -5,7 +5,7 @@ import dataclasses
 
 from chairlift.bench.benchmark import Settings
 from chairlift.bench.shapes import SHAPES, Shape, write_shape
-from engine.config import EngineConfig
+from engine.config import DtypeName, EngineConfig
 
 _QUICK_SHAPE = "tiny"
 _BLOCK_SIZE = 16
@@ -51,12 +51,13 @@ def engine_config(
     max_num_batched_tokens: int,
     max_model_len: int,
     batch_invariant: bool = False,
+    dtype: DtypeName = "auto",
 ) -> EngineConfig:
     """Returns an engine with random weights and a cache just large enough for max_num_seqs sequences of max_model_len.
 
     Args:
         settings: settings with the flags of `add_engine_arguments`.
-        max_num_seqs, max_num_batched_tokens, max_model_len, batch_invariant: see `EngineConfig`.
+        max_num_seqs, max_num_batched_tokens, max_model_len, batch_invariant, dtype: see `EngineConfig`.
     """
     options = settings.options
     return EngineConfig(
@@ -69,6 +70,7 @@ def engine_config(
         num_gpu_blocks_override=max_num_seqs * -(-max_model_len // _BLOCK_SIZE),
         threads=settings.threads,
         batch_invariant=batch_invariant,
+        dtype=dtype,
         quantization=None if options.quantization == "none" else options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
     )

@@ -62,12 +62,13 @@ class Shape:
 
 _LLAMA = ("LlamaForCausalLM", "llama")
 
-# "135M" is SmolLM2-135M's shape, "0.6B" Qwen3-0.6B's; "tiny" is for `--quick` and tests.
+# "135M" is SmolLM2-135M's shape, "0.6B" Qwen3-0.6B's, "1.2B" Llama-3.2-1B's; "tiny" is for `--quick` and tests.
 SHAPES: Mapping[str, Shape] = {
     "tiny": Shape(*_LLAMA, 512, 64, 128, 2, 4, 2, 16),
     "15M": Shape(*_LLAMA, 32_000, 288, 768, 6, 6, 6, 48),
     "135M": Shape(*_LLAMA, 49_152, 576, 1536, 30, 9, 3, 64),
     "0.6B": Shape("Qwen3ForCausalLM", "qwen3", 151_936, 1024, 3072, 28, 16, 8, 128, rope_theta=1e6),
+    "1.2B": Shape(*_LLAMA, 128_256, 2048, 8192, 16, 32, 8, 64, rope_theta=5e5),
 }
 
 

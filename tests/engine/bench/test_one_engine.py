@@ -22,6 +22,12 @@ CHUNKS = {"chunk 16", "chunk 32", "unchunked"}
         ("solo", {"solo"}, "tpot_s", {"Chairlift", "transformers"}),
         ("invariance-cost", {"invariance"}, "wall_s", {"fast", "batch-invariant", "fast again"}),
         (
+            "weights-dtype",
+            {"weights-dtype"},
+            "4 rows",
+            {"Chairlift, float32", "Chairlift, bfloat16", "transformers, bfloat16"},
+        ),
+        (
             "attention",
             {"C12"},
             "seconds",

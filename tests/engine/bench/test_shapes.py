@@ -24,7 +24,9 @@ def test_every_shape_is_a_model_of_the_engine(name: str, tmp_path: Path) -> None
     assert TokenizerFiles.from_dir(path).files
 
 
-@pytest.mark.parametrize(("name", "num_weights"), [("15M", 15e6), ("135M", 134.5e6), ("0.6B", 596e6)])
+@pytest.mark.parametrize(
+    ("name", "num_weights"), [("15M", 15e6), ("135M", 134.5e6), ("0.6B", 596e6), ("1.2B", 1.236e9)]
+)
 def test_the_names_say_how_many_weights_there_are(name: str, num_weights: float) -> None:
     shape = SHAPES[name]
     assert shape.num_body_weights + shape.num_head_weights == pytest.approx(num_weights, rel=0.02)
