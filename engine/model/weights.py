@@ -87,14 +87,14 @@ class WeightsReader:
     def fill(self, parts: dict[str, CheckpointPart]) -> None:
         """Reads parts into their tensors.
 
-        Raises: CheckpointError: a file cannot be read.
+        Raises: CheckpointError: a file cannot be read, or a value is beyond the range of float16.
         """
         for name, part in parts.items():
             file = self._file_of[name]
             try:
                 if file != self._open_file:
                     self._open_file, self._reader = file, safe_open(file, framework="pt")
-                _fill(part, self._reader, name)
+                _fill(part, self._reader, name, file)
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file}: cannot be read: {error}") from error
             self._loaded += self._sizes[name]
@@ -102,14 +102,19 @@ class WeightsReader:
                 self._progress(self._loaded, self._total)
 
 
-def _fill(part: CheckpointPart, reader: Any, name: str) -> None:
+def _fill(part: CheckpointPart, reader: Any, name: str, file: Path) -> None:
     if part.is_row_scale:
         scales = reader.get_tensor(name).flatten()
-        part.tensor.copy_(scales if scales.numel() == 1 else part.read(scales))
-    elif part.is_whole:
-        part.tensor.copy_(reader.get_tensor(name))
+        values = scales if scales.numel() == 1 else part.read(scales)
     else:
-        part.tensor.copy_(part.read(reader.get_slice(name)))
+        values = reader.get_tensor(name) if part.is_whole else part.read(reader.get_slice(name))
+    part.tensor.copy_(values)
+    if part.tensor.dtype is torch.float16 and values.dtype is not torch.float16:
+        lowest, highest = part.tensor.aminmax()
+        if lowest.isinf() or highest.isinf():
+            raise CheckpointError(
+                f"{file}: tensor {name} has values beyond 65504, the limit of float16: use --dtype bfloat16 or float32"
+            )
 
 
 def check_headers(path: Path) -> None:

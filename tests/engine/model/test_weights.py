@@ -73,6 +73,15 @@ def test_bfloat16_is_converted_exactly(make_checkpoint):
     assert torch.equal(loaded[NAME], stored[NAME].float())
 
 
+def test_a_value_beyond_the_range_of_float16_is_refused_in_float16_only(single):
+    rewrite(single / SINGLE_FILE, lambda tensors: tensors[NAME].__setitem__((-1, -1), 65_504.0))
+    load(single, dtype=torch.float16)
+    rewrite(single / SINGLE_FILE, lambda tensors: tensors[NAME].__setitem__((-1, -1), 65_536.0))
+    load(single, dtype=torch.bfloat16)
+    with pytest.raises(CheckpointError, match=rf"{NAME} has values beyond 65504.*use --dtype bfloat16 or float32"):
+        load(single, dtype=torch.float16)
+
+
 def test_progress_ends_with_all_bytes_of_the_files(sharded):
     seen = []
     load(sharded, progress=lambda done, total: seen.append((done, total)))

@@ -9,9 +9,11 @@ import torch
 from engine.config import EngineConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import CheckpointError, ConfigError
+from engine.model.config import ModelConfig
 from engine.serving.parts import EngineParts
 from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress
+from engine.startup.served_model import open_model, weights_dtype
 from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
 
 PROMPT = (5, 6, 9, 40)
@@ -56,6 +58,18 @@ def test_a_family_without_a_decoder_is_served_with_one_line_that_names_the_cost(
     assert parts.info.max_model_len == 8 * 16
     torch_kernels = build_engine(replace(config, kernels="torch"), StartupProgress())
     assert tokens(torch_kernels) == wanted[0, len(PROMPT) :].tolist()
+
+
+def test_transformers_stores_float32_on_a_cpu_and_the_dtype_of_the_checkpoint_on_a_gpu(model_dir: Path) -> None:
+    auto = EngineConfig(model=str(model_dir), device="cpu")
+    model = open_model(model_dir, auto)
+    assert not isinstance(model, ModelConfig)
+    model = replace(model, shape=replace(model.shape, checkpoint_dtype="bfloat16"))
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert weights_dtype(model, model_dir, auto, cpu) is torch.float32
+    assert weights_dtype(model, model_dir, auto, gpu) is torch.bfloat16
+    with pytest.raises(ConfigError, match=r"dtype is 'bfloat16'.*transformers.* are float32 and auto"):
+        weights_dtype(model, model_dir, replace(auto, dtype="bfloat16"), cpu)
 
 
 def test_int8_weights_and_an_int8_cache_serve(model_dir: Path) -> None:
