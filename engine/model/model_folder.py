@@ -4,6 +4,7 @@ An engine does so before it imports its libraries, so that a model that cannot b
 and contents of weights are checked later, by `check_weights`.
 """
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 from engine.errors import CheckpointError
@@ -18,7 +19,7 @@ MAX_INDEX_BYTES = 64 << 20
 
 _WEIGHTS_ADVICE = {
     "adapter_config.json": "a LoRA adapter: merge it into its base model with PEFT (merge_and_unload, save_pretrained)",
-    "*.gguf": "the format of llama.cpp: serve the repository of the original weights in safetensors",
+    "*.gguf": "in the format of llama.cpp: serve the repository of the original weights in safetensors",
     "pytorch_model*.bin": "pickled weights: convert them with transformers (from_pretrained, save_pretrained)",
     "consolidated*": "in the format of its publisher: download the repository's model*.safetensors too",
     "*.pth": "in the format of its publisher: serve a repository in the format of transformers",
@@ -48,7 +49,7 @@ def local_model(name: str, *, is_dummy: bool = False) -> Path | None:
         if path.is_dir():
             return path
         if path.exists():
-            raise CheckpointError(f"{name}: is a file, expected a checkpoint folder")
+            raise CheckpointError(f"{name}: is a file, expected a checkpoint folder{_instead_of_folder(path.name)}")
     except OSError as error:
         raise CheckpointError(f"{name}: cannot be accessed: {error.strerror}") from error
     return None
@@ -126,6 +127,14 @@ def require_tokenizer(model_dir: Path) -> None:
             f"{model_dir / 'tokenizer.json'} is missing: a tokenizer in the Hugging Face format is required"
             f"{_instead(model_dir, _TOKENIZER_ADVICE)}"
         )
+
+
+def _instead_of_folder(name: str) -> str:
+    """Says what a file of this name is, and what to do; empty if the name is of no known format."""
+    if fnmatch(name, "model*.safetensors"):
+        return "; pass the folder that holds it"
+    advice = (what for pattern, what in _WEIGHTS_ADVICE.items() if fnmatch(name, pattern))
+    return f". It is {what}" if (what := next(advice, None)) else ""
 
 
 def _instead(model_dir: Path, advice: dict[str, str]) -> str:

@@ -124,7 +124,7 @@ def test_every_file_of_the_tokenizer_is_fetched(tmp_path, fetch):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (HFValidationError("bad"), r"x/y/z: no such folder, and not a Hugging Face hub id \(owner/name\)"),
+        (HFValidationError("bad"), r"x/y/z: no such folder, and not a Hugging Face hub id \(owner/name\)$"),
         (refused(RepositoryNotFoundError), "x/y/z: no such folder, and the Hugging Face hub has no such model"),
         (refused(HfHubHTTPError), "x/y/z: .* cannot be fetched from the Hugging Face hub: 401 Client Error$"),
         (
@@ -141,11 +141,27 @@ def test_a_failed_download_is_an_error_with_the_reason(fetch, error, message):
         resolve_model("x/y/z", allow)
 
 
-def test_a_file_is_rejected(tmp_path):
-    file = tmp_path / "model.safetensors"
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.safetensors", "; pass the folder that holds it$"),
+        ("model-00001-of-00002.safetensors", "; pass the folder that holds it$"),
+        ("llama-Q4_K_M.gguf", ". It is in the format of llama.cpp: serve the repository of the original weights in"),
+        ("consolidated.safetensors", ". It is in the format of its publisher: download"),
+        ("pytorch_model.bin", ". It is pickled weights: convert them with transformers"),
+        ("notes.txt", "$"),
+    ],
+)
+def test_a_file_is_rejected_with_its_format(tmp_path, name, words):
+    file = tmp_path / name
     file.touch()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: is a file, expected a checkpoint folder"):
+    with pytest.raises(CheckpointError, match=rf"{name}: is a file, expected a checkpoint folder{words}"):
         resolve_model(str(file), allow)
+
+
+def test_a_gguf_file_of_a_repository_is_rejected_without_a_request():
+    with pytest.raises(CheckpointError, match=r"hub id \(owner/name\); a GGUF file of a repository cannot be selected"):
+        resolve_model("owner/name:Q4_K_M", allow)
 
 
 @pytest.mark.parametrize(

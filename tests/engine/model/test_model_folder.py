@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     ("names", "words"),
     [
         ([], "config.json: no such file; a checkpoint is a folder with config.json$"),
-        (["llama-q4.gguf"], "with config.json. The folder has 'llama-q4.gguf', the format of llama.cpp: serve"),
+        (["llama-q4.gguf"], "with config.json. The folder has 'llama-q4.gguf', in the format of llama.cpp: serve"),
         (["adapter_config.json", "adapter_model.safetensors"], "has 'adapter_config.json', a LoRA adapter: merge it"),
         (["params.json", "consolidated.00.pth"], "has 'consolidated.00.pth', in the format of its publisher"),
     ],
@@ -48,7 +48,7 @@ def test_a_folder_without_config_says_what_it_has(tmp_path: Path, names: list[st
         ("pytorch_model-00001-of-00002.bin", "has 'pytorch_model-00001-of-00002.bin', pickled weights: convert them"),
         ("consolidated.safetensors", "has 'consolidated.safetensors', in the format of its publisher: download"),
         ("weights.safetensors", "has 'weights.safetensors', with another name: weights are model.safetensors, or"),
-        ("model-q8_0.gguf", "has 'model-q8_0.gguf', the format of llama.cpp"),
+        ("model-q8_0.gguf", "has 'model-q8_0.gguf', in the format of llama.cpp"),
     ],
 )
 def test_missing_weights_name_the_format_found(folder: Path, name: str, words: str) -> None:
