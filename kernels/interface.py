@@ -156,6 +156,10 @@ class KernelOps(Protocol):
         """[T, 2 * n] -> [T, n]: silu(first half) * second half (SwiGLU, arXiv:2002.05202), for `linear` only."""
         ...
 
+    def gelu_and_mul(self, gate_up: torch.Tensor) -> LinearInput:
+        """As `silu_and_mul` with gelu(x) = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2 (arXiv:1606.08415)."""
+        ...
+
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         """Draws one token per row of logits [S, vocab_size] float32, by the rules of `kernels.sampling`."""
         ...

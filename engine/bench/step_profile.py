@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[Opcode, ...]] = {
     "attention": (Opcode.PLAN_ATTENTION, Opcode.PAGED_ATTENTION),
     "packing and quantising": (Opcode.PACK_ROWS,),
     "RoPE and KV write": (Opcode.ROTATE_AND_STORE,),
-    "SiLU": (Opcode.SILU_AND_MUL,),
+    "gate": (Opcode.SILU_AND_MUL, Opcode.GELU_AND_MUL),
     "norms and gathers": (Opcode.RMS_NORM, Opcode.ADD_RMS_NORM, Opcode.GATHER_ROWS),
 }
 """What the instructions of a step are called in the table: every opcode is in one of them."""

@@ -8,14 +8,14 @@ import torch
 from kernels.bench.case import Case, Prepared, num_copies, relative_error
 from kernels.bench.device import BenchDevice
 from kernels.bench.dims import Dims
+from kernels.gpu.gate import silu_and_mul
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
-from kernels.gpu.silu_and_mul import silu_and_mul
 from kernels.reference import rms_norm as reference_norms
+from kernels.reference.gate import silu_and_mul as reference_silu
 from kernels.reference.rotate_and_store import rotate_and_store as reference_rotation
-from kernels.reference.silu_and_mul import silu_and_mul as reference_silu
 
 _DTYPE = torch.bfloat16
 _BYTES = 2  # of a value of it

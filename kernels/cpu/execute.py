@@ -9,7 +9,13 @@ from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, cycles
 from kernels.cpu.jit import spliced
 from kernels.cpu.linear import linear_item, num_linear_items, num_pack_items, pack_item
 from kernels.cpu.paged_attention import attention_item, num_attention_items, plan_item
-from kernels.cpu.pointwise import add_rms_norm_item, gather_rows_item, rms_norm_item, silu_and_mul_item
+from kernels.cpu.pointwise import (
+    add_rms_norm_item,
+    gather_rows_item,
+    gelu_and_mul_item,
+    rms_norm_item,
+    silu_and_mul_item,
+)
 from kernels.cpu.rotate_and_store import rotate_and_store_item
 
 if TYPE_CHECKING:
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
 _GATHER_ROWS, _RMS_NORM, _ADD_RMS_NORM = int(Opcode.GATHER_ROWS), int(Opcode.RMS_NORM), int(Opcode.ADD_RMS_NORM)
 _PACK_ROWS, _LINEAR, _ROTATE_AND_STORE = int(Opcode.PACK_ROWS), int(Opcode.LINEAR), int(Opcode.ROTATE_AND_STORE)
 _PLAN_ATTENTION, _PAGED_ATTENTION = int(Opcode.PLAN_ATTENTION), int(Opcode.PAGED_ATTENTION)
+_GELU_AND_MUL = int(Opcode.GELU_AND_MUL)
 
 COUNTER_BYTES = 64
 """Counters of one instruction: a cache line each, to avoid false sharing between instructions."""
@@ -58,6 +65,8 @@ def _run_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
         gather_rows_item(row, item)
     elif opcode == _PLAN_ATTENTION:
         plan_item(row)
+    elif opcode == _GELU_AND_MUL:
+        gelu_and_mul_item(row, item)
     else:
         silu_and_mul_item(row, item)
 

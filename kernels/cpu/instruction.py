@@ -37,6 +37,7 @@ class Opcode(IntEnum):
     PLAN_ATTENTION = 6
     PAGED_ATTENTION = 7
     SILU_AND_MUL = 8
+    GELU_AND_MUL = 9
 
 
 @kernel

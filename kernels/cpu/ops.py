@@ -14,7 +14,13 @@ from kernels.cpu.jit import watch_compiles
 from kernels.cpu.kv_cache import CpuKVCache, make_kv_cache
 from kernels.cpu.linear import PackedLinear, emit_linear, pack_linear
 from kernels.cpu.paged_attention import emit_paged_attention, emit_plan
-from kernels.cpu.pointwise import emit_add_rms_norm, emit_gather_rows, emit_rms_norm, emit_silu_and_mul
+from kernels.cpu.pointwise import (
+    emit_add_rms_norm,
+    emit_gather_rows,
+    emit_gelu_and_mul,
+    emit_rms_norm,
+    emit_silu_and_mul,
+)
 from kernels.cpu.recording import Recording
 from kernels.cpu.rotate_and_store import emit_rotate_and_store
 from kernels.cpu.sample import compile_sampler, sample
@@ -188,6 +194,10 @@ class CpuOps:
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Computes silu(first half) * second half."""
         return self._emit(emit_silu_and_mul, gate_up)
+
+    def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Computes gelu(first half) * second half."""
+        return self._emit(emit_gelu_and_mul, gate_up)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         """Draws one token per row of logits."""

@@ -1,5 +1,6 @@
-"""Operations on single rows: gather, RMSNorm (arXiv:1910.07467), the gate of SwiGLU (arXiv:2002.05202)."""
+"""Operations on single rows: gather, RMSNorm (arXiv:1910.07467), gates (arXiv:2002.05202)."""
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,10 +83,22 @@ def emit_silu_and_mul(recording: Recording, gate_up: torch.Tensor) -> torch.Tens
 
     Raises: ValueError: not fp32, or not contiguous.
     """
+    return _emit_gate(recording, Opcode.SILU_AND_MUL, gate_up)
+
+
+def emit_gelu_and_mul(recording: Recording, gate_up: torch.Tensor) -> torch.Tensor:
+    """[T, 2 * n] -> [T, n]: gelu(first half) * second half, with the tanh approximation.
+
+    Raises: ValueError: not fp32, or not contiguous.
+    """
+    return _emit_gate(recording, Opcode.GELU_AND_MUL, gate_up)
+
+
+def _emit_gate(recording: Recording, opcode: Opcode, gate_up: torch.Tensor) -> torch.Tensor:
     check_rows(gate_up=gate_up)
     n = gate_up.shape[1] // 2
     out = recording.empty(gate_up, n)
-    recording.emit(Opcode.SILU_AND_MUL, gate_up, gate_up.data_ptr(), out.data_ptr(), n)
+    recording.emit(opcode, gate_up, gate_up.data_ptr(), out.data_ptr(), n)
     return out
 
 
@@ -155,19 +168,40 @@ def add_rms_norm_item(row: "Longs", eps: np.float32, item: int) -> None:
 
 
 @inline
-def _gate_row(gate: "Floats", up: "Floats", out: "Floats") -> None:
+def _sigmoid(x: np.float32) -> np.float32:
     one = np.float32(1)
+    e = exp_nonpositive(-abs(x))
+    return (e if x < 0 else one) / (one + e)
+
+
+@inline
+def _silu_row(gate: "Floats", up: "Floats", out: "Floats") -> None:
     for j in range(out.shape[0]):
-        e = exp_nonpositive(-abs(gate[j]))
-        sigmoid = (e if gate[j] < 0 else one) / (one + e)
-        out[j] = gate[j] * sigmoid * up[j]
+        out[j] = gate[j] * _sigmoid(gate[j]) * up[j]
+
+
+@inline
+def _gelu_row(gate: "Floats", up: "Floats", out: "Floats") -> None:
+    """By (1 + tanh(y)) / 2 = sigmoid(2 y)."""
+    for j in range(out.shape[0]):
+        x = gate[j]
+        y = np.float32(2 * math.sqrt(2 / math.pi)) * x * (np.float32(1) + np.float32(0.044715) * x * x)
+        out[j] = x * _sigmoid(y) * up[j]
 
 
 @kernel
 def silu_and_mul_item(row: "Longs", item: int) -> None:
-    """Gates some rows."""
+    """Gates some rows by SiLU."""
     n = row[_N]
     for i in range(first_row(item, row), first_row(item + 1, row)):
         gate, up = floats_at(row[_X] + 8 * n * i, n), floats_at(row[_X] + 8 * n * i + 4 * n, n)
-        out = floats_at(row[_OUT] + 4 * n * i, n)
-        _gate_row(gate, up, out)
+        _silu_row(gate, up, floats_at(row[_OUT] + 4 * n * i, n))
+
+
+@kernel
+def gelu_and_mul_item(row: "Longs", item: int) -> None:
+    """Gates some rows by GELU."""
+    n = row[_N]
+    for i in range(first_row(item, row), first_row(item + 1, row)):
+        gate, up = floats_at(row[_X] + 8 * n * i, n), floats_at(row[_X] + 8 * n * i + 4 * n, n)
+        _gelu_row(gate, up, floats_at(row[_OUT] + 4 * n * i, n))

@@ -11,6 +11,7 @@ import torch
 from kernels.fp8_weights import has_block_scales
 from kernels.gpu.attention_backends import Attention
 from kernels.gpu.block_scales import BlockScaledLinear, pack_block_scaled
+from kernels.gpu.gate import gelu_and_mul, silu_and_mul
 from kernels.gpu.kernel_cache import use_kernel_cache
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.launch import compile_only, is_compile_only, load_kernels
@@ -22,7 +23,6 @@ from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.sample import sample
-from kernels.gpu.silu_and_mul import silu_and_mul
 from kernels.gpu.step_graphs import StepGraphs, UnrecordedSize, decode_inputs
 from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
@@ -196,6 +196,10 @@ class GpuOps:
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor | QuantizedRows:
         """Computes silu(first half) * second half, quantised for 8-bit layers."""
         return silu_and_mul(gate_up, **self._row_format(gate_up.shape[1] // 2))
+
+    def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor | QuantizedRows:
+        """Computes gelu(first half) * second half, quantised for 8-bit layers."""
+        return gelu_and_mul(gate_up, **self._row_format(gate_up.shape[1] // 2))
 
     def _row_format(self, n: int) -> _RowFormat:
         """Returns how inputs of linear layers are quantised: not at all if groups do not divide them.

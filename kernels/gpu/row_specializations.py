@@ -9,11 +9,11 @@ import torch
 
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
+from kernels.gpu.gate import gelu_and_mul, silu_and_mul
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
-from kernels.gpu.silu_and_mul import silu_and_mul
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import MAX_ROW_BYTES
 
@@ -69,13 +69,19 @@ def _half(target: Target) -> torch.dtype:
 def _norms(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[Call]:
     if n * dtype.itemsize > MAX_ROW_BYTES:
         return
-    x, weight = torch.empty(num_rows, n, dtype=dtype, device=_META), torch.empty(n, dtype=dtype, device=_META)
+    x, weights = torch.empty(num_rows, n, dtype=dtype, device=_META), _norm_weights(n, dtype)
     for quantize, group_size in _formats(n, target):
         label = _rows_label(n, dtype, quantize, group_size)
-        yield Call(label, partial(rms_norm, x, weight, 1e-5, quantize=quantize, group_size=group_size))
-        yield Call(label, partial(add_rms_norm, x, x, weight, 1e-5, quantize=quantize, group_size=group_size))
+        for weight in weights:
+            yield Call(label, partial(rms_norm, x, weight, 1e-5, quantize=quantize, group_size=group_size))
+            yield Call(label, partial(add_rms_norm, x, x, weight, 1e-5, quantize=quantize, group_size=group_size))
         if quantize is not None:
             yield Call(label, partial(quantize_rows, x, quantize, group_size))
+
+
+def _norm_weights(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Returns weights of norms in the dtype of activations, and in fp32 where they are not the stored ones."""
+    return [torch.empty(n, dtype=weight_dtype, device=_META) for weight_dtype in dict.fromkeys((dtype, torch.float32))]
 
 
 def _gates(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[Call]:
@@ -84,7 +90,8 @@ def _gates(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterato
         if quantize is not None and n * dtype.itemsize > MAX_ROW_BYTES:
             continue
         label = _rows_label(n, dtype, quantize, group_size)
-        yield Call(label, partial(silu_and_mul, gate_up, quantize=quantize, group_size=group_size))
+        for gate in (silu_and_mul, gelu_and_mul):
+            yield Call(label, partial(gate, gate_up, quantize=quantize, group_size=group_size))
 
 
 def _formats(n: int, target: Target) -> Iterator[tuple[torch.dtype | None, int | None]]:
@@ -108,13 +115,13 @@ def _rotations(
     qkv = torch.empty(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype, device=_META)
     whole_numbers = torch.empty(num_tokens, dtype=torch.int64, device=_META)
     table = torch.empty(1024, head_dim // 2, device=_META)
-    norm = torch.empty(head_dim, dtype=dtype, device=_META)
+    norms = _norm_weights(head_dim, dtype)
     for block_size in block_sizes:
         for kv_dtype in (dtype, target.fp8_dtype):
             if kv_dtype is None:
                 continue
             cache = make_kv_cache(64, block_size, num_kv_heads, head_dim, kv_dtype, device=_META, target=target)
-            for head_norms in (None, (norm, norm)):
+            for head_norms in (None, *((norm, norm) for norm in norms)):
                 label = (
                     f"{dtype_name(dtype)}, {num_heads} heads of {head_dim}, {num_kv_heads} of them keys, blocks of "
                     f"{block_size}, cache {dtype_name(kv_dtype)}{'' if head_norms is None else ', norms'}"

@@ -7,11 +7,11 @@ import torch
 from kernels.fp8_weights import dequantized
 from kernels.interface import Step
 from kernels.metadata import StepInputs
+from kernels.reference.gate import gelu_and_mul, silu_and_mul
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.rotate_and_store import rotate_and_store
 from kernels.reference.sample import sample
-from kernels.reference.silu_and_mul import silu_and_mul
 
 Weights = tuple[torch.Tensor, torch.Tensor | None]
 Cache = tuple[torch.Tensor, torch.Tensor]
@@ -29,6 +29,7 @@ class ReferenceOps:
     rotate_and_store = staticmethod(rotate_and_store)
     paged_attention = staticmethod(paged_attention)
     silu_and_mul = staticmethod(silu_and_mul)
+    gelu_and_mul = staticmethod(gelu_and_mul)
     sample = staticmethod(sample)
 
     def __init__(self, device: torch.device | str = "cpu") -> None:

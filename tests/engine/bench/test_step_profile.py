@@ -22,7 +22,7 @@ def test_every_opcode_is_in_one_part() -> None:
 def test_instructions_are_added_up_by_part() -> None:
     opcodes = np.array([Opcode.LINEAR, Opcode.PLAN_ATTENTION, Opcode.LINEAR, Opcode.PAGED_ATTENTION])
     seconds = part_seconds(opcodes, np.array([1.0, 2.0, 4.0, 8.0]))
-    assert (seconds["linear"], seconds["attention"], seconds["SiLU"]) == (5, 10, 0)
+    assert (seconds["linear"], seconds["attention"], seconds["gate"]) == (5, 10, 0)
 
 
 def test_steps_are_grouped_by_their_tokens_and_the_largest_come_first() -> None:

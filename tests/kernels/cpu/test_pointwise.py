@@ -63,10 +63,17 @@ def test_add_rms_norm_equals_reference(num_tokens):
 
 @pytest.mark.parametrize("num_tokens", SIZES)
 @pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_silu_and_mul_equals_reference(num_tokens, scale):
+@pytest.mark.parametrize("gate", ["silu_and_mul", "gelu_and_mul"])
+def test_gates_equal_reference(num_tokens, scale, gate):
     gate_up = torch.randn(num_tokens, 2 * 88) * scale
-    actual, expected = OPS.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up)
+    actual, expected = getattr(OPS, gate)(gate_up), getattr(REFERENCE, gate)(gate_up)
     assert_close(actual / scale, expected / scale)
+
+
+def test_gelu_of_large_values_is_zero_or_the_value():
+    gate = torch.tensor([[-3e38, -1e14, -100.0, -0.0, 100.0, 1e14, 3e38]])
+    gated = OPS.gelu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
+    assert_close(gated, gate.clamp(min=0))
 
 
 def _operations(x):
@@ -75,6 +82,7 @@ def _operations(x):
     yield OPS.rms_norm(x, weight, 1e-6)
     yield OPS.add_rms_norm(x, x + 1, weight, 1e-6)[0]
     yield OPS.silu_and_mul(x)
+    yield OPS.gelu_and_mul(x)
 
 
 def test_a_row_has_the_same_bits_among_any_number_of_rows():
@@ -88,11 +96,12 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows():
 def test_nan_propagates_through_every_operation_within_its_row():
     x = torch.randn(3, 8)
     x[1, 5] = torch.nan
-    _, *normed, gated = _operations(x)
+    _, *normed, silu, gelu = _operations(x)
     for out in normed:
         assert out[1].isnan().all()
         assert not out[[0, 2]].isnan().any()
-    assert gated.isnan().tolist() == [[False] * 4, [False, True, False, False], [False] * 4]
+    for gated in (silu, gelu):
+        assert gated.isnan().tolist() == [[False] * 4, [False, True, False, False], [False] * 4]
 
 
 def test_exp_nonpositive_is_exact_to_an_ulp_and_keeps_nan():

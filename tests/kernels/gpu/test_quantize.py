@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from kernels.gpu.gate import silu_and_mul
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
-from kernels.gpu.silu_and_mul import silu_and_mul
 from tests.support.kernels.batches import assert_quantized
 
 FLOAT8 = torch.float8_e4m3fn

@@ -1,4 +1,4 @@
-"""The gate of SwiGLU feed-forward layers (arXiv:2002.05202), with its result in the model's dtype or in 8 bits."""
+"""Gates of feed-forward layers (arXiv:2002.05202), with their result in the model's dtype or in 8 bits."""
 
 from functools import cache
 
@@ -25,25 +25,42 @@ def silu_and_mul(
     Returns: [T, n], dtype of gate_up, or quantised.
     Raises: ValueError: another shape or dtype, or groups that do not divide the row.
     """
+    return _gated(gate_up, False, quantize, group_size)
+
+
+def gelu_and_mul(
+    gate_up: torch.Tensor, *, quantize: torch.dtype | None = None, group_size: int | None = None
+) -> torch.Tensor | QuantizedRows:
+    """Returns gelu(first half) * second half of each row, with the tanh approximation of GELU (arXiv:1606.08415).
+
+    Arguments, result and errors as in `silu_and_mul`.
+    """
+    return _gated(gate_up, True, quantize, group_size)
+
+
+def _gated(
+    gate_up: torch.Tensor, is_gelu: bool, quantize: torch.dtype | None, group_size: int | None
+) -> torch.Tensor | QuantizedRows:
     check_rows(gate_up=gate_up)
     num_rows, width = gate_up.shape
     n = width // 2
     if width % 2:
         raise ValueError(f"gate_up has rows of {width} values, which are not two halves")
     values_per_scale = checked_group_size(n, quantize, group_size)
-    launch, block_m, num_columns = _bind(n, gate_up.itemsize, values_per_scale)
+    launch, block_m, num_columns = _bind(n, gate_up.itemsize, is_gelu, values_per_scale)
     out, values, scales = empty_rows(gate_up, n, quantize, values_per_scale)
     launch((-(-num_rows // block_m), num_columns), gate_up, values, scales, num_rows)
     return out
 
 
 @cache
-def _bind(n: int, itemsize: int, group_size: int) -> tuple[BoundKernel, int, int]:
+def _bind(n: int, itemsize: int, is_gelu: bool, group_size: int) -> tuple[BoundKernel, int, int]:
     """Returns the kernel for rows of n results, its rows per program and its programs per row."""
     tile = row_tile(n, itemsize) if group_size else column_tile(n)
     kernel = BoundKernel(
-        _silu_and_mul_kernel,
+        _gate_kernel,
         N=n,
+        GELU=is_gelu,
         GROUP_SIZE=group_size,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
@@ -53,12 +70,13 @@ def _bind(n: int, itemsize: int, group_size: int) -> tuple[BoundKernel, int, int
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _silu_and_mul_kernel(  # type: ignore[no-untyped-def]
+def _gate_kernel(  # type: ignore[no-untyped-def]
     gate_up_ptr,
     out_ptr,
     scales_ptr,
     num_rows,
     N: tl.constexpr,
+    GELU: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -70,7 +88,10 @@ def _silu_and_mul_kernel(  # type: ignore[no-untyped-def]
     mask = (rows < num_rows)[:, None] & (columns < N)
     gate = tl.load(gate_up_ptr + 2 * starts + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + 2 * starts + N + columns, mask=mask, other=0.0).to(tl.float32)
-    y = gate * tl.sigmoid(gate) * up
+    if GELU:  # (1 + tanh(z)) / 2 = sigmoid(2 z); 2 * sqrt(2 / pi) = 1.5957691...
+        y = gate * tl.sigmoid(1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)) * up
+    else:
+        y = gate * tl.sigmoid(gate) * up
     if GROUP_SIZE:
         store_quantized_rows(out_ptr + starts + columns, scales_ptr, y, rows, rows < num_rows, mask, N, GROUP_SIZE)
     else:

@@ -1,9 +1,11 @@
-"""The gate of the feed-forward layer, in the model's dtype and in 8 bits, against PyTorch's silu in fp32."""
+"""Gates of feed-forward layers, in the model's dtype and in 8 bits, against PyTorch's activations in fp32."""
+
+from functools import partial
 
 import pytest
 import torch
 
-from kernels.gpu.silu_and_mul import silu_and_mul
+from kernels.gpu.gate import gelu_and_mul, silu_and_mul
 from tests.support.kernels.batches import assert_close, assert_quantized
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -14,28 +16,37 @@ def random_gate_up(seed, num_rows, n, dtype):
     return torch.randn(num_rows, 2 * n, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def exact(gate_up):
+ACTIVATIONS = {
+    silu_and_mul: torch.nn.functional.silu,
+    gelu_and_mul: partial(torch.nn.functional.gelu, approximate="tanh"),
+}
+gates = pytest.mark.parametrize("gate_and_mul", ACTIVATIONS)
+
+
+def exact(gate_up, gate_and_mul=silu_and_mul):
     gate, up = gate_up.float().chunk(2, dim=1)
-    return torch.nn.functional.silu(gate) * up
+    return ACTIVATIONS[gate_and_mul](gate) * up
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "n"), SHAPES)
-def test_gates_the_second_half(device, seed, dtype, num_rows, n):
+@gates
+def test_gates_the_second_half(device, seed, dtype, num_rows, n, gate_and_mul):
     gate_up = random_gate_up(seed, num_rows, n, dtype)
-    out = silu_and_mul(gate_up.to(device))
+    out = gate_and_mul(gate_up.to(device))
     assert out.dtype is dtype
     assert out.shape == (num_rows, n)
-    assert_close(out.cpu(), exact(gate_up))
+    assert_close(out.cpu(), exact(gate_up, gate_and_mul))
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "n"), [(1, 16), (9, 80), (3, 1536), (1, 14336)])
-def test_quantized_results_are_rounded_once(device, seed, float8, dtype, num_rows, n):
+@gates
+def test_quantized_results_are_rounded_once(device, seed, float8, dtype, num_rows, n, gate_and_mul):
     gate_up = random_gate_up(seed, num_rows, n, dtype)
-    rows, wanted = silu_and_mul(gate_up.to(device), quantize=float8), exact(gate_up)
+    rows, wanted = gate_and_mul(gate_up.to(device), quantize=float8), exact(gate_up, gate_and_mul)
     assert rows.values.dtype is float8
     torch.testing.assert_close(
         rows.scales.cpu(), wanted.abs().amax(dim=1, keepdim=True) / torch.finfo(float8).max, atol=0, rtol=1e-5
@@ -44,19 +55,21 @@ def test_quantized_results_are_rounded_once(device, seed, float8, dtype, num_row
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter's, where a GPU has infinity
-def test_large_gates_open_or_close(device):
+@gates
+def test_large_gates_open_or_close(device, gate_and_mul):
     gate_up = torch.tensor([[-1e4, -100.0, -20.0, 20.0, 100.0, 1e4] + 6 * [3.0]])
-    out = silu_and_mul(gate_up.to(device)).cpu()
-    assert_close(out[:, :3], torch.tensor([[0.0, 0.0, exact(gate_up)[0, 2]]]))
+    out = gate_and_mul(gate_up.to(device)).cpu()
+    assert_close(out[:, :3], torch.tensor([[0.0, 0.0, exact(gate_up, gate_and_mul)[0, 2]]]))
     assert_close(out[:, 3:], 3 * gate_up[:, 3:6])
 
 
-def test_nan_stays_where_it_is(device):
+@gates
+def test_nan_stays_where_it_is(device, gate_and_mul):
     gate_up = torch.randn(3, 40, device=device)
     gate_up[1, 5] = gate_up[1, 27] = torch.nan
-    isnan = silu_and_mul(gate_up).isnan()
+    isnan = gate_and_mul(gate_up).isnan()
     assert isnan.nonzero().tolist() == [[1, 5], [1, 7]]
-    rows = silu_and_mul(gate_up, quantize=torch.float8_e4m3fn).dequantized(torch.float32)
+    rows = gate_and_mul(gate_up, quantize=torch.float8_e4m3fn).dequantized(torch.float32)
     assert rows.isnan().any(dim=1).tolist() == [False, True, False]
 
 

@@ -1,0 +1,23 @@
+"""Gates of feed-forward layers (arXiv:2002.05202)."""
+
+import torch
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Computes silu(first half) * second half.
+
+    Args:
+        gate_up: [T, 2 * n].
+    Returns: [T, n], dtype of gate_up; computed in fp32.
+    """
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+
+
+def gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Computes gelu(first half) * second half, with the tanh approximation of GELU (arXiv:1606.08415).
+
+    Arguments and result as in `silu_and_mul`.
+    """
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
