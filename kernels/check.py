@@ -20,6 +20,7 @@ from kernels.metadata import AttentionMetadata
 from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
 
 Weights8Bit = Literal["int8", "fp8", "fp8 checkpoint", "fp8 blocks"]
+Gate = Literal["silu_and_mul", "gelu_and_mul"]
 _Outputs = Sequence[torch.Tensor]
 
 ALLOWED = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.int8: 4e-1}
@@ -44,6 +45,7 @@ class ModelForms:
         hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, eps: of the model's shard.
         has_bias: whether queries, keys and values have a bias.
         has_head_norms: whether each query and key head is normed.
+        gate: the operation between the feed-forward layers.
         sliding_windows: the different ones of the layers; None: no window.
         block_size: tokens per block of the cache.
     """
@@ -61,6 +63,7 @@ class ModelForms:
     eps: float
     has_bias: bool
     has_head_norms: bool
+    gate: Gate
     sliding_windows: tuple[int | None, ...]
     block_size: int
 
@@ -223,14 +226,14 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
         return ops.linear(row, weights), ops.linear(rows, weights)
 
     def gated(ops: KernelOps, _: torch.dtype) -> _Outputs:
-        return (ops.linear(ops.silu_and_mul(gate_up), packed(ops, narrow, None)),)
+        return (ops.linear(getattr(ops, forms.gate)(gate_up), packed(ops, narrow, None)),)
 
     def head(ops: KernelOps, _: torch.dtype) -> _Outputs:
         return (ops.linear(x, ops.pack_linear(wide, None, for_logits=True)),)
 
     form = f"{dtype_name(forms.dtype)}, weights {forms.weights_8_bit or dtype_name(forms.weights_dtype)}"
     yield KernelCase("linear after rms_norm", f"{form}, {forms.hidden_size} wide", forms.linear_error, normed)
-    yield KernelCase("linear after silu_and_mul", f"{form}, {forms.intermediate_size} wide", forms.linear_error, gated)
+    yield KernelCase(f"linear after {forms.gate}", f"{form}, {forms.intermediate_size} wide", forms.linear_error, gated)
     yield KernelCase("linear of the output head", form, forms.linear_error, head)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.model.architectures import FAMILIES
 from engine.model.checkpoint_file import exists
 from engine.model.config_fields import ConfigFields
-from engine.model.family import DecoderTraits, Family
+from engine.model.family import DecoderTraits, Family, Gate
 from engine.model.fp8 import Fp8Weights
 from engine.model.model_shape import LayerShape, ModelShape
 
@@ -19,6 +19,7 @@ _MAX_VOCAB_SIZE = 2**24
 _MAX_POSITIONS = 2**27
 
 _DTYPES = ("float32", "float16", "bfloat16")
+_GATES: dict[object, Gate] = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_and_mul"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class ModelConfig:
 
     Attributes:
         max_position_embeddings: context length in tokens.
+        gate: the operation of its feed-forward networks.
         checkpoint_dtype: name of the dtype of the stored weights that are not quantised, from config.json.
         end_token_ids: ids that end an answer, from generation_config.json and config.json.
         fp8: which linear layers are stored in 8 bits; None if the checkpoint is not quantised.
@@ -44,6 +46,7 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     tie_word_embeddings: bool
+    gate: Gate
     traits: DecoderTraits
     checkpoint_dtype: str
     end_token_ids: frozenset[int]
@@ -70,8 +73,11 @@ class ModelConfig:
         head_dim = fields.integer("head_dim", hidden_size // num_heads, maximum=_MAX_HEAD_DIM)
         if head_dim % 2:
             raise fields.error("head_dim", f"is {head_dim}, expected an even number: rotary embeddings rotate pairs")
-        if (activation := fields.raw("hidden_act", "silu")) != "silu":
-            raise fields.error("hidden_act", f"is {activation!r}, supported is 'silu'")
+        activation = fields.raw(family.activation_field, "silu")
+        if not isinstance(activation, str) or activation not in _GATES:
+            raise fields.error(
+                family.activation_field, f"is {activation!r}, supported are {', '.join(map(str, _GATES))}"
+            )
         dtype = fields.raw("dtype", fields.raw("torch_dtype", "float32"))
         if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise fields.error("dtype", f"is {dtype!r}, supported are {', '.join(_DTYPES)}")
@@ -99,6 +105,7 @@ class ModelConfig:
             max_position_embeddings=positions,
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+            gate=_GATES[activation],
             traits=traits,
             checkpoint_dtype=dtype,
             end_token_ids=_end_token_ids(path, stated, fields),

@@ -7,6 +7,7 @@ import torch
 from engine.model.checkpoint_part import CheckpointPart, Fill, Span
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer
+from engine.model.norm import Norm
 from engine.model.rotary_tables import rotary_tables
 from engine.model.sharding import Sharding
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
@@ -54,13 +55,12 @@ class Decoder:
         self._vocabulary_rows = sharding.vocabulary_rows
         self.embed_tokens = self._vocabulary_matrix(device)
         self._packed_lm_head: LinearWeights = None
-        # The stream is kept divided by the scale of what is added to it, which the norms remove: no kernel multiplies.
         traits = config.traits
-        self._embedding_scale = traits.embedding_scale / traits.residual_scale
-        self._eps = config.rms_norm_eps / traits.residual_scale**2
-        # With a scale it is fp32, so that their product is not rounded.
-        norm_dtype = dtype if traits.logit_scale == 1.0 else torch.float32
-        self.norm = torch.empty(config.hidden_size, dtype=norm_dtype, device=device)
+        self._embedding_scale = traits.embedding_scale / traits.stream_unit
+        self._eps = config.rms_norm_eps / traits.stream_unit**2
+        self.norm = Norm(
+            config.hidden_size, offset=traits.norm_offset, scale=traits.logit_scale, dtype=dtype, device=device
+        )
         self.layers = [
             DecoderLayer(config, index, tables[ropes[index]], ops, group, sharding, dtype=dtype, device=device)
             for index in range(config.num_layers)
@@ -86,7 +86,7 @@ class Decoder:
         fill(self._base_parts())
         for layer in self.layers:
             layer.load(fill)
-        self.norm.mul_(self.config.traits.logit_scale)
+        self.norm.finish()
         lm_head = self.embed_tokens
         if self.config.tie_word_embeddings and self._embedding_scale != 1.0:
             lm_head = lm_head.clone()  # packing may share its memory, which is scaled below
@@ -100,7 +100,7 @@ class Decoder:
     def _base_parts(self) -> dict[str, CheckpointPart]:
         return {
             "model.embed_tokens.weight": self._vocabulary_part(self.embed_tokens),
-            "model.norm.weight": CheckpointPart.whole(self.norm),
+            "model.norm.weight": CheckpointPart.whole(self.norm.weight),
         }
 
     def _head_parts(self, matrix: torch.Tensor) -> dict[str, CheckpointPart]:
@@ -131,14 +131,14 @@ class Decoder:
         assert len(kv_caches) == len(self.layers), f"{len(kv_caches)} caches for {len(self.layers)} layers"
         residual = self._embed(input_ids)
         eps = self._eps
-        x = self._ops.rms_norm(residual, self.layers[0].input_norm, eps, for_linear=True)
+        x = self._ops.rms_norm(residual, self.layers[0].input_norm.weight, eps, for_linear=True)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, kv_cache, next_norm in zip(self.layers, kv_caches, next_norms, strict=True):
             x = layer.attention(x, positions, kv_cache, metadata)
-            x, residual = self._ops.add_rms_norm(x, residual, layer.post_attention_norm, eps, for_linear=True)
+            x, residual = self._ops.add_rms_norm(x, residual, layer.mlp_norm.weight, eps, for_linear=True)
             x = layer.mlp(x)
             for_linear = next_norm is not self.norm  # the rows for the logits are gathered first
-            x, residual = self._ops.add_rms_norm(x, residual, next_norm, eps, for_linear=for_linear)
+            x, residual = self._ops.add_rms_norm(x, residual, next_norm.weight, eps, for_linear=for_linear)
         assert isinstance(x, torch.Tensor), "the last norm was not for a linear layer"
         return x
 

@@ -1,4 +1,4 @@
-"""One layer of the decoder: attention and a gated feed-forward network, each preceded by an RMSNorm."""
+"""One layer of the decoder: attention and a gated feed-forward network, with RMSNorms before or around each."""
 
 from collections.abc import Mapping
 
@@ -8,6 +8,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear
+from engine.model.norm import Norm
 from engine.model.rope import RopeConfig
 from engine.model.rotary_tables import rotated_pairs_order
 from engine.model.sharding import Sharding
@@ -39,6 +40,7 @@ class DecoderLayer:
         self._eps = config.rms_norm_eps
         self._attention_scale = traits.attention_scale or config.head_dim**-0.5
         self._head_dim = config.head_dim
+        self._gate = config.gate
         self._sliding_window = traits.sliding_windows[index]
         hidden, intermediate = Span.whole(config.hidden_size), sharding.intermediate
         q, kv = sharding.heads.times(config.head_dim), sharding.kv_heads.times(config.head_dim)
@@ -62,11 +64,26 @@ class DecoderLayer:
                 row_order=row_order,
             )
 
-        def norm(size: int) -> torch.Tensor:
-            return torch.empty(size, dtype=dtype, device=device)
+        def norm(name: str, size: int = config.hidden_size, scale: float = 1.0) -> Norm:
+            made = Norm(size, offset=traits.norm_offset, scale=scale, dtype=dtype, device=device)
+            self._norms[name] = made
+            return made
 
-        self.q_norm = norm(config.head_dim) if traits.qk_norm else None
-        self.k_norm = norm(config.head_dim) if traits.qk_norm else None
+        self._norms: dict[str, Norm] = {}
+        self.input_norm = norm("input_layernorm")
+        self._attention_output_norm: Norm | None = None
+        self._mlp_output_norm: Norm | None = None
+        if traits.post_norms:
+            scale = traits.residual_scale / traits.stream_unit
+            self._attention_output_norm = norm("post_attention_layernorm", scale=scale)
+            self.mlp_norm = norm("pre_feedforward_layernorm")
+            self._mlp_output_norm = norm("post_feedforward_layernorm", scale=scale)
+        else:
+            self.mlp_norm = norm("post_attention_layernorm")
+        self._head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
+        if traits.qk_norm:
+            q_norm, k_norm = (norm(f"self_attn.{name}", config.head_dim) for name in ("q_norm", "k_norm"))
+            self._head_norms = q_norm.weight, k_norm.weight
         qkv: dict[str, Span | FusedSpan] = {"q_proj": q, "k_proj": kv, "v_proj": kv}
         gate_up: dict[str, Span | FusedSpan] = {"gate_proj": intermediate, "up_proj": intermediate}
         if traits.fused:
@@ -76,14 +93,12 @@ class DecoderLayer:
         self.o = linear(attention, q, {"o_proj": hidden}, traits.o_bias)
         self.gate_up = linear(mlp, hidden, gate_up, traits.mlp_bias)
         self.down = linear(mlp, intermediate, {"down_proj": hidden}, traits.mlp_bias)
-        self.input_norm = norm(config.hidden_size)
-        self.post_attention_norm = norm(config.hidden_size)
 
     def _order_of_qkv(self, sharding: Sharding, rope: RopeConfig | None) -> torch.Tensor | None:
         """Returns the order of rows of queries, keys and values that a partial rotation requires."""
         if rope is None or rope.rotated_dims(self._head_dim) == self._head_dim:
             return None
-        if self.q_norm is not None:
+        if self._head_norms is not None:
             raise CheckpointError("config.json: norms of heads with partial_rotary_factor below 1 are not supported")
         order, kv_heads = rotated_pairs_order(rope, self._head_dim), sharding.kv_heads.size
         num_rotated = sharding.heads.size + kv_heads
@@ -100,6 +115,8 @@ class DecoderLayer:
     def load(self, fill: Fill) -> None:
         """Fills the norms, then loads and packs one linear layer at a time."""
         fill(self._norm_parts())
+        for norm in self._norms.values():
+            norm.finish()
         for linear in self._linears:
             linear.load(self._ops, fill)
 
@@ -108,10 +125,7 @@ class DecoderLayer:
         return self.qkv, self.o, self.gate_up, self.down
 
     def _norm_parts(self) -> dict[str, CheckpointPart]:
-        norms = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.post_attention_norm}
-        if self.q_norm is not None and self.k_norm is not None:
-            norms |= {"self_attn.q_norm": self.q_norm, "self_attn.k_norm": self.k_norm}
-        return {f"{self._prefix}{name}.weight": CheckpointPart.whole(norm) for name, norm in norms.items()}
+        return {f"{self._prefix}{name}.weight": CheckpointPart.whole(norm.weight) for name, norm in self._norms.items()}
 
     def attention(
         self,
@@ -121,21 +135,26 @@ class DecoderLayer:
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """Normalised input [T, hidden] -> [T, hidden]; writes keys and values of the step, then reads the cache."""
-        head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         q = self._ops.rotate_and_store(
             self.qkv(self._ops, x),
             positions,
             *self._rotary,
             kv_cache,
             metadata.slot_mapping,
-            head_norms=head_norms,
+            head_norms=self._head_norms,
             eps=self._eps,
         )
         out = self._ops.paged_attention(
             q, kv_cache, metadata, scale=self._attention_scale, sliding_window=self._sliding_window
         )
-        return self._group.all_reduce(self.o(self._ops, out))
+        return self._normed(self._group.all_reduce(self.o(self._ops, out)), self._attention_output_norm)
 
     def mlp(self, x: LinearInput) -> torch.Tensor:
         """Normalised input [T, hidden] -> [T, hidden]."""
-        return self._group.all_reduce(self.down(self._ops, self._ops.silu_and_mul(self.gate_up(self._ops, x))))
+        gate = self._ops.gelu_and_mul if self._gate == "gelu_and_mul" else self._ops.silu_and_mul
+        return self._normed(
+            self._group.all_reduce(self.down(self._ops, gate(self.gate_up(self._ops, x)))), self._mlp_output_norm
+        )
+
+    def _normed(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        return x if norm is None else self._ops.rms_norm(x, norm.weight, self._eps)

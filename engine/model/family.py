@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from engine.model.config_fields import ConfigFields
 from engine.model.rope import RopeConfig
+
+Gate = Literal["silu_and_mul", "gelu_and_mul"]
+"""Name of the operation of `kernels.interface.KernelOps` between the two layers of a feed-forward network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,9 @@ class DecoderTraits:
         ropes: rotation of queries and keys; None: no rotation.
         qkv_bias, o_bias, mlp_bias: which projections add a bias.
         qk_norm: whether each query and key head has an RMSNorm before the rotation.
+        post_norms: whether the outputs of attention and feed-forward network have RMSNorms too, before they are added
+            to the residual stream.
+        norm_offset: added to the stored weights of all norms.
         fused: whether the checkpoint stores queries, keys and values as `qkv_proj`, and gate and up as `gate_up_proj`.
         attention_scale: factor of attention scores; None: 1 / sqrt(head_dim).
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of the output of attention and feed-forward
@@ -29,11 +35,22 @@ class DecoderTraits:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    post_norms: bool = False
+    norm_offset: float = 0.0
     fused: bool = False
     attention_scale: float | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+
+    @property
+    def stream_unit(self) -> float:
+        """The factor by which the residual stream is kept divided, which the norms after it remove.
+
+        So no kernel multiplies: with norms of what is added it is the scale of embeddings, and the rest is in the
+        weights of these norms; otherwise it is the scale of what is added, and the rest is in the embeddings.
+        """
+        return self.embedding_scale if self.post_norms else self.residual_scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +61,13 @@ class Family:
         architecture: its entry of `architectures` in config.json.
         read_traits: reads the traits of a model from its config.json; raises CheckpointError for a bad field.
         defaults: values of fields that config.json may lack, as in the configuration class of `transformers`.
+        activation_field: the field that names the activation of the feed-forward networks.
     """
 
     architecture: str
     read_traits: Callable[[ConfigFields], DecoderTraits]
     defaults: Mapping[str, Any]
+    activation_field: str = "hidden_act"
 
 
 def num_layers(fields: ConfigFields) -> int:

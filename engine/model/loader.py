@@ -64,7 +64,7 @@ def cpu_checkpoint_dtype(path: Path | None, config: ModelConfig) -> str:
     Raises: CheckpointError: a file cannot be read.
     """
     traits = config.traits
-    if config.fp8 is not None or traits.embedding_scale != traits.residual_scale:
+    if config.fp8 is not None or traits.embedding_scale != traits.stream_unit:
         return "float32"
     dtypes = {config.checkpoint_dtype} if path is None else {dtype_name(dtype) for dtype in stored_dtypes(path)}
     return dtypes.pop() if len(dtypes) == 1 else "float32"

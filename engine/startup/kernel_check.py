@@ -10,7 +10,7 @@ from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.startup.progress import StartupProgress
 from engine.startup.served_model import ServedModel
-from kernels.check import KernelCase, Mismatch, ModelForms, Weights8Bit, find_mismatches, kernel_cases, run_cases
+from kernels.check import Gate, KernelCase, Mismatch, ModelForms, Weights8Bit, find_mismatches, kernel_cases, run_cases
 from kernels.families import reference_ops
 from kernels.interface import KernelOps
 
@@ -41,7 +41,9 @@ def model_forms(
         sliding_windows = tuple(dict.fromkeys(model.traits.sliding_windows))
         if keeps_fp8 and model.fp8 is not None:
             weights = "fp8 blocks" if model.fp8.has_blocks else "fp8 checkpoint"
+        gate: Gate = model.gate
     else:
+        gate = "silu_and_mul"
         eps, has_bias, has_head_norms, sliding_windows = 1e-6, False, False, model.sliding_windows
     num_heads, num_kv_heads, head_dim = model.shape.widest_layer
     return ModelForms(
@@ -58,6 +60,7 @@ def model_forms(
         eps=eps,
         has_bias=has_bias,
         has_head_norms=has_head_norms,
+        gate=gate,
         sliding_windows=sliding_windows,
         block_size=config.block_size,
     )

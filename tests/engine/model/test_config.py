@@ -78,6 +78,8 @@ def test_null_counts_as_absent(read):
 def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path, architecture, fields):
     if architecture == "Qwen3ForCausalLM" and "head_dim" in fields:
         fields = {**fields, "head_dim": 32}  # transformers takes no null there
+    if architecture == "Gemma3ForCausalLM" and "head_dim" in fields:
+        fields = {"rope_local_base_freq": 500.0, "rope_theta": 5e4, "sliding_window_pattern": 2}  # nor here
     if architecture == "MistralForCausalLM" and "num_key_value_heads" in fields:
         fields = {**fields, "num_key_value_heads": 8}
     shape = {"hidden_size": 1024, "num_attention_heads": 64}
@@ -87,7 +89,10 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 1024 // 64)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
-    assert ours.traits.ropes[0].theta == theirs.rope_parameters["rope_theta"]
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 3
+    for rope, kind in zip(ours.traits.ropes, kinds, strict=True):
+        theta = theirs.rope_parameters.get(kind, theirs.rope_parameters)["rope_theta"]
+        assert rope is None or rope.theta == theta
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     ids = theirs.eos_token_id
     assert ours.end_token_ids == (set() if ids is None else {ids} if isinstance(ids, int) else set(ids))
@@ -96,7 +101,6 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
         if architecture not in ("LlamaForCausalLM", "GraniteForCausalLM")
         else None
     )
-    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 3
     expected = tuple(window if kind == "sliding_attention" else None for kind in kinds)
     assert ours.traits.sliding_windows == expected
 
@@ -191,7 +195,7 @@ def test_sliding_windows_by_architecture(read, overrides, windows):
         ({"num_key_value_heads": 3}, "num_attention_heads is 4, not a multiple of num_key_value_heads 3"),
         ({"hidden_size": 66}, "hidden_size is 66, not a multiple of num_attention_heads 4"),
         ({"head_dim": 15}, "head_dim is 15, expected an even number"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', supported is 'silu'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', supported are silu, gelu_pytorch_tanh"),
         ({"dtype": "float8"}, "dtype is 'float8', supported are float32, float16, bfloat16"),
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1, expected a number > 0"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),

@@ -73,6 +73,20 @@ CHECKPOINTS = {
     ),
     "smollm3": ("smollm3", {}),
     "granite": ("granite", {}),
+    "gemma3": ("gemma3", {}),
+    "gemma3 bfloat16, untied, rotations": (
+        "gemma3",
+        {
+            "dtype": "bfloat16",
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "llama gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "granite tied biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
 }
 

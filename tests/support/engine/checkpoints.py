@@ -34,6 +34,18 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "logits_scaling": 2.5,
         },
     ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 0.05,
+        },
+    ),
 }
 
 
@@ -51,7 +63,7 @@ def save_checkpoint(
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "norm" in name:  # around one, so that a forgotten norm weight shows
-            values = 1 + 0.2 * noise
+            values = ("Gemma" not in model_class) + 0.2 * noise  # Gemma adds the one
         elif parameter.ndim == 1:  # biases that matter
             values = 0.2 * noise
         else:  # keeps activations and logits near unit scale

@@ -18,6 +18,7 @@ SMALL = ModelForms(
     eps=1e-5,
     has_bias=False,
     has_head_norms=False,
+    gate="silu_and_mul",
     sliding_windows=(None,),
     block_size=16,
 )
