@@ -151,10 +151,9 @@ def trace() -> list[Path]:
                 windows.append(range(first, _tick() + 1))
                 time.sleep(_PAUSE_S)
         # Not the children of either process, which check tokenizers and schemas in advance.
-        calls = [line.split(maxsplit=1) for pid in (engine, frontend) for line in (seen / str(pid)).open()]
-    names = set.intersection(
-        *({path.rstrip("\n") for tick, path in calls if int(tick) in window} for window in windows)
-    )
+        lines = [line for pid in (engine, frontend) for line in (seen / str(pid)).read_text().splitlines()]
+    calls = [line.split(maxsplit=1) for line in lines]
+    names = set.intersection(*({path for tick, path in calls if int(tick) in window} for window in windows))
     return sorted(path for name in names if (path := Path(name)).is_relative_to(ROOT) and _is_served(path))
 
 
