@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.model.architectures import FAMILIES
 from engine.model.checkpoint_file import exists
 from engine.model.config_fields import ConfigFields
-from engine.model.family import DecoderTraits, Family, Gate
+from engine.model.family import GATES, DecoderTraits, Family, Gate
 from engine.model.fp8 import Fp8Weights
 from engine.model.model_shape import LayerShape, ModelShape
 
@@ -19,7 +19,6 @@ _MAX_VOCAB_SIZE = 2**24
 _MAX_POSITIONS = 2**27
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_GATES: dict[object, Gate] = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_and_mul"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,10 @@ class ModelConfig:
         head_dim = fields.integer("head_dim", hidden_size // num_heads, maximum=_MAX_HEAD_DIM)
         if head_dim % 2:
             raise fields.error("head_dim", f"is {head_dim}, expected an even number: rotary embeddings rotate pairs")
-        activation = fields.raw(family.activation_field, "silu")
-        if not isinstance(activation, str) or activation not in _GATES:
+        if not family.has_gate_of(fields):
             raise fields.error(
-                family.activation_field, f"is {activation!r}, supported are {', '.join(map(str, _GATES))}"
+                family.activation_field,
+                f"is {family.activation(fields)!r}, supported are {', '.join(GATES)}; or --model-impl transformers",
             )
         dtype = fields.raw("dtype", fields.raw("torch_dtype", "float32"))
         if not isinstance(dtype, str) or dtype not in _DTYPES:
@@ -105,7 +104,7 @@ class ModelConfig:
             max_position_embeddings=positions,
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-            gate=_GATES[activation],
+            gate=GATES[family.activation(fields)],
             traits=traits,
             checkpoint_dtype=dtype,
             end_token_ids=_end_token_ids(path, stated, fields),

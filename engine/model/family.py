@@ -10,6 +10,9 @@ from engine.model.rope import RopeConfig
 Gate = Literal["silu_and_mul", "gelu_and_mul"]
 """Name of the operation of `kernels.interface.KernelOps` between the two layers of a feed-forward network."""
 
+GATES: dict[str, Gate] = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_and_mul"}
+"""Gates by the name of their activation in config.json."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderTraits:
@@ -68,6 +71,15 @@ class Family:
     read_traits: Callable[[ConfigFields], DecoderTraits]
     defaults: Mapping[str, Any]
     activation_field: str = "hidden_act"
+
+    def activation(self, fields: ConfigFields) -> Any:
+        """Returns what config.json, or else the default of the family, names as activation."""
+        return fields.with_defaults(dict(self.defaults)).raw(self.activation_field, "silu")
+
+    def has_gate_of(self, fields: ConfigFields) -> bool:
+        """Tells whether the activation has a gate."""
+        activation = self.activation(fields)
+        return isinstance(activation, str) and activation in GATES
 
 
 def num_layers(fields: ConfigFields) -> int:

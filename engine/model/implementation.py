@@ -48,7 +48,8 @@ def choose_implementation(path: Path, model_impl: ModelImpl, *, tensor_parallel_
 
     Args:
         path: the folder.
-        model_impl: `auto` selects chairlift for the architectures that it has, and transformers for others.
+        model_impl: `auto` selects chairlift for the architectures that it has, and transformers for others and for
+            activations that chairlift does not have.
         tensor_parallel_size: number of ranks; transformers has one.
 
     Raises:
@@ -57,7 +58,9 @@ def choose_implementation(path: Path, model_impl: ModelImpl, *, tensor_parallel_
     """
     fields = ConfigFields.from_file(path / "config.json")
     names = fields.raw("architectures")
-    is_native = isinstance(names, list) and any(architecture in names for architecture in FAMILIES)
+    is_native = isinstance(names, list) and any(
+        architecture in names and family.has_gate_of(fields) for architecture, family in FAMILIES.items()
+    )
     if model_impl == "chairlift" or (model_impl == "auto" and is_native):
         return "chairlift"  # whose own configuration refuses what it does not support
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):

@@ -225,7 +225,6 @@ def with_nan(folder: Path, tensor: str) -> Path:
 
 REFUSED: dict[str, Callable[[Callable[..., Path]], str]] = {
     "an architecture that cannot be served": lambda made: startup_error(made(architectures=["MambaForCausalLM"])),
-    "another activation": lambda made: startup_error(made(hidden_act="gelu")),
     "another rotation": lambda made: startup_error(made(rope_parameters={"rope_type": "ntk", "rope_theta": 1e4})),
     "another quantization": lambda made: startup_error(made(quantization_config={"quant_method": "awq"})),
     "a shape that is not the weights'": lambda made: startup_error(made(vocab_size=3000)),

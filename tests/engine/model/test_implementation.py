@@ -39,6 +39,23 @@ def test_auto_prefers_the_native_decoder(tmp_path, architecture, model_impl, exp
 
 
 @pytest.mark.parametrize(
+    ("architecture", "activation", "expected"),
+    [
+        ("LlamaForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}, "chairlift"),
+        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "transformers"),
+        ("Gemma3ForCausalLM", {"hidden_act": "gelu"}, "chairlift"),  # which reads another field
+        ("Gemma3ForCausalLM", {"hidden_activation": "relu"}, "transformers"),
+    ],
+)
+def test_an_activation_that_the_native_decoder_lacks_is_left_to_transformers(
+    tmp_path, architecture, activation, expected
+):
+    path = config_json(tmp_path, architectures=[architecture], **activation)
+    assert choose_implementation(path, "auto") == expected
+    assert choose_implementation(path, "chairlift") == "chairlift"  # which refuses it
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"architectures": ["BloomForCausalLM"]}, "BloomForCausalLM: its attention does not go through .*; serve"),
