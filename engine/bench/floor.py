@@ -137,11 +137,18 @@ class Floor:
         Prompts are computed in steps large enough to be bound by their products; every output token takes its share of
         a decode step of `batch` rows.
         """
+        return self.decode_s_per_output_token(lengths, batch) + self.prompt_s_per_output_token(lengths)
+
+    def decode_s_per_output_token(self, lengths: Sequence[Length], batch: int) -> float:
+        """Returns the part of decode steps."""
         total = _Totals.of(lengths)
-        prompts_s = total.prompt_tokens * self._body_s_per_token
-        prompts_s += self.size.attention_flop_per_pair * total.squared_prompts / 2 / self.rates.flops
-        decodes_s = total.output_tokens * self.linear_s(batch, batch) / batch
-        return (prompts_s + decodes_s + self.decode_attention_s(total.context_tokens)) / total.output_tokens
+        return self.linear_s(batch, batch) / batch + self.decode_attention_s(total.context_tokens) / total.output_tokens
+
+    def prompt_s_per_output_token(self, lengths: Sequence[Length]) -> float:
+        """Returns the part of prompts."""
+        total = _Totals.of(lengths)
+        attention_s = self.size.attention_flop_per_pair * total.squared_prompts / 2 / self.rates.flops
+        return (total.prompt_tokens * self._body_s_per_token + attention_s) / total.output_tokens
 
     def overlapped_seconds_per_output_token(self, lengths: Sequence[Length], batch: int) -> float:
         """Returns the same if reading and computing overlap perfectly (NanoFlow, arXiv:2408.12757)."""

@@ -26,6 +26,7 @@ from chairlift.bench.report import Result
 from engine.bench.fresh_scheduler import schedule_anew
 from engine.bench.gpu.decode_steps import DecodePoint, DecodeSteps, Decoding, prefill_seconds
 from engine.bench.gpu.driver import EngineDriver, RequestMaker
+from engine.bench.gpu.expected import IDLE, SAMPLER, ExpectedRange
 from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
 from engine.serving.parts import EngineParts
@@ -168,7 +169,7 @@ class _Bench:
                 direction="at most",
                 goal=100 * _IDLE_GOAL,
                 note=f"{100 * idle.total:.1f} % with the gaps between the kernels of a step; under the profiler, "
-                f"{idle.span_us / point.num_steps / 1e3:.2f} ms a step",
+                f"{idle.span_us / point.num_steps / 1e3:.2f} ms a step{self._expected(IDLE)}",
             )
         )
 
@@ -195,7 +196,7 @@ class _Bench:
                 "%",
                 direction="at most",
                 goal=100 * _SAMPLER_GOAL,
-                note=f"{1e6 * seconds:,.0f} us of {1e3 * step_s:.2f} ms, a greedy step",
+                note=f"{1e6 * seconds:,.0f} us of {1e3 * step_s:.2f} ms, a greedy step{self._expected(SAMPLER)}",
             )
         )
 
@@ -222,6 +223,9 @@ class _Bench:
             floor=1e3 * floor_s,
             note=note,
         )
+
+    def _expected(self, figure: ExpectedRange) -> str:
+        return f"; {figure.note}" if self._setting.is_expected and self._setting.precision.name == "bf16" else ""
 
     def _driver(self) -> EngineDriver:
         return EngineDriver(schedule_anew(self._parts))

@@ -26,6 +26,7 @@ from chairlift.bench.report import Result
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import schedule_anew
 from engine.bench.gpu.driver import EngineDriver, RequestMaker
+from engine.bench.gpu.expected import expected_mix
 from engine.bench.gpu.lengths import SHAREGPT_LIKE, in_progress, mean_length, sample_lengths, scaled
 from engine.bench.gpu.setting import DEFAULT_SHAPE, GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
@@ -118,6 +119,9 @@ def _figure(setting: GpuSetting, case: _Case, window: Window, num_slots: int) ->
         f"{window.mean_running:.0f} of {num_slots} slots taken on average",
         f"overlap floor {overlapped:,.0f}",
     ]
+    expected = expected_mix(setting.floor, case.lengths, batch)
+    if setting.is_expected and expected is not None and not case.is_static:
+        notes.append(expected.note(floor, "tok/s", "at least"))
     key = setting.precision.name, case.name
     goal_id, goal = "", None
     if key in _FRACTION_GOALS:
