@@ -88,7 +88,9 @@ def decode_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Ca
 
 
 def prefill_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:
-    """Yields whole prompts that fill a step of 8,192 tokens, and short chunks behind a cached prefix."""
+    """Yields whole prompts that fill a step of 8,192 tokens, short chunks behind a cached prefix, and several chunks
+    behind uneven prefixes beside as many keys in equal ones.
+    """
     for length in (33,) if quick else (512, 1024, 2048, 4096, 8192):
         rows = 1 if quick else max(1, 8192 // length)
         has_goal = length == _PREFILL_GOAL_TOKENS and dims.head_dim == 128
@@ -104,8 +106,7 @@ def prefill_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[C
                 goal_rate=_PREFILL_GOAL_TFLOPS if has_goal and not is_float8 else None,
                 expected=PREFILL_ATTENTION if has_goal and not is_float8 else None,
             )
-    for context in (40,) if quick else (2048, 32_768):
-        num_new = 7 if quick else 100
+    for num_new, context in ((7, 40),) if quick else ((100, 2048), (100, 32_768), (16, 131_072)):
         for kv_dtype in _kv_dtypes(device):
             yield _case(
                 device,
@@ -114,6 +115,14 @@ def prefill_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[C
                 kv_dtype,
                 f"prefill attention, {_short(kv_dtype)} cache, chunk of {num_new} behind {context:,}",
             )
+    num_new, rows, short, longest = (7, 2, 20, 600) if quick else (64, 8, 2048, 98_304)
+    mean = ((rows - 1) * short + longest) // rows
+    for kv_dtype in _kv_dtypes(device):
+        equal = f"prefill attention, {_short(kv_dtype)} cache, {rows} chunks of {num_new} behind {mean:,}"
+        what = f"{equal.removesuffix(f'{mean:,}')}{short:,}, one behind {longest:,}"
+        for prefixes, name in (((mean,) * rows, equal), ((*(short,) * (rows - 1), longest), what)):
+            batch = Batch((num_new,) * rows, tuple(prefix + num_new for prefix in prefixes))
+            yield _case(device, dims, batch, kv_dtype, name, equal="" if name is equal else equal)
 
 
 def mixed_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:

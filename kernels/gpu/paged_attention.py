@@ -35,9 +35,10 @@ def paged_attention(
 ) -> torch.Tensor:
     """Computes causal attention of a ragged batch, query heads of one KV head together (GQA, arXiv:2305.13245).
 
-    Method: online softmax (FlashAttention-2, arXiv:2307.08691) over blocks (PagedAttention, arXiv:2309.06180), for
-    single tokens split over the keys (Flash-Decoding). Sums are fp32; keys, values and probabilities enter products in
-    the dtype of q. Launches depend on shapes and on the metadata's host numbers only. Rows of padding become zeros.
+    Method: online softmax (FlashAttention-2, arXiv:2307.08691) over blocks (PagedAttention, arXiv:2309.06180), split
+    over the keys (Flash-Decoding) where queries do not fill the device. Sums are fp32; keys, values and probabilities
+    enter products in the dtype of q. Launches depend on shapes and on the metadata's host numbers only. Rows of padding
+    become zeros.
 
     Args:
         q: [T, num_heads, head_dim] fp32, fp16 or bf16, a token's heads contiguous; head_dim a multiple of 16 up to 256.
@@ -47,7 +48,7 @@ def paged_attention(
         sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
         soft_cap: scores become soft_cap * tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118); None: they are unchanged.
         target: architecture of the device; decides the tiles.
-        num_processors: multiprocessors of the device; they decide the length of chunks of one-token rows.
+        num_processors: multiprocessors of the device; they decide the length of chunks of keys.
         chunk_keys: keys of a chunk of one-token rows; None: chosen from the lengths of all of them, see `decode_plan`.
         out: [T, num_heads * head_dim], contiguous, dtype of q, for the result; None: it is allocated.
         batch_invariant: all rows go to the prefill kernel, whose order of summation then is the same for a token that
@@ -94,6 +95,7 @@ def paged_attention(
             sliding_window=sliding_window,
             soft_cap=soft_cap,
             tile=tiles.prefill_tile(*shape),
+            num_processors=num_processors,
             batch_invariant=batch_invariant,
         )
 

@@ -1,11 +1,12 @@
 """Attention of rows with several query tokens: wide tiles of queries, each of which iterates over the keys it sees.
 
 A tile is some query tokens of one row times the query heads that share a KV head, so that a key is read once for all of
-them and matrix instructions are full. Each program finds its row and tokens on the device, so that the grid depends on
-shapes alone.
+them and matrix instructions are full. Few tiles with many keys are divided by keys as well, and a second kernel merges
+their chunks. Each program finds its row, tokens and keys on the device, so that grids depend on host numbers alone:
+they are upper bounds, and programs without work end at once.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
@@ -13,13 +14,16 @@ import triton.language as tl
 
 from kernels.gpu.attend import LOG2_E, add_values, attend, dot_queries, start_state, weighted_mean
 from kernels.gpu.kv_cache import GpuKVCache
-from kernels.gpu.launch import BoundKernel
+from kernels.gpu.launch import BoundKernel, is_compile_only
+from kernels.gpu.prefill_plan import CHUNK_UNIT, ROWS_AT_ONCE, find_row, prefill_plan
 from kernels.gpu.tiles import AttentionTile
 from kernels.metadata import AttentionMetadata
 
-_ROWS_AT_ONCE = 1024
-"""Rows whose starts a program loads at once when it searches for its own: one load for most batches, where a binary
-search would wait for several loads in sequence."""
+_MERGED_ROWS = 8
+"""Rows of queries of a program of the merge: few, because the tiles that are divided are few."""
+
+_VALUES_IN_FLIGHT = tl.constexpr(512)
+"""Values per row, of several chunks, whose loads the merge issues before it waits for the first of them."""
 
 
 def prefill_attention(
@@ -33,6 +37,7 @@ def prefill_attention(
     sliding_window: int | None,
     soft_cap: float | None,
     tile: AttentionTile,
+    num_processors: int,
     batch_invariant: bool = False,
 ) -> None:
     """Writes the attention of the rows from first_row on.
@@ -45,13 +50,25 @@ def prefill_attention(
         first_row: the first row to compute.
         scale, sliding_window, soft_cap: as of `paged_attention`.
         tile: of `kernels.gpu.tiles`.
+        num_processors: multiprocessors of the device.
         batch_invariant: a token's result is the same bits with any other tokens in its tile.
     """
+    assert CHUNK_UNIT % tile.block_n == 0, f"steps of {tile.block_n} keys cross the borders of chunks"
     num_heads, head_dim = q.shape[1:]
     group_size = num_heads // kv_cache.num_kv_heads
-    num_rows = metadata.num_reqs - first_row
-    max_tiles = (q.shape[0] - first_row) // (tile.block_m // group_size) + num_rows
-    launch = _bind(
+    plan = prefill_plan(
+        metadata,
+        first_row=first_row,
+        num_tokens=q.shape[0] - first_row,
+        num_kv_heads=kv_cache.num_kv_heads,
+        head_dim=head_dim,
+        block_m=tile.block_m,
+        tokens_per_tile=tile.block_m // group_size,
+        sliding_window=sliding_window,
+        num_processors=num_processors,
+        may_divide=not batch_invariant,
+    )
+    forms, merge = _bind(
         tile,
         group_size,
         head_dim,
@@ -61,26 +78,42 @@ def prefill_attention(
         soft_cap is not None,
         batch_invariant,
     )
-    launch(
-        (max_tiles, kv_cache.num_kv_heads),
-        out,
-        q,
-        kv_cache.k,
-        kv_cache.v,
-        kv_cache.k_scales,
-        kv_cache.v_scales,
-        metadata.query_start_loc,
-        metadata.seq_lens,
-        metadata.block_table,
-        q.stride(0),
-        metadata.block_table.stride(0),
-        kv_cache.num_kv_heads,
-        first_row,
-        metadata.num_reqs,
-        sliding_window or 0,
-        scale * LOG2_E.value,
-        float(soft_cap or 0.0),
-    )
+    is_divided = plan.max_divided_tiles > 0
+    for launch in forms if is_compile_only() and not batch_invariant else (forms[is_divided],):
+        launch(
+            (plan.max_programs, kv_cache.num_kv_heads),
+            out,
+            plan.parts,
+            plan.part_lse,
+            q,
+            kv_cache.k,
+            kv_cache.v,
+            kv_cache.k_scales,
+            kv_cache.v_scales,
+            plan.rows,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.block_table,
+            q.stride(0),
+            metadata.block_table.stride(0),
+            kv_cache.num_kv_heads,
+            first_row,
+            metadata.num_reqs - first_row,
+            sliding_window or 0,
+            scale * LOG2_E.value,
+            float(soft_cap or 0.0),
+        )
+    if is_divided or (is_compile_only() and not batch_invariant):
+        merge(
+            (plan.max_divided_tiles, kv_cache.num_kv_heads, tile.block_m // _MERGED_ROWS),
+            out,
+            plan.parts,
+            plan.part_lse,
+            plan.rows,
+            metadata.query_start_loc,
+            first_row,
+            metadata.num_reqs - first_row,
+        )
 
 
 @cache
@@ -93,8 +126,10 @@ def _bind(
     has_window: bool,
     has_soft_cap: bool,
     is_invariant: bool,
-) -> BoundKernel:
-    return BoundKernel(
+) -> tuple[tuple[BoundKernel, BoundKernel], BoundKernel]:
+    """Returns the kernel of steps whose tiles are all whole, that of other steps, and the one that merges chunks."""
+    kernel = partial(
+        BoundKernel,
         _prefill_attention_kernel,
         GROUP_SIZE=group_size,
         HEAD_DIM=head_dim,
@@ -107,14 +142,27 @@ def _bind(
         HAS_SOFT_CAP=has_soft_cap,
         LATE_VALUES=tile.late_values,
         IS_INVARIANT=is_invariant,
-        ROWS_AT_ONCE=_ROWS_AT_ONCE,
+        CHUNK_UNIT=CHUNK_UNIT,
+        ROWS_AT_ONCE=ROWS_AT_ONCE,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
+    merge = BoundKernel(
+        _merge_tile_chunks_kernel,
+        GROUP_SIZE=group_size,
+        HEAD_DIM=head_dim,
+        BLOCK_M=tile.block_m,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        MERGED_ROWS=_MERGED_ROWS,
+        ROWS_AT_ONCE=ROWS_AT_ONCE,
+        num_warps=4,
+    )
+    return (kernel(IS_DIVIDED=False), kernel(IS_DIVIDED=True)), merge
 
 
 @triton.jit(
     do_not_specialize=[
+        "plan_ptr",
         "query_start_loc_ptr",
         "seq_lens_ptr",
         "block_table_ptr",
@@ -127,11 +175,14 @@ def _bind(
 )
 def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
+    parts_ptr,
+    lse_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
     k_scales_ptr,
     v_scales_ptr,
+    plan_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
     block_table_ptr,
@@ -154,17 +205,34 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     HAS_SOFT_CAP: tl.constexpr,
     LATE_VALUES: tl.constexpr,
     IS_INVARIANT: tl.constexpr,
+    IS_DIVIDED: tl.constexpr,
+    CHUNK_UNIT: tl.constexpr,
     ROWS_AT_ONCE: tl.constexpr,
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP_SIZE
     # Later tokens see more keys and are scheduled first, so that the last programs are short.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    row, first_tile = _find_row(query_start_loc_ptr, first_row, num_rows, tile, BLOCK_Q, ROWS_AT_ONCE)
+    if IS_DIVIDED:
+        if program >= tl.load(plan_ptr + num_rows):
+            return
+        plan_row, first_program = find_row(plan_ptr, num_rows, program, ROWS_AT_ONCE)
+    else:
+        plan_row, first_program = _find_whole_tile(
+            query_start_loc_ptr + first_row, num_rows, program, BLOCK_Q, ROWS_AT_ONCE
+        )
+    index = program - first_program
+    row = first_row + plan_row
     query_start = tl.load(query_start_loc_ptr + row)
     query_len = tl.load(query_start_loc_ptr + row + 1) - query_start
-    first_token = (tile - first_tile) * BLOCK_Q
-    if first_token >= query_len:
+    first_token = index * BLOCK_Q
+    if IS_DIVIDED:
+        plan_ptr += plan_row
+        num_chunks = tl.load(plan_ptr + num_rows + 1)
+        chunk_keys = tl.load(plan_ptr + 2 * (num_rows + 1)) * CHUNK_UNIT
+        part = tl.load(plan_ptr + 3 * (num_rows + 1)) + index
+        first_token = index // num_chunks * BLOCK_Q
+    elif first_token >= query_len:
         return
     context_len = tl.load(seq_lens_ptr + row) - query_len  # -1 for padding, which then sees no key
 
@@ -190,6 +258,14 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     seen_stop = (first_position + 1) // BLOCK_N * BLOCK_N
 
     start_key = first_key // BLOCK_N * BLOCK_N
+    if IS_DIVIDED:  # the only chunk of a tile ends with it
+        chunk_start = first_key // CHUNK_UNIT * CHUNK_UNIT + index % num_chunks * chunk_keys
+        start_key = tl.maximum(start_key, chunk_start)
+        end_key = tl.minimum(end_key, chunk_start + chunk_keys)
+        if HAS_WINDOW or LATE_VALUES:  # the first step has no values of a step before
+            first_key = tl.maximum(first_key, start_key)
+        seen_stop = tl.minimum(seen_stop, end_key)
+        seen_start = tl.maximum(seen_start, start_key)
     # These ranges depend on the tokens of the tile. With IS_INVARIANT one masked loop takes all keys, so that a key
     # goes through the same instructions in any tile. A step in which a token sees no key does not change its state.
     if IS_INVARIANT:
@@ -217,7 +293,7 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
         sliding_window, score_scale, soft_cap,
         HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True, LATE_VALUES,
     )  # fmt: skip
-    acc, _, row_sum, weights, correction, _, v_block_ids = state
+    acc, row_max, row_sum, weights, correction, _, v_block_ids = state
     if LATE_VALUES:
         acc = add_values(
             acc, weights, correction, v_block_ids, (end_key - 1) // BLOCK_N * BLOCK_N, first_key, end_key,
@@ -225,26 +301,95 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
     out = weighted_mean(acc, row_sum, IS_QUANTIZED)
+    if IS_DIVIDED and num_chunks > 1:
+        part_rows = ((part.to(tl.int64) * num_kv_heads + kv_head) * BLOCK_M + rows)[:, None]
+        tl.store(lse_ptr + part_rows, row_max + tl.log2(row_sum))
+        tl.store(parts_ptr + part_rows * HEAD_DIM + columns[None, :], out, mask=mask)
+        return
     out_ptrs = out_ptr + (indices * (num_kv_heads * GROUP_SIZE) + heads)[:, None] * HEAD_DIM + columns[None, :]
     tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _find_row(query_start_loc_ptr, first_row, num_rows, tile, BLOCK_Q: tl.constexpr, ROWS_AT_ONCE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Row of a tile, and the number of that row's first tile.
+def _find_whole_tile(starts_ptr, num_rows, tile, BLOCK_Q: tl.constexpr, ROWS_AT_ONCE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the row of a tile and the number of that row's first tile, where every tile is one program.
 
     Row i begins with tile number (query tokens before it) // BLOCK_Q + (rows before it). This reserves a partial last
     tile for every row and needs no sum over the tiles of earlier rows. Unused numbers, at most one per row, count as
     part of the row before them.
+
+    Args:
+        starts_ptr: [num_rows], the first query token of each row.
+        num_rows, tile: rows, and the number to find.
+        BLOCK_Q: query tokens of a tile.
+        ROWS_AT_ONCE: rows of a load.
     """
-    first_token = tl.load(query_start_loc_ptr + first_row)
-    row = first_row - 1
+    first_token = tl.load(starts_ptr)
+    row = -1
     first_tile = 0
-    for start in range(first_row, num_rows, ROWS_AT_ONCE):
+    for start in range(0, num_rows, ROWS_AT_ONCE):
         rows = start + tl.arange(0, ROWS_AT_ONCE)
-        tokens = tl.load(query_start_loc_ptr + rows, mask=rows < num_rows, other=0)
-        first_tiles = (tokens - first_token) // BLOCK_Q + rows - first_row
+        tokens = tl.load(starts_ptr + rows, mask=rows < num_rows, other=0)
+        first_tiles = (tokens - first_token) // BLOCK_Q + rows
         begins_before = (first_tiles <= tile) & (rows < num_rows)
         row += tl.sum(begins_before.to(tl.int32), 0)
         first_tile = tl.maximum(first_tile, tl.max(tl.where(begins_before, first_tiles, 0), 0))
     return row, first_tile
+
+
+@triton.jit(do_not_specialize=["plan_ptr", "query_start_loc_ptr", "first_row", "num_rows"])
+def _merge_tile_chunks_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    parts_ptr,
+    lse_ptr,
+    plan_ptr,
+    query_start_loc_ptr,
+    first_row,
+    num_rows,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MERGED_ROWS: tl.constexpr,
+    ROWS_AT_ONCE: tl.constexpr,
+):
+    """Writes the mean of the chunks of MERGED_ROWS rows of queries of a divided tile, weighted by 2 ** lse."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP_SIZE
+    divided_tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    num_kv_heads = tl.num_programs(1)
+    stride = num_rows + 1
+    if divided_tile >= tl.load(plan_ptr + 4 * stride + num_rows):
+        return
+    plan_row, first_tile = find_row(plan_ptr + 4 * stride, num_rows, divided_tile, ROWS_AT_ONCE)
+    num_chunks = tl.load(plan_ptr + stride + plan_row)
+    tile = divided_tile - first_tile
+    part = tl.load(plan_ptr + 3 * stride + plan_row).to(tl.int64) + tile * num_chunks
+    query_start = tl.load(query_start_loc_ptr + first_row + plan_row)
+    query_len = tl.load(query_start_loc_ptr + first_row + plan_row + 1) - query_start
+
+    rows = tl.program_id(2) * MERGED_ROWS + tl.arange(0, MERGED_ROWS)
+    columns = tl.arange(0, BLOCK_D)
+    tokens = tile * BLOCK_Q + rows // GROUP_SIZE
+    heads = kv_head * GROUP_SIZE + rows % GROUP_SIZE
+    is_used = (tokens < query_len) & (rows < BLOCK_Q * GROUP_SIZE)
+    mask = is_used[:, None] & (columns < HEAD_DIM)[None, :]
+    part_rows = (part * num_kv_heads + kv_head) * BLOCK_M + rows
+    largest = tl.full((MERGED_ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((MERGED_ROWS,), tl.float32)
+    acc = tl.zeros((MERGED_ROWS, BLOCK_D), tl.float32)
+    for _ in tl.range(0, num_chunks, loop_unroll_factor=_VALUES_IN_FLIGHT // BLOCK_D):
+        lse = tl.load(lse_ptr + part_rows, mask=is_used, other=-float("inf"))
+        values = tl.load(parts_ptr + part_rows[:, None] * HEAD_DIM + columns[None, :], mask=mask, other=0.0)
+        new_largest = tl.maximum(largest, lse)
+        finite = tl.where(new_largest == -float("inf"), 0.0, new_largest)
+        correction = tl.exp2(largest - finite)
+        weight = tl.exp2(lse - finite)
+        acc = acc * correction[:, None] + values * weight[:, None]
+        total = total * correction + weight
+        largest = new_largest
+        part_rows += num_kv_heads * BLOCK_M
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    indices = (query_start + tokens).to(tl.int64)
+    out_ptrs = out_ptr + (indices * (num_kv_heads * GROUP_SIZE) + heads)[:, None] * HEAD_DIM + columns[None, :]
+    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=mask)

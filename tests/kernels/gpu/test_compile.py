@@ -43,6 +43,8 @@ def check_target(target, report, *options, paths=()):
         "_decode_plan_kernel",
         "_decode_attention_kernel",
         "_merge_chunks_kernel",
+        "_prefill_plan_kernel",
+        "_merge_tile_chunks_kernel",
     } <= names
     assert all(kernel["num_registers"] > 0 and kernel["binary_bytes"] > 0 for kernel in checked["kernels"])
     return checked

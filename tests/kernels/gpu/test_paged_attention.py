@@ -26,6 +26,7 @@ MIXES = {
     "tile borders": ([1, 1, 1, 63, 64, 65], [63, 64, 65, 127, 128, 129]),
 }
 NUM_PROCESSORS = 132
+PREFILL = {"first_row": 0, "num_processors": NUM_PROCESSORS}
 DECODE_TILE = tiles.AttentionTile(16, 32, 4, 1)
 
 
@@ -316,7 +317,7 @@ def test_padded_rows_of_a_mixed_step_are_zeros_and_read_nothing(device, sliding_
     q, metadata = torch.cat((batch.q, torch.randn(3, 4, 64))), padded(batch.metadata, 3)
     options = {"scale": batch.scale, "sliding_window": sliding_window}
     tile = tiles.AttentionTile(32, 16, 4, 1, late_values)
-    out = run_kernel(prefill_attention, q, cache, metadata, device, tile, first_row=0, **options)
+    out = run_kernel(prefill_attention, q, cache, metadata, device, tile, **PREFILL, **options)
     assert_close(out[:40], expect(batch, batch.q, stored, **options))
     assert torch.equal(out[40:], torch.zeros(3, 4 * 64))
 
@@ -327,8 +328,36 @@ def test_values_may_be_multiplied_a_step_late(device, sliding_window, soft_cap):
     cache, stored = make_cache(batch, torch.float32, device)
     options = {"scale": batch.scale, "sliding_window": sliding_window, "soft_cap": soft_cap}
     tile = tiles.AttentionTile(16, 16, 4, 1, late_values=True)
-    out = run_kernel(prefill_attention, batch.q, cache, batch.metadata, device, tile, first_row=0, **options)
+    out = run_kernel(prefill_attention, batch.q, cache, batch.metadata, device, tile, **PREFILL, **options)
     assert_close(out, expect(batch, batch.q, stored, **options))
+
+
+PREFIXED = {
+    "whole": {},
+    "late values": {"late_values": True},
+    "window": {"sliding_window": 700},
+    "window, late values, soft cap": {"sliding_window": 700, "late_values": True, "soft_cap": 3.0},
+    "fp8": {"kv_dtype": True},
+    "window, fp8": {"sliding_window": 700, "kv_dtype": True},
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", PREFIXED)
+def test_a_few_tokens_behind_a_prefix_are_divided_by_keys(device, float8, name):
+    """Beside a row of one unit of keys, a whole prompt and padding; groups of 3 leave a row of each tile unused."""
+    options = dict(PREFIXED[name])
+    late_values = options.pop("late_values", False)
+    kv_dtype = float8 if options.pop("kv_dtype", False) else torch.float32
+    lens = ([7, 3, 4, 1], [1600, 40, 4, 1029])
+    batch = make_ragged_batch(*lens, num_heads=3, num_kv_heads=1, head_dim=80, block_size=64)
+    cache, stored = make_cache(batch, kv_dtype, device)
+    options = {"scale": batch.scale, **options}
+    tile = tiles.AttentionTile(16, 32, 4, 1, late_values)
+    q, metadata = torch.cat((batch.q, torch.randn(2, 3, 80))), to_device(padded(batch.metadata, 2), device)
+    out = run_kernel(prefill_attention, q, cache, metadata, device, tile, **PREFILL, **options)
+    assert_close(out[:15], expect(batch, batch.q, stored, **options))
+    assert torch.equal(out[15:], torch.zeros(2, 3 * 80))
 
 
 def padded(metadata, num_rows):
@@ -351,12 +380,13 @@ def padded(metadata, num_rows):
 @pytest.mark.slow
 def test_more_rows_than_are_searched_at_once(device, monkeypatch):
     """150 rows find their tokens, searching 64 rows at a time."""
-    monkeypatch.setattr("kernels.gpu.prefill_attention._ROWS_AT_ONCE", 64)
+    monkeypatch.setattr("kernels.gpu.prefill_attention.ROWS_AT_ONCE", 64)
+    monkeypatch.setattr("kernels.gpu.prefill_plan.ROWS_AT_ONCE", 64)
     num_rows = 150
     batch = make_ragged_batch([1] * num_rows, [1 + i % 3 for i in range(num_rows)], head_dim=16, num_heads=2)
     cache, stored = make_cache(batch, torch.float32, device)
     tile = tiles.AttentionTile(16, 16, 4, 1)
-    out = run_kernel(prefill_attention, batch.q, cache, batch.metadata, device, tile, first_row=0, scale=batch.scale)
+    out = run_kernel(prefill_attention, batch.q, cache, batch.metadata, device, tile, **PREFILL, scale=batch.scale)
     assert_close(out, expect(batch, batch.q, stored, scale=batch.scale))
 
 

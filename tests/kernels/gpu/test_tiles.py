@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.gpu.decode_plan import CHUNK_UNIT
+from kernels.gpu import decode_plan, prefill_plan
 from kernels.gpu.sampling_tiles import sampling_tile
 from kernels.gpu.targets import TARGETS
 from kernels.gpu.tiles import decode_tile, prefill_tile
@@ -18,7 +18,7 @@ def test_every_target_has_tiles_for_every_shape(target, kv_bits, choose):
                 tile = choose(target, head_dim, query_bits, kv_bits, group_size)
                 assert group_size <= tile.block_m <= 128
                 assert all(n & (n - 1) == 0 for n in (tile.block_m, tile.block_n, tile.num_warps))
-                assert CHUNK_UNIT % tile.block_n == 0
+                assert decode_plan.CHUNK_UNIT % tile.block_n == prefill_plan.CHUNK_UNIT % tile.block_n == 0
 
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_100"])
