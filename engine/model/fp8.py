@@ -20,6 +20,7 @@ _REPEAT = re.compile(r"[*+?{]")
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 
 _METHODS = ("fp8", "compressed-tensors")
+_INSTEAD = "serve the checkpoint that was quantised, with --quantization int8 on a CPU, fp8 on a GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Fp8Weights:
             return cls._from_fp8(section)
         if method == "compressed-tensors":
             return cls._from_compressed_tensors(section)
-        raise section.error("quant_method", f"is {method!r}, supported are {', '.join(_METHODS)}")
+        raise section.error("quant_method", f"is {method!r}, supported are {', '.join(_METHODS)}; {_INSTEAD}")
 
     @classmethod
     def _from_fp8(cls, section: ConfigFields) -> "Fp8Weights":
@@ -100,7 +101,9 @@ class Fp8Weights:
 def _check_float8(part: ConfigFields) -> None:
     kind, num_bits = part.raw("type", "absent"), part.raw("num_bits", 0)
     if (kind, num_bits) != ("float", 8):
-        raise part.error("type", f"is {kind!r} with num_bits {num_bits!r}, supported is 'float' with num_bits 8")
+        raise part.error(
+            "type", f"is {kind!r} with num_bits {num_bits!r}, supported is 'float' with num_bits 8; {_INSTEAD}"
+        )
     if not part.flag("symmetric", True):
         raise part.error("symmetric", "is false, supported is true")
 

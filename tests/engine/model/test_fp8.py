@@ -271,7 +271,10 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins, ki
     ("quantization_config", "message"),
     [
         ({"bits": 4}, "quantization_config: quant_method is 'absent', supported are fp8, compressed-tensors"),
-        ({"quant_method": "gptq", "bits": 4}, "quant_method is 'gptq', supported are fp8, compressed-tensors"),
+        (
+            {"quant_method": "gptq", "bits": 4},
+            "quant_method is 'gptq', supported are fp8, compressed-tensors; serve the checkpoint that",
+        ),
         (
             {**DYNAMIC, "weight_block_size": [64, 128]},
             "quantization_config: weight_block_size is [64, 128], supported is [128, 128]",
