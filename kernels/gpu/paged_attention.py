@@ -94,7 +94,7 @@ def paged_attention(
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
-            tile=tiles.prefill_tile(*shape),
+            tile=tiles.prefill_tile(*shape, batch_invariant=batch_invariant),
             num_processors=num_processors,
             batch_invariant=batch_invariant,
         )

@@ -4,7 +4,6 @@ A family of kernels lists its calls here, on tensors without memory (`meta`), to
 It also lists calls of random sizes, as in live traffic, none of which may need a further compile.
 """
 
-import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -149,8 +148,10 @@ def _attention_specializations(target: Target, everything: bool) -> Iterator[Cal
 
 def _invariant_specializations(target: Target, everything: bool) -> Iterator[Call]:
     half = torch.bfloat16 if target.has_bfloat16 else torch.float16
-    shapes = attention_shapes(target, everything)
-    for shape in shapes if everything else itertools.islice(shapes, 1):  # tiles are those of other batches
+    shapes = list(attention_shapes(target, everything))
+    if not everything:  # the most common sizes, by dtype of the cache
+        shapes = [replace(shape, block_size=16) for shape in shapes if shape.head_dim == 128]
+    for shape in shapes:
         yield _attention_call(shape, target, num_decodes=1, num_prefill_tokens=2, num_rows=2, batch_invariant=True)
     for dtype in dict.fromkeys((half, torch.float16, torch.float32)) if everything else (half,):
         for num_in, num_out in _LAYERS if everything else _LAYERS[:2]:

@@ -154,7 +154,9 @@ MAX_GROUP_SIZE = 128
 """Most query heads per KV head: they share one tile."""
 
 
-def prefill_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, group_size: int) -> AttentionTile:
+def prefill_tile(
+    target: Target, head_dim: int, query_bits: int, kv_bits: int, group_size: int, *, batch_invariant: bool = False
+) -> AttentionTile:
     """Returns the tile for rows of several query tokens.
 
     Args:
@@ -162,8 +164,14 @@ def prefill_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, g
         head_dim: size of a head.
         query_bits, kv_bits: bits of a value of queries and of keys.
         group_size: query heads per KV head.
+        batch_invariant: whether one masked loop takes all keys of a row, which needs more registers.
     """
     tile = _attention_tile(_PREFILL_TILES, target, head_dim, query_bits, kv_bits)
+    if batch_invariant and target.backend == "cuda":
+        if tile.block_m == 128 and tile.num_warps == 4:
+            tile = tile._replace(num_warps=8)
+        if kv_bits == 8 and tile.block_n > 32:
+            tile = tile._replace(block_n=tile.block_n // 2)
     # Weights of the step before take 32 registers; heads of 128 then take 236. They spill on sm_80, and beside 8-bit
     # keys and values, which are widened in registers.
     late_values = target.name == "sm_90" and query_bits == kv_bits == 16

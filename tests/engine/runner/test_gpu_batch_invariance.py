@@ -49,9 +49,11 @@ class Case:
     def _build(self, **fields: Any) -> EngineParts:
         made: list[GpuOps] = []
 
-        def make_ops(*args: Any, **kwargs: Any) -> GpuOps:
-            made.append(GpuOps(*args, **kwargs))
-            return made[-1]
+        initialise = GpuOps.__init__
+
+        def initialise_noted(ops: GpuOps, *args: Any, **kwargs: Any) -> None:
+            initialise(ops, *args, **kwargs)
+            made.append(ops)
 
         config = EngineConfig(
             model=str(self._path),
@@ -72,7 +74,7 @@ class Case:
         memory = GpuMemory("fake", 1 << 62, 1 << 62, 1.0)
         gpu = Gpu(torch.device("cpu"), TARGETS["sm_90"], num_processors=4, memory=memory)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("kernels.gpu.ops.GpuOps", make_ops)
+            patch.setattr(GpuOps, "__init__", initialise_noted)
             parts = build_engine(config, StartupProgress(), gpu=gpu)
         made[0].sample = self.recorder.listen(made[0].sample)  # type: ignore[assignment]
         return parts
