@@ -170,7 +170,8 @@ def test_every_variable_of_the_example_is_one_that_compose_reads(compose: dict[s
 
 def test_frontend_image_has_no_part_that_computes(compose: dict[str, Any]) -> None:
     extras = {name: compose["services"][name]["build"]["args"]["EXTRA"] for name in BUILT}
-    assert extras == {"engine": "engine", "engine-gpu": "engine", "frontend": "frontend,otel", "loadgen": "loadgen"}
+    engine = "engine,transformers"
+    assert extras == {"engine": engine, "engine-gpu": engine, "frontend": "frontend,otel", "loadgen": "loadgen"}
 
 
 def test_dockerfile_needs_no_buildkit(root: Path) -> None:

@@ -18,7 +18,7 @@ from deploy.requirements import requirements
 ENTRY = re.compile(
     r"^([a-z0-9.\-_]+)==(\S+)( ; [^\\\n]+)? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE
 )
-LOCKS = ("build", "engine", "engine-gpu", "torch", "frontend-otel", "loadgen")
+LOCKS = ("build", "engine-transformers", "engine-transformers-gpu", "torch", "frontend-otel", "loadgen")
 
 
 def versions(root: Path, *names: str) -> dict[str, str]:
@@ -52,7 +52,7 @@ def test_a_lock_file_is_versions_and_hashes_and_names_no_index(root: Path, name:
 @pytest.mark.parametrize(
     ("extras", "locks"),
     [
-        (["engine"], ["engine", "engine-gpu", "torch"]),
+        (["engine", "transformers"], ["engine-transformers", "engine-transformers-gpu", "torch"]),
         (["frontend", "otel"], ["frontend-otel"]),
         (["loadgen"], ["loadgen"]),
     ],
@@ -65,7 +65,8 @@ def test_what_an_image_asks_for_is_locked_within_its_range(root: Path, extras: l
 
 
 def test_the_engine_image_for_cpus_has_nothing_of_gpus(root: Path) -> None:
-    assert not [name for name in versions(root, "engine") if name.startswith(("torch", "triton", "nvidia", "cuda"))]
+    names = versions(root, "engine-transformers")
+    assert not [name for name in names if name.startswith(("torch", "triton", "nvidia", "cuda"))]
 
 
 def test_every_image_has_a_lock_file_and_all_share_one_base(root: Path) -> None:
