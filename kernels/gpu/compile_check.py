@@ -42,6 +42,7 @@ class Allowance(NamedTuple):
 ALLOWANCES = (
     # a register or two; in return more programs fit
     Allowance(_NVIDIA, "_rms_norm_kernel", "", {"3.6": 8, "3.7": 8}),
+    Allowance(frozenset({"sm_100"}), "_rms_norm_kernel", "rows of 18944", {"3.7": 16}),  # fp32 weights, 8-bit results
     Allowance(_NVIDIA, "_rotate_and_store_kernel", "float32", {"3.6": 8, "3.7": 8}),
     Allowance(frozenset({"sm_89", "sm_120"}), "_product_kernel", "scales per block", {"3.7": 8}),
     # 8-bit keys are widened in registers beside an accumulator of 128 x 256; 16 keys a step instead of 32 would fit,
