@@ -167,11 +167,10 @@ def prefill_tile(
         batch_invariant: whether one masked loop takes all keys of a row, which needs more registers.
     """
     tile = _attention_tile(_PREFILL_TILES, target, head_dim, query_bits, kv_bits)
-    if batch_invariant and target.backend == "cuda":
-        if tile.block_m == 128 and tile.num_warps == 4:
-            tile = tile._replace(num_warps=8)
-        if kv_bits == 8 and tile.block_n > 32:
-            tile = tile._replace(block_n=tile.block_n // 2)
+    if batch_invariant and target.backend == "cuda" and tile.block_m == 128 and tile.num_warps == 4:
+        tile = tile._replace(num_warps=8)
+    if batch_invariant and kv_bits == 8 and tile.block_n > 32:
+        tile = tile._replace(block_n=tile.block_n // 2)
     # Weights of the step before take 32 registers; heads of 128 then take 236. They spill on sm_80, and beside 8-bit
     # keys and values, which are widened in registers.
     late_values = target.name == "sm_90" and query_bits == kv_bits == 16
