@@ -66,17 +66,26 @@ def choose_implementation(path: Path, model_impl: ModelImpl, *, tensor_parallel_
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise fields.error("architectures", f"is {names!r}, expected a list of names")
     _check_architecture(fields, names[0])
+    model = _describe(fields, names[0])
     if tensor_parallel_size > 1:
         raise ConfigError(
-            f"--tensor-parallel-size {tensor_parallel_size} is not supported for {names[0]}, which is computed by "
+            f"--tensor-parallel-size {tensor_parallel_size} is not supported for {model}, which is computed by "
             f"transformers on one device: omit it, or use a model of {', '.join(FAMILIES)}"
         )
     if find_spec("transformers") is None:
         raise ConfigError(
-            f"{names[0]} is computed by transformers, which is not installed: pip install 'chairlift[transformers]', "
+            f"{model} is computed by transformers, which is not installed: pip install 'chairlift[transformers]', "
             f"or use a model of {', '.join(FAMILIES)}"
         )
     return "transformers"
+
+
+def _describe(fields: ConfigFields, name: str) -> str:
+    """Returns the architecture, with the setting that keeps Chairlift from computing it if it is a native one."""
+    family = FAMILIES.get(name)
+    if family is None or family.has_gate_of(fields):
+        return name
+    return f"{name} with {family.activation_field} {family.activation(fields)!r}"
 
 
 def _check_architecture(fields: ConfigFields, name: str) -> None:

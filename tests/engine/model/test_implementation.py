@@ -96,6 +96,15 @@ def test_several_ranks_are_refused(tmp_path):
         choose_implementation(path, "auto", tensor_parallel_size=2)
 
 
+def test_the_setting_that_keeps_a_native_architecture_from_chairlift_is_named(tmp_path, monkeypatch):
+    path = config_json(tmp_path, architectures=["LlamaForCausalLM"], hidden_act="gelu")
+    with pytest.raises(ConfigError, match=r"not supported for LlamaForCausalLM with hidden_act 'gelu', which"):
+        choose_implementation(path, "auto", tensor_parallel_size=2)
+    monkeypatch.setattr("engine.model.implementation.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM with hidden_act 'gelu' is computed by transformers"):
+        choose_implementation(path, "auto")
+
+
 def test_without_the_extra_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.model.implementation.find_spec", lambda _name: None)
     path = config_json(tmp_path, architectures=["GPT2LMHeadModel"])
