@@ -26,6 +26,7 @@ from engine.startup.rank import RankTask
 from kernels.check import kernel_cases
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.ops import GpuOps
+from kernels.gpu.prefill_plan import PrefillPlan, prefill_plan
 from kernels.gpu.step_graphs import StepGraphs
 from kernels.metadata import AttentionMetadata
 from kernels.reference.ops import ReferenceOps
@@ -56,9 +57,9 @@ def build(model_dir: Path, **fields: object) -> EngineParts:
     return build_engine(EngineConfig(model=str(model_dir), **limits), StartupProgress())  # type: ignore[arg-type]
 
 
-def answers(parts: EngineParts) -> dict[int, list[int]]:
-    """Returns the tokens of three requests that share steps, by request."""
-    for number in range(3):
+def answers(parts: EngineParts, num_requests: int = 3) -> dict[int, list[int]]:
+    """Returns the tokens of requests that share steps, by request: of those added before, or of new ones."""
+    for number in range(num_requests):
         prompt_ids = tuple(range(5 + number, 12 + 6 * number))
         params = SamplingParams(seed=number, max_tokens=3, temperature=0.0 if number else 0.9, ignore_end_token=True)
         parts.scheduler.add_request(Request(RequestId(1 + number), prompt_ids, params, arrival_s=0.0))
@@ -108,6 +109,34 @@ def test_torch_kernels_run_without_graphs_and_pay_for_attention_over_the_longest
     assert parts.info.num_kv_blocks == (48 * MIB - WEIGHTS_BYTES - step_bytes) // block_bytes
     assert answers(parts) == answers(build(model_dir, device="cpu"))
     assert not FakeGraphs.seen
+
+
+@pytest.mark.slow
+def test_a_prompt_chunk_behind_a_long_prefix_divides_its_keys_and_answers_as_on_a_cpu(
+    gpu: SimpleNamespace, servable: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last 40 tokens of 1,064 are few tiles with many keys, which are computed in several chunks and merged."""
+    num_divided: list[int] = []
+
+    def recorded(*args: Any, **sizes: Any) -> PrefillPlan:
+        plan = prefill_plan(*args, **sizes)
+        num_divided.append(int(plan.rows[4, -1]) if plan.max_divided_tiles else 0)
+        return plan
+
+    monkeypatch.setattr("kernels.gpu.prefill_attention.prefill_plan", recorded)
+    model_dir = servable(num_hidden_layers=1, max_position_embeddings=1088)
+    limits = {"max_model_len": 1088, "max_num_batched_tokens": 1024, "num_gpu_blocks_override": 70}
+    tokens = []
+    for device in ("cuda", "cpu"):
+        parts = build(model_dir, device=device, **limits)
+        num_divided.clear()
+        prompt_ids = tuple(5 + n * n % 90 for n in range(1064))
+        params = SamplingParams(seed=0, max_tokens=2, temperature=0.0, ignore_end_token=True)
+        parts.scheduler.add_request(Request(RequestId(1), prompt_ids, params, arrival_s=0.0))
+        tokens.append(answers(parts, num_requests=0)[1])
+        assert bool(max(num_divided, default=0)) == (device == "cuda")
+    assert len(tokens[0]) == 2
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.slow
