@@ -88,6 +88,7 @@ def target_of(device: torch.device) -> Target:
     target = TARGETS.get(_SAME_AS.get(name, name))
     if target is None:
         raise UnsupportedTargetError(
-            f"{properties.name} is {name}; there are kernels for {', '.join((*TARGETS, *_SAME_AS))}. Use --device cpu"
+            f"{properties.name} is {name}; there are kernels for {', '.join((*TARGETS, *_SAME_AS))}. Use "
+            "--kernels torch, which is slower but runs on any GPU, or --device cpu"
         )
     return target

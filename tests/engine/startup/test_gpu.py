@@ -57,7 +57,7 @@ def test_an_unsupported_gpu_is_not_used_unless_requested(
     assert not has_gpu(needs_kernels=True)
     assert len(caplog.records) == 1
     assert "V100 is sm_70; there are kernels for sm_75, sm_80" in caplog.text
-    with pytest.raises(ConfigError, match=r"--device cuda: V100 is sm_70.* Use --device cpu"):
+    with pytest.raises(ConfigError, match=r"--device cuda: V100 is sm_70.* Use --kernels torch, .* or --device cpu"):
         open_gpu(0, 0.9, needs_kernels=True)
 
 
@@ -98,5 +98,5 @@ def test_amd_gpus_use_the_kernels_of_their_target(
     machine.gcnArchName = arch
     assert open_gpu(0, 0.9, needs_kernels=True).target is TARGETS[target]
     machine.gcnArchName = "gfx1030"
-    with pytest.raises(ConfigError, match=r"gfx1030; there are kernels for .*gfx1151\. Use --device cpu"):
+    with pytest.raises(ConfigError, match=r"gfx1030; .*gfx1151\. Use --kernels torch, .*cpu"):
         open_gpu(0, 0.9, needs_kernels=True)
