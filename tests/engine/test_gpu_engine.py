@@ -5,7 +5,7 @@ tests/engine/test_gpu_serving.py serves requests, on a real GPU too.
 
 import json
 import shutil
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,13 +57,18 @@ def build(model_dir: Path, **fields: object) -> EngineParts:
     return build_engine(EngineConfig(model=str(model_dir), **limits), StartupProgress())  # type: ignore[arg-type]
 
 
-def answers(parts: EngineParts, num_requests: int = 3) -> dict[int, list[int]]:
-    """Returns the tokens of requests that share steps, by request: of those added before, or of new ones."""
-    for number in range(num_requests):
+def answers(parts: EngineParts) -> dict[int, list[int]]:
+    """Returns the tokens of three requests that share steps, by request."""
+    for number in range(3):
         prompt_ids = tuple(range(5 + number, 12 + 6 * number))
         params = SamplingParams(seed=number, max_tokens=3, temperature=0.0 if number else 0.9, ignore_end_token=True)
         parts.scheduler.add_request(Request(RequestId(1 + number), prompt_ids, params, arrival_s=0.0))
-    tokens: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    return run_to_the_end(parts)
+
+
+def run_to_the_end(parts: EngineParts) -> dict[int, list[int]]:
+    """Computes all requests of the scheduler; returns their tokens, by request."""
+    tokens: defaultdict[int, list[int]] = defaultdict(list)
     in_flight: deque[SchedulerOutput] = deque()
     while parts.scheduler.has_work() or in_flight:
         if parts.scheduler.has_work():
@@ -133,7 +138,7 @@ def test_a_prompt_chunk_behind_a_long_prefix_divides_its_keys_and_answers_as_on_
         prompt_ids = tuple(5 + n * n % 90 for n in range(1064))
         params = SamplingParams(seed=0, max_tokens=2, temperature=0.0, ignore_end_token=True)
         parts.scheduler.add_request(Request(RequestId(1), prompt_ids, params, arrival_s=0.0))
-        tokens.append(answers(parts, num_requests=0)[1])
+        tokens.append(run_to_the_end(parts)[1])
         assert bool(max(num_divided, default=0)) == (device == "cuda")
     assert len(tokens[0]) == 2
     assert tokens[0] == tokens[1]
