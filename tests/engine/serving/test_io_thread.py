@@ -14,7 +14,7 @@ from engine.serving.server import EngineService
 
 class Broken(EngineService):
     async def send_heartbeats(self):
-        raise RuntimeError("broken pulse")
+        raise RuntimeError("broken heartbeat")
 
 logging.basicConfig()
 failures = []
@@ -86,7 +86,7 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
 def test_a_defect_on_the_thread_is_logged_and_reported() -> None:
     result = _run(_DEFECT)
     assert result.returncode == 0, result.stderr
-    assert "broken pulse" in result.stderr
+    assert "broken heartbeat" in result.stderr
 
 
 def test_a_defect_in_a_call_ends_the_thread() -> None:
