@@ -21,6 +21,7 @@ from chairlift.service.flags import (
     number,
     optional,
     path,
+    repeated,
     switch,
     text,
 )
@@ -44,6 +45,15 @@ AttentionBackend = Literal["auto", "triton", OtherAttention]
 KernelCheck = Literal["off", "warn", "fail"]
 AllReduce = Literal["auto", "nccl"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+
+
+MAX_ADAPTER_NAME_CHARS = 256
+"""Longest name of an adapter."""
+
+
+def _is_lora(setting: str) -> bool:
+    name, _, path = setting.partition("=")
+    return bool(path) and 0 < len(name.strip()) == len(name) <= MAX_ADAPTER_NAME_CHARS
 
 
 class StepLimits(NamedTuple):
@@ -78,6 +88,11 @@ class EngineConfig:
         "auto", choice(get_args(LoadFormat)),
         "dummy: random weights, to benchmark a shape without its checkpoint; --model may then be one of "
         f"{', '.join(shape_names())}",
+    )  # fmt: skip
+    lora: tuple[str, ...] = flag(
+        (), repeated(text("NAME=PATH", _is_lora, metavar="NAME=PATH")),
+        "a LoRA adapter of the model, in PEFT's format: requests that name NAME as their model get its answers; repeat "
+        "it for several", default_text="none",
     )  # fmt: skip
     model_impl: ModelImpl = flag(
         "auto", choice(get_args(ModelImpl)),

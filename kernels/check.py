@@ -8,18 +8,20 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Literal, NamedTuple
 
 import torch
 
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
+from kernels.grouped_weights import GroupedWeights
 from kernels.interface import KernelOps, KVCache
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
 
-Weights8Bit = Literal["int8", "fp8", "fp8 checkpoint", "fp8 blocks"]
+WeightsForm = Literal["int8", "fp8", "fp8 checkpoint", "fp8 blocks", "int4 groups", "int8 groups"]
 Gate = Literal["silu_and_mul", "gelu_and_mul"]
 _Outputs = Sequence[torch.Tensor]
 
@@ -32,6 +34,7 @@ errors is four times that. A wrong result differs by 1 or more."""
 
 _NUM_TOKENS = 33
 _NUM_OUT = 256
+_GROUP_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +43,22 @@ class ModelForms:
 
     Attributes:
         dtype, kv_dtype: of activations and of the KV cache.
-        weights_dtype: of stored weights that are not in 8 bits.
-        weights_8_bit: how linear layers come to 8 bits; None: they have weights_dtype.
+        weights_dtype: of stored weights that are not quantised.
+        weights_form: how linear layers are quantised, by the engine or in the checkpoint; None: not at all.
         hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, eps: of the model's shard.
         has_bias: whether queries, keys and values have a bias.
         has_head_norms: whether each query and key head is normed.
         gate: the operation between the feed-forward layers.
         sliding_windows: the different ones of the layers; None: no window.
+        attention_soft_caps: the different limits of attention scores; None: no limit.
+        logit_soft_cap: limit of logits; None: no limit.
         block_size: tokens per block of the cache.
     """
 
     dtype: torch.dtype
     kv_dtype: torch.dtype
     weights_dtype: torch.dtype
-    weights_8_bit: Weights8Bit | None
+    weights_form: WeightsForm | None
     hidden_size: int
     intermediate_size: int
     num_heads: int
@@ -65,14 +70,16 @@ class ModelForms:
     has_head_norms: bool
     gate: Gate
     sliding_windows: tuple[int | None, ...]
+    attention_soft_caps: tuple[float | None, ...]
+    logit_soft_cap: float | None
     block_size: int
 
     @property
     def linear_error(self) -> float:
         """Allowed error of a linear layer."""
-        if self.weights_8_bit is None:
+        if self.weights_form in (None, "int4 groups", "int8 groups"):  # inputs and results have the model's dtype
             return ALLOWED[self.dtype]
-        return max(ALLOWED[self.dtype], ALLOWED[torch.int8] if self.weights_8_bit == "int8" else _ALLOWED_FLOAT8)
+        return max(ALLOWED[self.dtype], ALLOWED[torch.int8] if self.weights_form == "int8" else _ALLOWED_FLOAT8)
 
     @property
     def cache_error(self) -> float:
@@ -110,6 +117,7 @@ def kernel_cases(forms: ModelForms, device: torch.device) -> list[KernelCase]:
         *_pointwise_cases(forms, inputs),
         *_linear_cases(forms, inputs),
         *_attention_cases(forms, inputs),
+        *_soft_cap_cases(forms, inputs),
         _sampler_case(forms, inputs),
     ]
 
@@ -212,12 +220,16 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     scales = torch.rand(_NUM_OUT, device=inputs.device) + 0.5
 
     def packed(ops: KernelOps, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
-        if forms.weights_8_bit == "fp8 checkpoint":
+        if forms.weights_form == "fp8 checkpoint":
             return ops.pack_quantized(weight.to(torch.float8_e4m3fn), scales, bias, forms.weights_dtype)
-        if forms.weights_8_bit == "fp8 blocks" and weight.shape[1] % BLOCK == 0:
+        if forms.weights_form == "fp8 blocks" and weight.shape[1] % BLOCK == 0:
             shape = (_NUM_OUT // BLOCK, weight.shape[1] // BLOCK)
             block_scales = torch.linspace(0.5, 1.5, shape[0] * shape[1], device=inputs.device).view(shape)
             return ops.pack_quantized(weight.to(torch.float8_e4m3fn), block_scales, bias, forms.weights_dtype)
+        if forms.weights_form == "int4 groups" or forms.weights_form == "int8 groups":
+            return ops.pack_grouped(
+                _grouped(weight, 4 if forms.weights_form == "int4 groups" else 8), bias, forms.weights_dtype
+            )
         return ops.pack_linear(weight, bias)
 
     def normed(ops: KernelOps, _: torch.dtype) -> _Outputs:
@@ -231,10 +243,22 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     def head(ops: KernelOps, _: torch.dtype) -> _Outputs:
         return (ops.linear(x, ops.pack_linear(wide, None, for_logits=True)),)
 
-    form = f"{dtype_name(forms.dtype)}, weights {forms.weights_8_bit or dtype_name(forms.weights_dtype)}"
+    form = f"{dtype_name(forms.dtype)}, weights {forms.weights_form or dtype_name(forms.weights_dtype)}"
     yield KernelCase("linear after rms_norm", f"{form}, {forms.hidden_size} wide", forms.linear_error, normed)
     yield KernelCase(f"linear after {forms.gate}", f"{form}, {forms.intermediate_size} wide", forms.linear_error, gated)
     yield KernelCase("linear of the output head", form, forms.linear_error, head)
+
+
+def _grouped(weight: torch.Tensor, num_bits: int) -> GroupedWeights:
+    """Quantises weights [out, in] with a scale and an offset per group of inputs."""
+    num_groups = max(1, weight.shape[1] // _GROUP_SIZE)
+    if weight.shape[1] % num_groups:
+        num_groups = 1
+    groups = weight.float().view(len(weight), num_groups, -1)
+    lowest, highest = groups.aminmax(dim=2)
+    scales = (highest - lowest) / (2**num_bits - 1)
+    values = ((groups - lowest[..., None]) / scales[..., None]).round().to(torch.uint8)
+    return GroupedWeights(values.view(weight.shape), scales, lowest, num_bits)
 
 
 def _attention_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
@@ -244,11 +268,24 @@ def _attention_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]
     decode = _CachedRows(forms, inputs, query_lens=(1, 1, 1), seq_lens=(1, 17, 520))
     mixed = _CachedRows(forms, inputs, query_lens=(1, 7, 40), seq_lens=(33, 7, 130))
     yield KernelCase("rotate_and_store", form, forms.cache_error, decode.store)
-    for window in forms.sliding_windows:
+    for window, soft_cap in product(forms.sliding_windows, forms.attention_soft_caps):
         windowed = form if window is None else f"{form}, window {window}"
+        capped = windowed if soft_cap is None else f"{windowed}, soft cap {soft_cap:g}"
         for kind, rows in (("decode", decode), ("prefill and decode", mixed)):
-            attend = partial(rows.attend, sliding_window=window)
-            yield KernelCase("paged_attention", f"{kind}, {windowed}", forms.cache_error, attend)
+            attend = partial(rows.attend, sliding_window=window, soft_cap=soft_cap)
+            yield KernelCase("paged_attention", f"{kind}, {capped}", forms.cache_error, attend)
+
+
+def _soft_cap_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
+    soft_cap = forms.logit_soft_cap
+    if soft_cap is None:
+        return
+    logits = soft_cap * inputs.random(_NUM_TOKENS, forms.vocab_size).float()
+
+    def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
+        return (ops.soft_cap(logits.clone(), soft_cap),)
+
+    yield KernelCase("soft_cap", f"{soft_cap:g}, vocabulary of {forms.vocab_size}", ALLOWED[torch.float32], run)
 
 
 class _CachedRows:
@@ -298,12 +335,15 @@ class _CachedRows:
             return q, *cache.read_slots(self._slots)
         return q, *(part.flatten(0, 1)[self._slots].float() for part in cache)
 
-    def attend(self, ops: KernelOps, kv_dtype: torch.dtype, *, sliding_window: int | None) -> _Outputs:
+    def attend(
+        self, ops: KernelOps, kv_dtype: torch.dtype, *, sliding_window: int | None, soft_cap: float | None
+    ) -> _Outputs:
         """Returns the attention of the last tokens of each row."""
         q, cache = self._stored(ops, kv_dtype)
         scale = self._forms.head_dim**-0.5
         queries, step = q[self._queries].contiguous(), replace(self._metadata)  # without what other calls have derived
-        return (ops.paged_attention(queries, cache, step, scale=scale, sliding_window=sliding_window),)
+        attend = partial(ops.paged_attention, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+        return (attend(queries, cache, step),)
 
     def _stored(self, ops: KernelOps, kv_dtype: torch.dtype) -> tuple[torch.Tensor, KVCache]:
         forms = self._forms

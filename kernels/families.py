@@ -6,15 +6,16 @@ Triton's family is `kernels.gpu.ops.GpuOps`: it takes a device and a target, so 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kernels.interface import KernelOps, Quantization
+from kernels.interface import Quantization
 
 if TYPE_CHECKING:
     import torch
 
     from kernels.cpu.ops import CpuOps
+    from kernels.reference.ops import ReferenceOps
 
 
-def reference_ops(device: "torch.device | str" = "cpu") -> KernelOps:
+def reference_ops(device: "torch.device | str" = "cpu") -> "ReferenceOps":
     """Returns the operations in plain fp32 PyTorch, with caches on a device: slow, and the reference for the others."""
     from kernels.reference.ops import ReferenceOps
 

@@ -4,11 +4,12 @@ This module imports no family: see `kernels.families`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.grouped_weights import GroupedWeights
+from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
 
 LinearWeights: TypeAlias = Any
@@ -16,6 +17,24 @@ LinearWeights: TypeAlias = Any
 
 LinearInput: TypeAlias = Any
 """Rows [T, in] for `linear` of the same family: a tensor, or an opaque quantized form."""
+
+
+class LowRank(NamedTuple):
+    """A change of rows of the weights of a linear layer: B A is added to them (LoRA, arXiv:2106.09685).
+
+    Attributes:
+        a: [rank, in] fp32.
+        b: [rows, rank] fp32.
+        first_row: of the rows.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    first_row: int = 0
+
+
+Adapters: TypeAlias = Any
+"""Changes of a linear layer as returned by `pack_adapters`; opaque outside of the family that packed them."""
 
 KVCache: TypeAlias = Any
 """Keys and values of one layer as returned by `make_kv_cache`; opaque outside of the family that made them."""
@@ -48,6 +67,13 @@ class KernelOps(Protocol):
         Scales are per tensor, [1], per output channel, [out] or [out, 1], or per block of 128 x 128 weights,
         [out / 128, in / 128]. dtype is that of the model and of bias [out]. Without 8-bit products, or for layers or
         scales they do not support, the dequantized weights are used in dtype.
+        """
+        ...
+
+    def pack_grouped(self, weights: GroupedWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearWeights:
+        """Lays out a checkpoint's weights of 4 or 8 bits for `linear`; dtype is that of the model and of bias [out].
+
+        Families without such products use the dequantized weights in dtype.
         """
         ...
 
@@ -160,6 +186,22 @@ class KernelOps(Protocol):
         """As `silu_and_mul` with gelu(x) = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2 (arXiv:1606.08415)."""
         ...
 
+    def soft_cap(self, x: torch.Tensor, soft_cap: float) -> torch.Tensor:
+        """[T, n] fp32, contiguous: soft_cap * tanh(x / soft_cap) (arXiv:2408.00118); may be written to x."""
+        ...
+
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         """Draws one token per row of logits [S, vocab_size] float32, by the rules of `kernels.sampling`."""
+        ...
+
+
+class AdapterOps(Protocol):
+    """Operations of families that compute adapters of linear layers."""
+
+    def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> Adapters:
+        """Lays out what each adapter changes of one linear layer, in different rows; at least one changes some."""
+        ...
+
+    def add_adapters(self, y: torch.Tensor, x: LinearInput, adapters: Adapters, tokens: AdaptedTokens) -> None:
+        """Adds B (A x) to y, the results of a linear layer of inputs x, for these tokens, in place."""
         ...

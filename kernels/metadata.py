@@ -49,6 +49,19 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptedTokens:
+    """The tokens of a step whose linear layers have an adapter, those of the same adapter side by side.
+
+    Attributes:
+        indices: [M] int64, places of the tokens in the batch, each at most once.
+        adapters: [M] int64, ascending, the adapter of each.
+    """
+
+    indices: torch.Tensor
+    adapters: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """Inputs of a step of the model.
 
@@ -57,6 +70,7 @@ class StepInputs:
         metadata: rows of the batch and places of their KV.
         logits_indices: [S] int64, tokens whose logits are computed.
         logits: [S, vocab_size] float32, to which the step writes its result; None: it allocates one.
+        adapted: tokens with an adapter; None: the model has no adapters.
     """
 
     input_ids: torch.Tensor
@@ -64,3 +78,4 @@ class StepInputs:
     metadata: AttentionMetadata
     logits_indices: torch.Tensor
     logits: torch.Tensor | None = None
+    adapted: AdaptedTokens | None = None

@@ -11,6 +11,7 @@ from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
 from engine.bench.serve import Steppable, serve
 from engine.core.config import SchedulingPolicyName
+from engine.core.request import Adapter
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner, execute
 from engine.serving.parts import EngineParts
@@ -52,12 +53,13 @@ def serve_anew(
     max_num_batched_tokens: int | None = None,
     enable_prefix_caching: bool = False,
     after_steps: Sequence[int] | None = None,
+    adapters: Sequence[Adapter | None] | None = None,
 ) -> Run:
-    """Serves a workload on a new scheduler."""
+    """Serves a workload on a new scheduler; after_steps, adapters: see `serve`."""
     scheduled = schedule_anew(
         parts, max_num_batched_tokens=max_num_batched_tokens, enable_prefix_caching=enable_prefix_caching
     )
-    run = serve(scheduled, workload.prompts, workload.max_tokens, after_steps=after_steps)
+    run = serve(scheduled, workload.prompts, workload.max_tokens, after_steps=after_steps, adapters=adapters)
     forget_requests(scheduled)
     return run
 

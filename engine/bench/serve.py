@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.run import Run, Step
 from engine.config import EngineConfig
-from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.request import Adapter, Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner, execute
 from engine.serving.parts import EngineParts
@@ -48,6 +48,7 @@ def serve(
     *,
     arrivals_s: Sequence[float] | None = None,
     after_steps: Sequence[int] | None = None,
+    adapters: Sequence[Adapter | None] | None = None,
 ) -> Run:
     """Greedy answers of exactly these lengths; end tokens are ignored.
 
@@ -58,10 +59,13 @@ def serve(
         arrivals_s: when each request arrives, in seconds since the start, ascending; None is at once.
         after_steps: instead of a time, how many steps have ended when each request arrives, ascending: the same
             batches whatever the speed. When nothing is left to do, the next request comes at once.
+        adapters: of each request; None: without.
     Raises: BenchmarkError: a request did not get its tokens.
     """
     scheduler, runner = parts.scheduler, parts.runner
     requests = [_request(tuple(prompt), num_tokens) for prompt, num_tokens in zip(prompts, max_tokens, strict=True)]
+    for request, adapter in zip(requests, adapters or (), strict=bool(adapters)):
+        request.adapter = adapter
     index_of = {request.request_id: index for index, request in enumerate(requests)}
     output_ids: list[list[int]] = [[] for _ in requests]
     token_times_s: list[list[float]] = [[] for _ in requests]

@@ -1,9 +1,9 @@
 """Block tables: which blocks hold the KV of which request, with automatic prefix caching.
 
 The hash of a full block is SHA-256 over the hash of the previous block and the block's token ids; the chain starts with
-the hash of the request's cache salt. Equal hashes therefore mean equal tokens from position 0 under an equal salt, and
-no choice of tokens forges a collision. Hashing costs about 1 us per block of 16 tokens (CPython 3.11, one core of a
-2-vCPU cloud machine), once per block.
+the hash of the request's cache salt and adapter. Equal hashes therefore mean equal tokens from position 0 under an
+equal salt and adapter, and no choice of tokens forges a collision. Hashing costs about 1 us per block of 16 tokens
+(CPython 3.11, one core of a 2-vCPU cloud machine), once per block.
 """
 
 import hashlib
@@ -160,6 +160,14 @@ class KVCacheManager:
                 )
 
     def _block_hash(self, request: Request, index: int, hashes: Sequence[bytes]) -> bytes:
-        previous = hashes[index - 1] if index else hashlib.sha256(b"chairlift kv" + request.cache_salt).digest()
+        previous = hashes[index - 1] if index else _root_hash(request)
         tokens = request.token_ids(index * self.block_size, (index + 1) * self.block_size)
         return hashlib.sha256(previous + array("I", tokens).tobytes()).digest()
+
+
+def _root_hash(request: Request) -> bytes:
+    """Returns what the chain starts with; no salt of the base model gives that of an adapter."""
+    root = hashlib.sha256(b"chairlift kv" + request.cache_salt).digest()
+    if request.adapter is None:
+        return root
+    return hashlib.sha256(b"chairlift lora" + request.adapter.digest + root).digest()

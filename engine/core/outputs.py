@@ -19,6 +19,7 @@ class NewRequest:
         num_prompt_tokens: number of prompt tokens among them; penalties and random numbers depend on it.
         block_ids: the complete block table so far, prefix-cache hits first.
         constraint: structured-output constraint; may lag behind by tokens drawn before a preemption.
+        adapter: index of the adapter that computes it; None: the base model.
     """
 
     request_id: RequestId
@@ -27,6 +28,7 @@ class NewRequest:
     params: SamplingParams
     block_ids: tuple[BlockId, ...]
     constraint: "Constraint | None" = None
+    adapter: int | None = None
 
 
 class ScheduledRow(NamedTuple):

@@ -88,6 +88,7 @@ class PlanBuilder:
                 request.params,
                 block_ids,
                 request.constraint,
+                None if request.adapter is None else request.adapter.index,
             )
         )
 

@@ -37,6 +37,19 @@ class SamplingParams(Sampling):
     prompt_logprobs: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter of the model, as a request selects it.
+
+    Attributes:
+        index: its place among the engine's adapters.
+        digest: of its files; keys and values of other adapters and of the base model are no prefixes of its requests.
+    """
+
+    index: int
+    digest: bytes
+
+
 class RequestStatus(Enum):
     """State of a request. WAITING and PREEMPTED hold no blocks; PAUSED holds blocks but has no token credit."""
 
@@ -69,6 +82,7 @@ class Request:
         token_credit: output tokens it may generate before it is paused; None is unlimited. Below 0 if tokens in flight
             arrived after an unlimited request became limited.
         constraint: structured-output constraint, None for none. Only the runner reads it.
+        adapter: the adapter that computes it; None: the base model.
         session: the frontend stream it came by; sessions share the engine fairly.
         has_moved: whether another engine ran it before.
         waited_s: its age on arrival, in seconds.
@@ -99,6 +113,7 @@ class Request:
     has_moved: bool = False
     waited_s: float = 0.0
     constraint: "Constraint | None" = None
+    adapter: Adapter | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     arrival_index: int = 0

@@ -1,6 +1,6 @@
 """The registry of architectures: add a module to `engine.model.families`, and its family here."""
 
-from engine.model.families.gemma import GEMMA3
+from engine.model.families.gemma import GEMMA2, GEMMA3
 from engine.model.families.granite import GRANITE
 from engine.model.families.llama import LLAMA
 from engine.model.families.mistral import MISTRAL
@@ -10,6 +10,6 @@ from engine.model.families.smollm3 import SMOLLM3
 from engine.model.family import Family
 
 FAMILIES: dict[str, Family] = {
-    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GRANITE, GEMMA3)
+    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GRANITE, GEMMA2, GEMMA3)
 }
 """Families by their entry of `architectures` in config.json."""

@@ -1,7 +1,7 @@
 """Maps tensors of a checkpoint, or the shards of them that a rank holds, to memory."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -56,12 +56,30 @@ class FusedSpan(NamedTuple):
         return FusedSpan(tuple(part.in_blocks(size) for part in self.parts))
 
 
+Rows: TypeAlias = Mapping[str, Span | FusedSpan]
+"""Rows of projections that form one matrix, one below the other, by their names in the checkpoint."""
+
+
+def rows_of(rows: Rows) -> int:
+    """Returns the rows of the matrix."""
+    return sum(span.size for span in rows.values())
+
+
+def stacked(rows: Rows) -> list[tuple[str, Span | FusedSpan, slice]]:
+    """Returns name, rows in the checkpoint, and rows of the matrix, of each projection."""
+    below, start = [], 0
+    for name, span in rows.items():
+        below.append((name, span, slice(start, start + span.size)))
+        start += span.size
+    return below
+
+
 class CheckpointPart(NamedTuple):
     """Memory of a parameter, and the part of a checkpoint tensor to read into it.
 
     Attributes:
         tensor: the memory; its shape is the sizes of the spans.
-        spans: one per dimension of the tensor in the checkpoint; only the first can be fused.
+        spans: one per dimension of the tensor in the checkpoint; one of them can be fused.
         is_scale: whether it holds the scales of an 8-bit matrix: of blocks in two dimensions; or of rows in one, for
             which the checkpoint may have a single one.
     """
@@ -92,13 +110,22 @@ class CheckpointPart(NamedTuple):
 
     def read(self, whole: Any) -> torch.Tensor:
         """Returns the values of the part; `whole` is the tensor in the checkpoint, or slices of it that read a file."""
-        columns = [slice(span.start, span.start + span.size) for dim in self.spans[1:] for span in dim.parts]
-        pieces, first_row = [], 0
-        for span in self.spans[0].parts:
-            start = first_row + span.start
-            pieces.append(whole[(slice(start, start + span.size), *columns)])
-            first_row += span.total
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        pieces = [self._slices(span) for span in self.spans]
+        fused = next((dim for dim, slices in enumerate(pieces) if len(slices) > 1), 0)
+        read = []
+        for piece in pieces[fused]:
+            index = tuple(piece if dim == fused else slices[0] for dim, slices in enumerate(pieces))
+            read.append(whole[index])
+        return read[0] if len(read) == 1 else torch.cat(read, dim=fused)
+
+    @staticmethod
+    def _slices(span: Span | FusedSpan) -> list[slice]:
+        """Returns where the parts of a span lie in the tensor."""
+        slices, first = [], 0
+        for part in span.parts:
+            slices.append(slice(first + part.start, first + part.start + part.size))
+            first += part.total
+        return slices
 
 
 Fill = Callable[[dict[str, CheckpointPart]], None]

@@ -7,8 +7,9 @@ from engine.model.architectures import FAMILIES
 from engine.model.checkpoint_file import exists
 from engine.model.config_fields import ConfigFields
 from engine.model.family import GATES, DecoderTraits, Family, Gate
-from engine.model.fp8 import Fp8Weights
 from engine.model.model_shape import LayerShape, ModelShape
+from engine.model.quantization_config import QuantizedWeights, read_quantization_config
+from engine.model.text_part import text_fields
 
 # Several times the values of the largest models; beyond them even the shapes of the weights cannot be handled.
 _MAX_LAYERS = 1024
@@ -30,7 +31,7 @@ class ModelConfig:
         gate: the operation of its feed-forward networks.
         checkpoint_dtype: name of the dtype of the stored weights that are not quantised, from config.json.
         end_token_ids: ids that end an answer, from generation_config.json and config.json.
-        fp8: which linear layers are stored in 8 bits; None if the checkpoint is not quantised.
+        quantized: how linear layers are quantised, and which; None if the checkpoint is not quantised.
         traits: what distinguishes the family of the model.
     """
 
@@ -49,7 +50,7 @@ class ModelConfig:
     traits: DecoderTraits
     checkpoint_dtype: str
     end_token_ids: frozenset[int]
-    fp8: Fp8Weights | None = None
+    quantized: QuantizedWeights | None = None
 
     @classmethod
     def from_dir(cls, path: Path) -> "ModelConfig":
@@ -57,7 +58,7 @@ class ModelConfig:
 
         Raises: CheckpointError: a missing, invalid or unsupported field.
         """
-        fields = ConfigFields.from_file(path / "config.json")
+        fields = text_fields(ConfigFields.from_file(path / "config.json"))
         family = _family(fields)
         stated, fields = fields, fields.with_defaults(dict(family.defaults))
         hidden_size = fields.integer("hidden_size", maximum=_MAX_HIDDEN_SIZE)
@@ -108,7 +109,7 @@ class ModelConfig:
             traits=traits,
             checkpoint_dtype=dtype,
             end_token_ids=_end_token_ids(path, stated, fields),
-            fp8=Fp8Weights.from_fields(fields),
+            quantized=read_quantization_config(fields),
         )
 
     @property

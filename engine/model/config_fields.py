@@ -41,6 +41,10 @@ class ConfigFields:
         nulls = dict.fromkeys(self._nulls)
         return ConfigFields(self._source, {**defaults, **nulls, **self._values})
 
+    def replaced(self, values: dict[str, Any]) -> "ConfigFields":
+        """Returns a copy in which these fields have other values."""
+        return ConfigFields(self._source, {**dict.fromkeys(self._nulls), **self._values, **values})
+
     def __contains__(self, name: str) -> bool:
         return name in self._values
 

@@ -1,6 +1,6 @@
 """The decoder that all architectures share: embedding, layers, norm and output head, on a ragged batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,11 +11,10 @@ from engine.model.norm import Norm
 from engine.model.rotary_tables import rotary_tables
 from engine.model.sharding import Sharding
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
-from kernels.interface import KernelOps, KVCache, LinearWeights
-from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.interface import AdapterOps, KernelOps, KVCache, LinearWeights, LowRank
+from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 
 HEAD_NAME = "lm_head.weight"
-LAYERS_PREFIX = "model.layers."
 
 
 class Decoder:
@@ -97,6 +96,17 @@ class Decoder:
         if self._embedding_scale != 1.0:
             self.embed_tokens.mul_(self._embedding_scale)
 
+    def projection_shapes(self) -> dict[str, tuple[int, int]]:
+        """Returns rows and columns of all linear layers that adapters can change, by their names in the checkpoint."""
+        linears = (linear for layer in self.layers for linear in layer.linears)
+        return {name: shape for linear in linears for name, shape in linear.projection_shapes().items()}
+
+    def set_adapters(self, ops: AdapterOps, adapters: Sequence[Mapping[str, LowRank]]) -> None:
+        """Adds adapters, which steps then select by their index; each maps names of linear layers to changes."""
+        for layer in self.layers:
+            for linear in layer.linears:
+                linear.set_adapters(ops, adapters)
+
     def _base_parts(self) -> dict[str, CheckpointPart]:
         return {
             "model.embed_tokens.weight": self._vocabulary_part(self.embed_tokens),
@@ -108,7 +118,7 @@ class Decoder:
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
         """Computes a ragged batch; returns logits [S, vocab_size] fp32 of the tokens in `logits_indices`."""
-        hidden = self.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata)
+        hidden = self.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata, inputs.adapted)
         return self.compute_logits(self._ops.gather_rows(hidden, inputs.logits_indices), inputs.logits)
 
     @torch.inference_mode()
@@ -118,6 +128,7 @@ class Decoder:
         positions: torch.Tensor,
         kv_caches: Sequence[KVCache],
         metadata: AttentionMetadata,
+        adapted: AdaptedTokens | None = None,
     ) -> torch.Tensor:
         """Computes all layers for a ragged batch, and writes its keys and values to the caches.
 
@@ -126,6 +137,7 @@ class Decoder:
             positions: [T] int64, less than `max_positions`.
             kv_caches: one per layer, allocated by the operations of the model.
             metadata: divides the T tokens into rows.
+            adapted: tokens with an adapter; None: no adapters are computed.
         Returns: [T, hidden_size], normalised, for `compute_logits`.
         """
         assert len(kv_caches) == len(self.layers), f"{len(kv_caches)} caches for {len(self.layers)} layers"
@@ -134,9 +146,9 @@ class Decoder:
         x = self._ops.rms_norm(residual, self.layers[0].input_norm.weight, eps, for_linear=True)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, kv_cache, next_norm in zip(self.layers, kv_caches, next_norms, strict=True):
-            x = layer.attention(x, positions, kv_cache, metadata)
+            x = layer.attention(x, positions, kv_cache, metadata, adapted)
             x, residual = self._ops.add_rms_norm(x, residual, layer.mlp_norm.weight, eps, for_linear=True)
-            x = layer.mlp(x)
+            x = layer.mlp(x, adapted)
             for_linear = next_norm is not self.norm  # the rows for the logits are gathered first
             x, residual = self._ops.add_rms_norm(x, residual, next_norm.weight, eps, for_linear=for_linear)
         assert isinstance(x, torch.Tensor), "the last norm was not for a linear layer"
@@ -151,7 +163,9 @@ class Decoder:
         logits = self._group.all_gather_columns(self._ops.linear(hidden, self._packed_lm_head))
         if logits.shape[1] != self.config.vocab_size:  # remove the padding rows of the last ranks
             logits = logits[:, : self.config.vocab_size].contiguous()
-        return logits.float() if out is None else out.copy_(logits)
+        logits = logits.float() if out is None else out.copy_(logits)
+        soft_cap = self.config.traits.logit_soft_cap
+        return logits if soft_cap is None else self._ops.soft_cap(logits, soft_cap)
 
     def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[T] -> [T, hidden_size]: each rank embeds the tokens of its rows, and adds zeros for the others."""

@@ -14,7 +14,7 @@ from engine.model.rotary_tables import rotated_pairs_order
 from engine.model.sharding import Sharding
 from engine.parallel.group import ParallelGroup
 from kernels.interface import KernelOps, KVCache, LinearInput
-from kernels.metadata import AttentionMetadata
+from kernels.metadata import AdaptedTokens, AttentionMetadata
 
 
 class DecoderLayer:
@@ -39,6 +39,7 @@ class DecoderLayer:
         self._prefix = f"model.layers.{index}."
         self._eps = config.rms_norm_eps
         self._attention_scale = traits.attention_scale or config.head_dim**-0.5
+        self._attention_soft_cap = traits.attention_soft_cap
         self._head_dim = config.head_dim
         self._gate = config.gate
         self._sliding_window = traits.sliding_windows[index]
@@ -58,7 +59,7 @@ class DecoderLayer:
                 in_features,
                 out_features,
                 bias=bias,
-                fp8=config.fp8,
+                quantized=config.quantized,
                 dtype=dtype,
                 device=device,
                 row_order=row_order,
@@ -108,7 +109,7 @@ class DecoderLayer:
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills; linear layers are without memory."""
         parts = self._norm_parts()
-        for linear in self._linears:
+        for linear in self.linears:
             parts |= linear.checkpoint_parts()
         return parts
 
@@ -117,11 +118,12 @@ class DecoderLayer:
         fill(self._norm_parts())
         for norm in self._norms.values():
             norm.finish()
-        for linear in self._linears:
+        for linear in self.linears:
             linear.load(self._ops, fill)
 
     @property
-    def _linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[Linear, ...]:
+        """All linear layers, in the order in which they are loaded."""
         return self.qkv, self.o, self.gate_up, self.down
 
     def _norm_parts(self) -> dict[str, CheckpointPart]:
@@ -133,10 +135,11 @@ class DecoderLayer:
         positions: torch.Tensor,
         kv_cache: KVCache,
         metadata: AttentionMetadata,
+        adapted: AdaptedTokens | None,
     ) -> torch.Tensor:
         """Normalised input [T, hidden] -> [T, hidden]; writes keys and values of the step, then reads the cache."""
         q = self._ops.rotate_and_store(
-            self.qkv(self._ops, x),
+            self.qkv(self._ops, x, adapted),
             positions,
             *self._rotary,
             kv_cache,
@@ -145,16 +148,20 @@ class DecoderLayer:
             eps=self._eps,
         )
         out = self._ops.paged_attention(
-            q, kv_cache, metadata, scale=self._attention_scale, sliding_window=self._sliding_window
+            q,
+            kv_cache,
+            metadata,
+            scale=self._attention_scale,
+            sliding_window=self._sliding_window,
+            soft_cap=self._attention_soft_cap,
         )
-        return self._normed(self._group.all_reduce(self.o(self._ops, out)), self._attention_output_norm)
+        return self._normed(self._group.all_reduce(self.o(self._ops, out, adapted)), self._attention_output_norm)
 
-    def mlp(self, x: LinearInput) -> torch.Tensor:
+    def mlp(self, x: LinearInput, adapted: AdaptedTokens | None) -> torch.Tensor:
         """Normalised input [T, hidden] -> [T, hidden]."""
         gate = self._ops.gelu_and_mul if self._gate == "gelu_and_mul" else self._ops.silu_and_mul
-        return self._normed(
-            self._group.all_reduce(self.down(self._ops, gate(self.gate_up(self._ops, x)))), self._mlp_output_norm
-        )
+        gated = gate(self.gate_up(self._ops, x, adapted))
+        return self._normed(self._group.all_reduce(self.down(self._ops, gated, adapted)), self._mlp_output_norm)
 
     def _normed(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         return x if norm is None else self._ops.rms_norm(x, norm.weight, self._eps)

@@ -28,6 +28,8 @@ class DecoderTraits:
         norm_offset: added to the stored weights of all norms.
         fused: whether the checkpoint stores queries, keys and values as `qkv_proj`, and gate and up as `gate_up_proj`.
         attention_scale: factor of attention scores; None: 1 / sqrt(head_dim).
+        attention_soft_cap, logit_soft_cap: limits of attention scores and logits x, which become cap * tanh(x / cap);
+            None: they are unchanged.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of the output of attention and feed-forward
             network before it is added to the residual stream, and of logits.
     """
@@ -42,6 +44,8 @@ class DecoderTraits:
     norm_offset: float = 0.0
     fused: bool = False
     attention_scale: float | None = None
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0

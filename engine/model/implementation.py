@@ -11,6 +11,7 @@ from typing import Literal
 from engine.errors import ConfigError
 from engine.model.architectures import FAMILIES
 from engine.model.config_fields import ConfigFields
+from engine.model.text_part import text_fields
 
 ModelImpl = Literal["auto", "chairlift", "transformers"]
 Implementation = Literal["chairlift", "transformers"]
@@ -57,9 +58,10 @@ def choose_implementation(path: Path, model_impl: ModelImpl, *, tensor_parallel_
         ConfigError: transformers is not installed, or does not divide a model among ranks.
     """
     fields = ConfigFields.from_file(path / "config.json")
-    names = fields.raw("architectures")
-    is_native = isinstance(names, list) and any(
-        architecture in names and family.has_gate_of(fields) for architecture, family in FAMILIES.items()
+    names, text = fields.raw("architectures"), text_fields(fields)
+    text_names = text.raw("architectures")
+    is_native = isinstance(text_names, list) and any(
+        architecture in text_names and family.has_gate_of(text) for architecture, family in FAMILIES.items()
     )
     if model_impl == "chairlift" or (model_impl == "auto" and is_native):
         return "chairlift"  # whose own configuration refuses what it does not support

@@ -1,15 +1,20 @@
 """Linear layers: loaded in the format of the checkpoint, then packed for the operations, one matrix at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
-from engine.errors import CheckpointError, ConfigError
-from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span
-from engine.model.fp8 import Fp8Weights
-from kernels.fp8_block import BLOCK
-from kernels.fp8_weights import FP8_DTYPE
-from kernels.interface import KernelOps, LinearInput, LinearWeights
+from engine.errors import CheckpointError
+from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span, rows_of, stacked
+from engine.model.int_weights import IntWeights
+from engine.model.quantization_config import QuantizedWeights
+from engine.model.stored_matrix import StoredMatrix, allocate_matrix, check_matrix
+from kernels.interface import AdapterOps, Adapters, KernelOps, LinearInput, LinearWeights, LowRank
+from kernels.metadata import AdaptedTokens
+
+Kept: TypeAlias = tuple[type[QuantizedWeights], ...]
+"""Kinds of quantised weights of a checkpoint that are packed as they are; others are dequantised."""
 
 _META = torch.device("meta")
 
@@ -27,7 +32,7 @@ class Linear:
         out_features: Mapping[str, Span | FusedSpan],
         *,
         bias: bool,
-        fp8: Fp8Weights | None,
+        quantized: QuantizedWeights | None,
         dtype: torch.dtype,
         device: torch.device,
         row_order: torch.Tensor | None = None,
@@ -39,106 +44,112 @@ class Linear:
             in_features: columns.
             out_features: rows of each projection by its name, such as `up_proj`.
             bias: whether the projections have biases.
-            fp8: which projections are stored in 8 bits; None: none.
-            dtype: dtype of the inputs, and of weights that are not in 8 bits.
+            quantized: how the checkpoint quantises projections, and which; None: none.
+            dtype: dtype of the inputs, and of weights that are not quantised.
             device: device of the weights.
             row_order: [rows] int64, rows in memory from rows of the projections one below the other; None: the same.
 
         Raises:
-            CheckpointError: scales per block with a row_order, only some of the projections in 8 bits, or sizes that
-                are no multiples of a block.
-            ConfigError: the shards of ranks divide blocks.
+            CheckpointError: only some of the projections are quantised; or see `check_matrix`.
+            ConfigError: see `check_matrix`.
         """
         names = [prefix + name for name in out_features]
-        in_8_bits = [fp8 is not None and fp8.holds(name) for name in names]
-        if any(in_8_bits) and not all(in_8_bits):
+        are_quantized = [quantized is not None and quantized.holds(name) for name in names]
+        if any(are_quantized) and not all(are_quantized):
             raise CheckpointError(
-                f"quantization_config: {', '.join(names)} must all be in 8 bits, or none: they form one matrix; "
-                f"{names[in_8_bits.index(False)]} is not"
+                f"quantization_config: {', '.join(names)} must all be quantised, or none: they form one matrix; "
+                f"{names[are_quantized.index(False)]} is not"
             )
+        self._quantized = quantized if all(are_quantized) else None
         self._dtype = dtype
         self._device = device
-        self._is_in_8_bits = all(in_8_bits)
-        self._has_blocks = self._is_in_8_bits and fp8 is not None and fp8.has_blocks
-        self._scale_name = "" if fp8 is None else fp8.scale_name
         self._has_bias = bias
         self._in_features = in_features
         self._out_features = dict(zip(names, out_features.values(), strict=True))
         self._row_order = row_order
         self._packed: LinearWeights = None
-        if self._has_blocks:
-            if row_order is not None:
-                raise CheckpointError(
-                    f"quantization_config: weight_block_size [{BLOCK}, {BLOCK}] is not supported for "
-                    f"{', '.join(names)} with partial_rotary_factor: use a checkpoint with one scale per channel"
-                )
-            for name, span in self._out_features.items():
-                _check_blocks(name, span, in_features)
+        self._adapters: tuple[AdapterOps, Adapters] | None = None
+        check_matrix(self._quantized, self._out_features, in_features, is_reordered=row_order is not None)
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills, without memory."""
-        return self._parts(*self._allocate(_META))
+        matrix, bias = self._allocate(_META)
+        return matrix.parts() | self._bias_parts(bias)
 
     def load(self, ops: KernelOps, fill: Fill) -> None:
         """Allocates and fills the weights, packs them and frees the memory they were loaded to, unless it is shared."""
-        weight, scales, bias = self._allocate(self._device)
-        fill(self._parts(weight, scales, bias))
+        matrix, bias = self._allocate(self._device)
+        fill(matrix.parts() | self._bias_parts(bias))
         if self._in_features.start != 0:
             bias = None
-        if self._row_order is not None:
-            order = self._row_order.to(self._device)
-            weight = weight.view(torch.uint8)[order].view(weight.dtype) if self._is_in_8_bits else weight[order]
-            scales = None if scales is None else scales[order]
-            bias = None if bias is None else bias[order]
-        if scales is None:
-            self._packed = ops.pack_linear(weight, bias)
-        else:
-            self._packed = ops.pack_quantized(weight, scales, bias, self._dtype)
+        order = None if self._row_order is None else self._row_order.to(self._device)
+        if bias is not None and order is not None:
+            bias = bias[order]
+        self._packed = matrix.pack(ops, bias, order)
 
-    def _allocate(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Returns weights, scales and biases, uninitialised."""
-        num_rows, num_columns = sum(span.size for span in self._out_features.values()), self._in_features.size
-        dtype = FP8_DTYPE if self._is_in_8_bits else self._dtype
-        scales_shape = (num_rows // BLOCK, num_columns // BLOCK) if self._has_blocks else (num_rows,)
-        return (
-            torch.empty(num_rows, num_columns, dtype=dtype, device=device),
-            torch.empty(scales_shape, dtype=torch.float32, device=device) if self._is_in_8_bits else None,
-            torch.empty(num_rows, dtype=self._dtype, device=device) if self._has_bias else None,
-        )
+    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = ()) -> int:
+        """Returns the bytes of the packed weights.
 
-    def _parts(
-        self, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None
-    ) -> dict[str, CheckpointPart]:
-        parts = {}
-        start = 0
-        for name, span in self._out_features.items():
-            rows = slice(start, start + span.size)
-            parts[f"{name}.weight"] = CheckpointPart(weight[rows], (span, self._in_features))
-            if scales is not None and self._has_blocks:
-                block_rows = slice(rows.start // BLOCK, rows.stop // BLOCK)
-                spans = (span.in_blocks(BLOCK), self._in_features.in_blocks(BLOCK))
-                parts[f"{name}.{self._scale_name}"] = CheckpointPart(scales[block_rows], spans, is_scale=True)
-            elif scales is not None:
-                parts[f"{name}.{self._scale_name}"] = CheckpointPart(scales[rows], (span,), is_scale=True)
-            if bias is not None:
-                parts[f"{name}.bias"] = CheckpointPart(bias[rows], (span,))
-            start += span.size
-        return parts
+        Args:
+            is_quantized_on_load: whether weights that are not kept become 8 bits with a scale per row, or else dtype.
+            kept: kinds of quantised weights that stay as they are.
+        """
+        num_rows = rows_of(self._out_features)
+        num_weights = num_rows * self._in_features.size
+        num_bytes = num_rows * self._dtype.itemsize if self._has_bias else 0
+        stored = self._quantized
+        if isinstance(stored, kept):
+            if isinstance(stored, IntWeights):
+                num_groups = self._in_features.size // (stored.group_size or self._in_features.size)
+                return num_bytes + num_weights * stored.num_bits // 8 + 8 * num_groups * num_rows
+            scales = [part.tensor for part in self.checkpoint_parts().values() if part.is_scale]
+            return num_bytes + num_weights + sum(tensor.nbytes for tensor in scales)
+        if is_quantized_on_load:
+            return num_bytes + num_weights + 4 * num_rows
+        return num_bytes + num_weights * self._dtype.itemsize
 
-    def __call__(self, ops: KernelOps, x: LinearInput) -> torch.Tensor:
-        """Computes x [T, columns] -> [T, rows]."""
-        return ops.linear(x, self._packed)
+    def _allocate(self, device: torch.device) -> tuple[StoredMatrix, torch.Tensor | None]:
+        """Returns weights and biases, uninitialised."""
+        matrix = allocate_matrix(self._quantized, self._out_features, self._in_features, self._dtype, device)
+        num_rows = rows_of(self._out_features)
+        return matrix, torch.empty(num_rows, dtype=self._dtype, device=device) if self._has_bias else None
 
+    def _bias_parts(self, bias: torch.Tensor | None) -> dict[str, CheckpointPart]:
+        if bias is None:
+            return {}
+        return {
+            f"{name}.bias": CheckpointPart(bias[below], (span,)) for name, span, below in stacked(self._out_features)
+        }
 
-def _check_blocks(name: str, rows: Span | FusedSpan, columns: Span) -> None:
-    """Checks that a projection, or the shard of it that a rank holds, consists of whole blocks."""
-    if any(span.total % BLOCK for span in (*rows.parts, columns)):
-        raise CheckpointError(
-            f"quantization_config: blocks of {BLOCK} x {BLOCK} weights do not divide {name} of {rows.total} rows "
-            f"and {columns.total} columns"
-        )
-    if any(number % BLOCK for span in (*rows.parts, columns) for number in (span.start, span.size)):
-        raise ConfigError(
-            f"--tensor-parallel-size gives each rank {rows.size} rows and {columns.size} columns of {name}, whose "
-            f"scales are per block of {BLOCK} x {BLOCK}: use fewer ranks, so that each has whole blocks"
-        )
+    def projection_shapes(self) -> dict[str, tuple[int, int]]:
+        """Returns rows and columns of each projection in the checkpoint, by its name there."""
+        return {name: (span.total, self._in_features.total) for name, span in self._out_features.items()}
+
+    def set_adapters(self, ops: AdapterOps, adapters: Sequence[Mapping[str, LowRank]]) -> None:
+        """Packs what each adapter changes of the projections, by their names in the checkpoint. One rank has all."""
+        changes = [
+            [
+                LowRank(changed[name].a, self._in_order(changed[name].b, rows), rows.start)
+                for name, _, rows in stacked(self._out_features)
+                if name in changed
+            ]
+            for changed in adapters
+        ]
+        if any(changes):
+            self._adapters = ops, ops.pack_adapters(changes)
+
+    def _in_order(self, rows: torch.Tensor, below: slice) -> torch.Tensor:
+        """Returns rows of a projection in their order in memory, which exchanges none with other projections."""
+        if self._row_order is None:
+            return rows
+        order = self._row_order[below] - below.start
+        assert 0 <= int(order.min()) <= int(order.max()) < len(rows), "rows of different projections are exchanged"
+        return rows[order]
+
+    def __call__(self, ops: KernelOps, x: LinearInput, adapted: AdaptedTokens | None = None) -> torch.Tensor:
+        """Computes x [T, columns] -> [T, rows]; tokens with an adapter get its change too."""
+        y = ops.linear(x, self._packed)
+        if self._adapters is not None and adapted is not None:
+            adapter_ops, adapters = self._adapters
+            adapter_ops.add_adapters(y, x, adapters, adapted)
+        return y

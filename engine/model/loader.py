@@ -8,13 +8,15 @@ import torch
 
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
-from engine.model.decoder import HEAD_NAME, LAYERS_PREFIX, Decoder
+from engine.model.decoder import HEAD_NAME, Decoder
 from engine.model.dummy_weights import RandomWeights
+from engine.model.fp8 import Fp8Weights
+from engine.model.int_weights import IntWeights
+from engine.model.linear import Kept
 from engine.model.weights import Progress, WeightsReader, check_weights, stored_dtypes
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.dtypes import dtype_name
 from kernels.families import reference_ops
-from kernels.fp8_weights import FP8_DTYPE
 from kernels.interface import KernelOps
 
 _log = logging.getLogger(__name__)
@@ -55,8 +57,8 @@ def resolve_dtype(name: str, checkpoint_dtype: str, *, is_fp32_only: bool = Fals
 def cpu_checkpoint_dtype(path: Path | None, config: ModelConfig) -> str:
     """Returns the name of the dtype that holds all weights of a checkpoint without rounding.
 
-    This is the dtype of the tensors in the files if all have the same. It is float32 otherwise, for weights in 8 bits,
-    which are converted, and if embeddings are multiplied by a factor as they are loaded.
+    This is the dtype of the tensors in the files if all have the same. It is float32 otherwise, for 8-bit floats, which
+    are converted, and if embeddings are multiplied by a factor as they are loaded.
 
     Args:
         path: the checkpoint folder; None: without files, the weights will be random.
@@ -64,7 +66,7 @@ def cpu_checkpoint_dtype(path: Path | None, config: ModelConfig) -> str:
     Raises: CheckpointError: a file cannot be read.
     """
     traits = config.traits
-    if config.fp8 is not None or traits.embedding_scale != traits.stream_unit:
+    if isinstance(config.quantized, Fp8Weights) or traits.embedding_scale != traits.stream_unit:
         return "float32"
     dtypes = {config.checkpoint_dtype} if path is None else {dtype_name(dtype) for dtype in stored_dtypes(path)}
     return dtypes.pop() if len(dtypes) == 1 else "float32"
@@ -76,7 +78,7 @@ def weights_bytes(
     *,
     group: ParallelGroup = SINGLE_RANK,
     quantization: Literal["fp8", "int8"] | None = None,
-    keeps_fp8: bool = False,
+    kept: Kept = (),
 ) -> int:
     """Returns the bytes of the packed weights, without allocating them.
 
@@ -88,29 +90,20 @@ def weights_bytes(
         group: the group and rank that hold them.
         quantization: 8-bit format to which linear layers are quantised on load: one byte per weight and a scale per
             row. int8 includes the output head.
-        keeps_fp8: whether 8-bit weights of the checkpoint stay as they are, or are converted to dtype.
+        kept: kinds of quantised weights of the checkpoint that stay as they are; others are converted to dtype.
     Raises: ConfigError, CheckpointError: see `Decoder`.
     """
-    ops = reference_ops()  # never called
     meta = torch.device("meta")
-    model = Decoder(config, ops, max_positions=1, dtype=dtype, device=meta, group=group)
-    parts = model.checkpoint_parts()
-    tensors = {name: part.tensor for name, part in parts.items()}
-    if config.tie_word_embeddings:
-        tensors[HEAD_NAME] = model.embed_tokens
-    in_8_bits = {
-        name: tensor.ndim == 2
-        and name.startswith(LAYERS_PREFIX)
-        and (quantization is not None or (keeps_fp8 and tensor.dtype is FP8_DTYPE))
-        for name, tensor in tensors.items()
-    } | {name: False for name, part in parts.items() if part.is_scale}
-    in_8_bits[HEAD_NAME] = quantization == "int8"
-    return sum(
-        tensor.numel() + 4 * (0 if tensor.dtype is FP8_DTYPE else len(tensor))
-        if in_8_bits[name]
-        else tensor.numel() * (dtype if tensor.dtype is FP8_DTYPE else tensor.dtype).itemsize
-        for name, tensor in tensors.items()
-    )
+    model = Decoder(config, reference_ops(), max_positions=1, dtype=dtype, device=meta, group=group)
+    tensors = {name: part.tensor for name, part in model.checkpoint_parts().items()}
+    num_bytes = 0
+    for linear in (linear for layer in model.layers for linear in layer.linears):
+        num_bytes += linear.packed_bytes(is_quantized_on_load=quantization is not None, kept=kept)
+        for name in linear.checkpoint_parts():
+            del tensors[name]
+    head = model.embed_tokens if config.tie_word_embeddings else tensors.pop(HEAD_NAME)
+    num_bytes += head.numel() + 4 * len(head) if quantization == "int8" else head.nbytes
+    return num_bytes + sum(tensor.nbytes for tensor in tensors.values())
 
 
 def check_checkpoint(
@@ -123,6 +116,15 @@ def check_checkpoint(
     meta = torch.device("meta")
     model = Decoder(config, reference_ops(), max_positions=1, dtype=dtype, device=meta, group=group)
     check_weights(path, model.checkpoint_parts())
+
+
+def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Returns rows and columns of the linear layers that adapters can change, by their names in the checkpoint.
+
+    Raises: ConfigError, CheckpointError: see `Decoder`.
+    """
+    meta = torch.device("meta")
+    return Decoder(config, reference_ops(), max_positions=1, dtype=torch.float32, device=meta).projection_shapes()
 
 
 def load_model(
@@ -155,6 +157,11 @@ def load_model(
         CheckpointError: see `WeightsReader`.
         ConfigError: the group cannot share the model.
     """
+    if load_format == "dummy" and isinstance(config.quantized, IntWeights):
+        raise ConfigError(
+            "--load-format dummy is not supported with quantization_config "
+            f"of {config.quantized.num_bits} bits: random integers are no weights that a model computes with"
+        )
     model = Decoder(
         config,
         ops,

@@ -18,7 +18,7 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
 
 _WEIGHTS_ADVICE = {
-    "adapter_config.json": "a LoRA adapter: merge it into its base model with PEFT (merge_and_unload, save_pretrained)",
+    "adapter_config.json": "a LoRA adapter: serve its base model with --lora NAME=PATH of this folder",
     "*.gguf": "in the format of llama.cpp: serve the repository of the original weights in safetensors",
     "pytorch_model*.bin": "pickled weights: convert them with transformers (from_pretrained, save_pretrained)",
     "consolidated*": "in the format of its publisher: download the repository's model*.safetensors too",

@@ -64,6 +64,7 @@ class TransformersConfig:
         num_parameters: all parameters; an output head that shares the embedding counts too, because it is packed.
         hidden_size, intermediate_size: widths of the layers.
         sliding_windows: the different ones of the layers; None: no window.
+        soft_caps: the different limits of attention scores; None: no limit.
         unrecordable: why a step cannot be recorded as a CUDA graph; None: it can.
         original_positions: positions up to which a longrope rotation uses its short factors; None: another rotation.
     """
@@ -75,6 +76,7 @@ class TransformersConfig:
     hidden_size: int
     intermediate_size: int
     sliding_windows: tuple[int | None, ...]
+    soft_caps: tuple[float | None, ...]
     unrecordable: str | None
     original_positions: int | None
 
@@ -121,6 +123,7 @@ class TransformersConfig:
             hidden_size=text.hidden_size,
             intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
             sliding_windows=tuple(dict.fromkeys(call.sliding_window for call in calls)),
+            soft_caps=tuple(dict.fromkeys(call.soft_cap for call in calls)),
             unrecordable=_unrecordable(model, calls),
             original_positions=_original_positions(text),
         )
@@ -181,6 +184,7 @@ class _LayerCall(NamedTuple):
 
     shape: LayerShape
     sliding_window: int | None
+    soft_cap: float | None
     has_sinks: bool
     has_tensor_scale: bool
 
@@ -214,7 +218,7 @@ class _Recorder:
         head_dim = max(key_dim, call.value.shape[3])
         shape = LayerShape(num_heads, num_kv_heads, -(-head_dim // _HEAD_MULTIPLE) * _HEAD_MULTIPLE)
         self.layers[index] = _LayerCall(
-            shape, call.sliding_window, call.sinks is not None, isinstance(call.scale, torch.Tensor)
+            shape, call.sliding_window, call.soft_cap, call.sinks is not None, isinstance(call.scale, torch.Tensor)
         )
         return call.value.new_empty(1, num_tokens, num_heads, call.value.shape[3])
 

@@ -20,10 +20,13 @@ from engine.model.safetensors_file import (
     TensorEntry,
     read_safetensors_header,
 )
+from engine.model.text_part import decoder_names
 from kernels.fp8_weights import FP8_DTYPE
 
 _SAMPLE_BYTES = 4096
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, FP8_NAME: FP8_DTYPE}
+_EXACT = {FP8_DTYPE: FP8_NAME, torch.int32: "I32", torch.int8: "I8"}
+"""Types of quantised weights, which are read as they are; others are converted to the dtype of the parameter."""
 
 _KV_SCALE = re.compile(r"model\.layers\.\d+\.self_attn\.(k_scale|v_scale|kv_scale|[kv]_proj\.output_scale)")
 
@@ -38,11 +41,13 @@ class CheckedWeights(NamedTuple):
 
     Attributes:
         shards: file -> names of the tensors to read from it, with the bytes of each.
+        stored_names: name in the decoder -> name in the file.
         num_activation_scales, num_kv_scales: scales of activations, and of keys and values, in the checkpoint, which
             are not used.
     """
 
     shards: dict[Path, dict[str, int]]
+    stored_names: dict[str, str]
     num_activation_scales: int
     num_kv_scales: int
 
@@ -64,7 +69,7 @@ class WeightsReader:
         Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another
             shape, or one that the model does not have; NaN or infinity.
         """
-        shards, num_activation_scales, num_kv_scales = check_weights(path, parts)
+        shards, self._stored_names, num_activation_scales, num_kv_scales = check_weights(path, parts)
         if num_activation_scales:
             _log.info(
                 "%d input_scale tensors of the checkpoint are not used: activations are scaled per token instead",
@@ -94,7 +99,7 @@ class WeightsReader:
             try:
                 if file != self._open_file:
                     self._open_file, self._reader = file, safe_open(file, framework="pt")
-                _fill(part, self._reader, name, file)
+                _fill(part, self._reader, self._stored_names[name], file)
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file}: cannot be read: {error}") from error
             self._loaded += self._sizes[name]
@@ -132,29 +137,34 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
     Raises: CheckpointError: see `WeightsReader`.
     """
     shards: dict[Path, dict[str, int]] = {}
-    found: set[str] = set()
+    stored_names: dict[str, str] = {}
+    decoder_name = decoder_names(path)
     num_activation_scales = num_kv_scales = 0
     for file in shard_files(path):
         header, sampled = read_safetensors_header(file), {}
-        for name, entry in header.tensors.items():
+        for stored, entry in header.tensors.items():
+            name = decoder_name(stored)
+            if name is None:
+                continue
             if name not in parts:
                 is_activation_scale = f"{name.removesuffix('input_scale')}weight_scale" in parts
                 is_kv_scale = _KV_SCALE.fullmatch(name) is not None
                 num_activation_scales += is_activation_scale
                 num_kv_scales += is_kv_scale
-                if not is_activation_scale and not is_kv_scale and not _is_ignorable(name):
-                    raise CheckpointError(f"{file}: tensor {name} is not part of this architecture")
+                is_known = is_activation_scale or is_kv_scale or _is_ignorable(name)
+                if not is_known and not _is_redundant(file, header, name, entry, parts):
+                    raise CheckpointError(f"{file}: tensor {stored} is not part of this architecture")
                 continue
-            if name in found:
-                raise CheckpointError(f"{file}: tensor {name} is in another shard too")
-            _check_entry(file, name, entry, parts[name])
-            found.add(name)
-            sampled[name] = entry
+            if name in stored_names:
+                raise CheckpointError(f"{file}: tensor {stored} is in another shard too")
+            _check_entry(file, stored, entry, parts[name])
+            stored_names[name] = stored
+            sampled[stored] = entry
             shards.setdefault(file, {})[name] = parts[name].tensor.numel() * ITEM_BYTES[entry.dtype]
         _check_samples(file, header, sampled)
-    if missing := sorted(set(parts) - found):
+    if missing := sorted(parts.keys() - stored_names.keys()):
         raise CheckpointError(f"{path}: {len(missing)} of {len(parts)} tensors are missing, the first is {missing[0]}")
-    return CheckedWeights(shards, num_activation_scales, num_kv_scales)
+    return CheckedWeights(shards, stored_names, num_activation_scales, num_kv_scales)
 
 
 def stored_dtypes(path: Path) -> set[torch.dtype]:
@@ -162,11 +172,14 @@ def stored_dtypes(path: Path) -> set[torch.dtype]:
 
     Raises: CheckpointError: a file is missing, unreadable, truncated or corrupt.
     """
+    decoder_name = decoder_names(path)
     return {
         _DTYPES[entry.dtype]
         for file in shard_files(path)
-        for name, entry in read_safetensors_header(file).tensors.items()
-        if not _is_ignorable(name) and entry.dtype in _DTYPES  # others are reported by `check_weights`
+        for stored, entry in read_safetensors_header(file).tensors.items()
+        if (name := decoder_name(stored)) is not None
+        and not _is_ignorable(name)
+        and entry.dtype in _DTYPES  # others are reported by `check_weights`
     }
 
 
@@ -178,10 +191,25 @@ def _check_samples(file: Path, header: SafetensorsHeader, entries: dict[str, Ten
     """
     with open_regular(file) as reader:
         for name, entry in entries.items():
+            if entry.dtype not in _DTYPES:
+                continue  # integers
             reader.seek(8 + len(header.raw) + entry.start)
             data = bytearray(reader.read(min(_SAMPLE_BYTES, entry.stop - entry.start)))
             if data and not torch.isfinite(torch.frombuffer(data, dtype=_DTYPES[entry.dtype]).float()).all():
                 raise CheckpointError(f"{file}: tensor {name} holds NaN or infinity")
+
+
+def _is_redundant(
+    file: Path, header: SafetensorsHeader, name: str, entry: TensorEntry, parts: dict[str, CheckpointPart]
+) -> bool:
+    """Whether a tensor beside integers tells nothing: the shape of a matrix, or a bias of zeros, as AutoGPTQ writes."""
+    if f"{name.removesuffix('weight_shape')}weight_packed" in parts:
+        return True
+    if not name.endswith(".bias") or f"{name.removesuffix('bias')}qweight" not in parts:
+        return False
+    with open_regular(file) as reader:
+        reader.seek(8 + len(header.raw) + entry.start)
+        return not any(reader.read(entry.stop - entry.start))
 
 
 def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart) -> None:
@@ -192,9 +220,10 @@ def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart
         raise CheckpointError(
             f"{file}: tensor {name} has shape {list(entry.shape)}, config.json requires {list(part.shape)}"
         )
-    if part.tensor.dtype is FP8_DTYPE and entry.dtype != FP8_NAME:
-        raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, quantization_config requires {FP8_NAME}")
-    if part.tensor.dtype is not FP8_DTYPE and entry.dtype == FP8_NAME:
+    required = _EXACT.get(part.tensor.dtype)
+    if required not in (None, entry.dtype):
+        raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, quantization_config requires {required}")
+    if required is None and (entry.dtype not in _DTYPES or entry.dtype == FP8_NAME):
         raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, supported for this tensor are F32, F16, BF16")
 
 

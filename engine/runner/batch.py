@@ -14,7 +14,7 @@ from engine.runner.sampling_state import Biases, Columns, Int32Array, Int64Array
 from engine.runner.step_buffers import BIAS_CAPACITY, Array, StepLayout, StepSections
 from engine.runner.step_views import StepViews
 from engine.runner.stream import InlineStream, Stream
-from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.sampling import SamplingBatch
 
 
@@ -114,6 +114,7 @@ class BatchBuilder:
         max_steps_in_flight: int = 1,
         decode_buckets: Sequence[int] = (),
         mixed_buckets: Sequence[int] = (),
+        has_adapters: bool = False,
     ) -> None:
         """Allocates the buffers.
 
@@ -125,6 +126,7 @@ class BatchBuilder:
             decode_buckets: ascending numbers of rows to which batches of one-token rows are padded; larger batches are
                 not padded.
             mixed_buckets: ascending numbers of tokens to which other batches are padded, up to max_num_batched_tokens.
+            has_adapters: whether requests may have adapters.
         """
         self._stream = stream = stream or InlineStream()
         self._block_size = block_size
@@ -132,7 +134,13 @@ class BatchBuilder:
         self._max_num_seqs = max_num_seqs
         self._max_blocks = -(-max_model_len // block_size)
         max_num_tokens = max((max_num_batched_tokens, *self._decode_buckets[-1:]))
-        layout = StepLayout(max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens, max_blocks=self._max_blocks)
+        self._has_adapters = has_adapters
+        layout = StepLayout(
+            max_num_seqs=max_num_seqs,
+            max_num_tokens=max_num_tokens,
+            max_blocks=self._max_blocks,
+            has_adapters=has_adapters,
+        )
         self._num_head_bytes = layout.num_head_bytes
         num_buffers = 1 if stream.is_inline else max_steps_in_flight
         self._host = [stream.host_buffer(layout.num_bytes) for _ in range(num_buffers)]
@@ -169,6 +177,7 @@ class BatchBuilder:
                 max_seq_len=self._max_blocks * self._block_size,
             ),
             logits_indices=sections.logits_indices,
+            adapted=self._adapted(sections.adapters.shape[0]),
         )
 
     def build(self, plan: SchedulerOutput, state: RequestState) -> Batch:
@@ -210,6 +219,7 @@ class BatchBuilder:
         host.slot_mapping[:num_tokens] = (
             state.block_table[token_rows, blocks].astype(np.int64) * self._block_size + offsets
         )
+        num_adapted = _sort_adapted(state.adapters[token_rows], host) if self._has_adapters else 0
         sampling_rows = np.flatnonzero(samples)
         num_samples = len(sampling_rows)
         host.logits_indices[:num_samples] = query_start_loc[sampling_rows + 1] - 1
@@ -250,6 +260,7 @@ class BatchBuilder:
                     num_one_token_reqs=num_narrow + size - num_rows,
                 ),
                 logits_indices=views.logits_indices,
+                adapted=self._adapted(num_adapted),
             ),
             sampling_rows=sampling_rows,
             prompts=prompts,
@@ -261,6 +272,12 @@ class BatchBuilder:
             views=self._views,
             upload=upload,
         )
+
+    def _adapted(self, num_tokens: int) -> AdaptedTokens | None:
+        """Returns views of the first adapted tokens."""
+        if not self._has_adapters:
+            return None
+        return AdaptedTokens(self._sections.adapted_indices[:num_tokens], self._sections.adapters[:num_tokens])
 
     def _staged(self, array: Array) -> torch.Tensor:
         """Copies an array to host memory that the device can copy asynchronously."""
@@ -291,6 +308,15 @@ class BatchBuilder:
             table.copy_(sent)
 
         return upload
+
+
+def _sort_adapted(adapters: Int64Array, host: StepSections[Array]) -> int:
+    """Writes the tokens with an adapter, sorted by it; returns their number. adapters: [tokens], -1: none."""
+    indices = np.flatnonzero(adapters >= 0)
+    indices = indices[np.argsort(adapters[indices], kind="stable")]
+    host.adapted_indices[: len(indices)] = indices
+    host.adapters[: len(indices)] = adapters[indices]
+    return len(indices)
 
 
 def _pad_tokens(host: StepSections[Array], num_tokens: int, width: int) -> None:

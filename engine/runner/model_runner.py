@@ -91,6 +91,7 @@ class TorchModelRunner:
         max_logprobs: int = 20,
         decode_buckets: Sequence[int] = (),
         mixed_buckets: Sequence[int] = (),
+        has_adapters: bool = False,
     ) -> None:
         """Allocates buffers and caches, and compiles the step.
 
@@ -104,7 +105,7 @@ class TorchModelRunner:
             stream: stream of the steps; None: the host's thread.
             max_steps_in_flight: steps that may be launched before the first is collected.
             max_logprobs: most alternatives per row.
-            decode_buckets, mixed_buckets: see `BatchBuilder`.
+            decode_buckets, mixed_buckets, has_adapters: see `BatchBuilder`.
         """
         self._ops = ops
         self._stream = stream or InlineStream()
@@ -128,6 +129,7 @@ class TorchModelRunner:
             max_steps_in_flight=max_steps_in_flight,
             decode_buckets=decode_buckets,
             mixed_buckets=mixed_buckets,
+            has_adapters=has_adapters,
         )
         self._tokens = DeviceTokens(self._state.token_ids, self._stream, max_steps_in_flight=max_steps_in_flight)
         self._results = deque(

@@ -40,6 +40,7 @@ class RequestState:
         token_ids: [max_num_seqs, max_model_len], prompt and output.
         num_tokens, num_prompt_tokens, num_blocks: [max_num_seqs].
         block_table: [max_num_seqs, max_blocks].
+        adapters: [max_num_seqs], index of each request's adapter; -1: none.
         sampling: sampling parameters of each row.
     """
 
@@ -50,6 +51,7 @@ class RequestState:
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_table: Int32Array = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_blocks: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
+        self.adapters: Int64Array = np.full(max_num_seqs, -1, dtype=np.int64)
         self.sampling = sampling
         self._num_plans = 0
         self._vacated: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)  # the plan that freed the row
@@ -116,6 +118,7 @@ class RequestState:
         self.num_tokens[row] = len(request.token_ids)
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_blocks[row] = 0
+        self.adapters[row] = -1 if request.adapter is None else request.adapter
         self._append_blocks(row, request.block_ids)
         self.sampling.set_row(row, request.params)
 

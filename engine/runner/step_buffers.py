@@ -41,6 +41,7 @@ class StepSections(Generic[T]):
         bias_start: [N + 1] int32.
         bias_ids, bias_values: [BIAS_CAPACITY] int32 and float32.
         input_ids, positions, slot_mapping: [B] int64.
+        adapted_indices, adapters: [B] int64, see `AdaptedTokens`; empty without adapters.
         block_table: [N * max_blocks] int32.
     """
 
@@ -57,6 +58,8 @@ class StepSections(Generic[T]):
     input_ids: T
     positions: T
     slot_mapping: T
+    adapted_indices: T
+    adapters: T
     block_table: T
 
 
@@ -75,7 +78,7 @@ class StepLayout:
         num_head_bytes: size without the block table.
     """
 
-    def __init__(self, *, max_num_seqs: int, max_num_tokens: int, max_blocks: int) -> None:
+    def __init__(self, *, max_num_seqs: int, max_num_tokens: int, max_blocks: int, has_adapters: bool = False) -> None:
         rows, tokens = max_num_seqs, max_num_tokens
         int32, int64 = torch.int32, torch.int64
         shapes: StepSections[tuple[torch.dtype, tuple[int, ...]]] = StepSections(
@@ -92,6 +95,8 @@ class StepLayout:
             input_ids=(int64, (tokens,)),
             positions=(int64, (tokens,)),
             slot_mapping=(int64, (tokens,)),
+            adapted_indices=(int64, (tokens * has_adapters,)),
+            adapters=(int64, (tokens * has_adapters,)),
             block_table=(int32, (rows * max_blocks,)),
         )
         self._sections: dict[str, _Section] = {}

@@ -109,12 +109,10 @@ class EngineService(EngineServiceServicer):
 
     def set_serving(self, parts: ServingParts) -> None:
         """Accepts streams from now on."""
-        info = parts.info
-        limits = RequestLimits(info.vocab_size, info.max_logprobs, frozenset(info.end_token_ids))
         self._parts = parts
         self._context = SessionContext(
             parts.inbox,
-            limits,
+            RequestLimits.of(parts.info),
             parts.max_open_requests,
             itertools.count(1),
             self._owners,

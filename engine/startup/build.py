@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from engine.core.scheduler import Scheduler
 from engine.errors import EngineError
 from engine.model.fingerprint import weights_fingerprint
 from engine.model.hub import resolve_model
+from engine.model.lora import LoraAdapter
 from engine.model.model_folder import check_folder
 from engine.model.model_shape import ModelShape
 from engine.model.shapes import find_shape
@@ -25,8 +26,9 @@ from engine.parallel.process_group import ProcessGroup
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.parts import EngineParts
+from engine.startup.adapters import open_adapters
 from engine.startup.cpu_memory import bytes_beside_weights, kv_cache_bytes
-from engine.startup.device import check_device, choose_device, kv_cache_dtype
+from engine.startup.device import check_device, choose_device, kept_weights, kv_cache_dtype
 from engine.startup.gpu import Gpu
 from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
@@ -76,6 +78,7 @@ def build_engine(
     model_dir = _find_model(config, startup)
     model = open_model(model_dir, config)
     shape = model.shape
+    adapters = open_adapters(config, model, device)
     tokenizer = TokenizerFiles.from_dir(model_dir, is_required=not is_dummy)
     grammars = MatcherCompiler(tokenizer, shape.vocab_size, shape.end_token_ids)
     startup.begin("grammars", "reading the tokenizer for grammars")
@@ -88,7 +91,10 @@ def build_engine(
         # Check files and memory before kernels are compiled, which takes a minute the first time.
         if not is_dummy:
             check_weights_of(model, model_dir, dtype, group)
-        num_bytes = group.size * bytes_of_weights(model, dtype, group, config.quantization)
+        num_bytes = group.size * bytes_of_weights(
+            model, dtype, group, config.quantization, kept=kept_weights(config, device.type)
+        )
+        num_bytes += sum(adapter.max_bytes for adapter in adapters)
         free_bytes = bytes_beside_weights(num_bytes, config.quantization or dtype_name(dtype))
         shard = shard_shape(model, group)
         kv_plan = plan_kv_cache(
@@ -101,7 +107,7 @@ def build_engine(
         )
 
     _log.info("Starting to load model %s from %s", config.model_name, model_dir)
-    task = RankTask(config, model_dir, model, dtype, kv_dtype, kv_plan, limits, threads, gpu)
+    task = RankTask(config, model_dir, model, dtype, kv_dtype, kv_plan, limits, threads, adapters, gpu)
     runner, kv_plan, progress = build_runner(task, group, device, startup, on_rank_failure or _end_process)
     _log_cache(kv_plan)
     scheduler_config = _scheduler_config(config, shape, kv_plan, limits, device)
@@ -113,7 +119,7 @@ def build_engine(
     return EngineParts(
         scheduler=Scheduler(scheduler_config),
         runner=runner,
-        info=_info(config, model_dir, shape, scheduler_config, tokenizer),
+        info=_info(config, model_dir, shape, adapters, scheduler_config, tokenizer),
         tokenizer=tokenizer,
         max_open_requests=config.max_num_queued_reqs + limits.max_num_seqs,
         grammars=grammars,
@@ -212,6 +218,7 @@ def _info(
     config: EngineConfig,
     model_dir: Path,
     shape: ModelShape,
+    adapters: Sequence[LoraAdapter],
     scheduler_config: SchedulerConfig,
     tokenizer: TokenizerFiles,
 ) -> pb.EngineInfo:
@@ -229,4 +236,5 @@ def _info(
         end_token_ids=sorted(shape.end_token_ids),
         max_logprobs=config.max_logprobs,
         engine_version=__version__,
+        adapters=[pb.Adapter(name=adapter.name, sha256=adapter.sha256) for adapter in adapters],
     )

@@ -8,9 +8,12 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
+from engine.model.fp8 import Fp8Weights
+from engine.model.int_weights import IntWeights
+from engine.model.linear import Kept
 from engine.startup.progress import StartupProgress
 from engine.startup.served_model import ServedModel
-from kernels.check import Gate, KernelCase, Mismatch, ModelForms, Weights8Bit, find_mismatches, kernel_cases, run_cases
+from kernels.check import Gate, KernelCase, Mismatch, ModelForms, WeightsForm, find_mismatches, kernel_cases, run_cases
 from kernels.families import reference_ops
 from kernels.interface import KernelOps
 
@@ -23,7 +26,7 @@ def model_forms(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
     *,
-    keeps_fp8: bool,
+    kept: Kept,
     weights_dtype: torch.dtype | None = None,
 ) -> ModelForms:
     """Returns what decides in which forms a rank uses the kernels.
@@ -32,25 +35,31 @@ def model_forms(
         config: the engine's configuration.
         model: configuration of the rank's shard; of transformers, only attention and linear layers count.
         dtype, kv_dtype: dtypes of activations and of the cache.
-        keeps_fp8: whether 8-bit weights of a checkpoint stay as they are; otherwise they are converted.
+        kept: kinds of quantised weights of a checkpoint that stay as they are; others are converted.
         weights_dtype: dtype of stored weights that are not in 8 bits; None: that of activations.
     """
-    weights: Weights8Bit | None = config.quantization
+    weights: WeightsForm | None = config.quantization
     if isinstance(model, ModelConfig):
         eps, has_bias, has_head_norms = model.rms_norm_eps, model.traits.qkv_bias, model.traits.qk_norm
         sliding_windows = tuple(dict.fromkeys(model.traits.sliding_windows))
-        if keeps_fp8 and model.fp8 is not None:
-            weights = "fp8 blocks" if model.fp8.has_blocks else "fp8 checkpoint"
+        soft_caps: tuple[float | None, ...] = (model.traits.attention_soft_cap,)
+        logit_soft_cap = model.traits.logit_soft_cap
+        stored = model.quantized
+        if isinstance(stored, Fp8Weights) and isinstance(stored, kept):
+            weights = "fp8 blocks" if stored.has_blocks else "fp8 checkpoint"
+        if isinstance(stored, IntWeights) and isinstance(stored, kept) and weights is None:
+            weights = "int4 groups" if stored.num_bits == 4 else "int8 groups"
         gate: Gate = model.gate
     else:
         gate = "silu_and_mul"
         eps, has_bias, has_head_norms, sliding_windows = 1e-6, False, False, model.sliding_windows
+        soft_caps, logit_soft_cap = model.soft_caps, None
     num_heads, num_kv_heads, head_dim = model.shape.widest_layer
     return ModelForms(
         dtype=dtype,
         kv_dtype=kv_dtype,
         weights_dtype=weights_dtype or dtype,
-        weights_8_bit=weights,
+        weights_form=weights,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
         num_heads=num_heads,
@@ -62,6 +71,8 @@ def model_forms(
         has_head_norms=has_head_norms,
         gate=gate,
         sliding_windows=sliding_windows,
+        attention_soft_caps=soft_caps,
+        logit_soft_cap=logit_soft_cap,
         block_size=config.block_size,
     )
 

@@ -11,7 +11,9 @@ import torch
 from engine.config import EngineConfig, StepLimits
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder
 from engine.model.fp8 import Fp8Weights
+from engine.model.lora import LoraAdapter
 from engine.parallel.followers import START_TIMEOUT_S, Followers, OnFailure
 from engine.parallel.group import ParallelGroup, SingleRank
 from engine.parallel.leading_runner import LeadingRunner
@@ -21,6 +23,7 @@ from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
 from engine.runner.model_runner import StepModel, TorchModelRunner
 from engine.runner.stream import CudaStream, InlineStream, Stream
+from engine.startup.device import kept_weights
 from engine.startup.gpu import Gpu, open_gpu
 from engine.startup.gpu_memory import kv_cache_bytes
 from engine.startup.kernel_check import check_cpu_kernels, check_gpu_kernels, model_forms
@@ -34,6 +37,7 @@ from kernels.interface import KernelOps
 
 if TYPE_CHECKING:
     from kernels.cpu.ops import CpuOps
+    from kernels.reference.ops import ReferenceOps
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class RankTask:
         kv_plan: cache of one rank; None: sized by the free memory of the GPU.
         limits: limits of a step.
         num_threads: CPU threads of one rank.
+        adapters: adapters of the model, on a CPU.
         gpu: see `build_engine`.
     """
 
@@ -61,6 +66,7 @@ class RankTask:
     kv_plan: KVCachePlan | None
     limits: StepLimits
     num_threads: int
+    adapters: tuple[LoraAdapter, ...] = ()
     gpu: Gpu | None = None
 
 
@@ -157,11 +163,16 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
         except (UnsupportedTargetError, UnsupportedBackendError) as error:
             raise ConfigError(str(error)) from error
     cpu = None if task.config.uses_torch_kernels("cpu") else _cpu_ops(task, startup)
-    ops: KernelOps
+    ops: CpuOps | ReferenceOps
     if cpu is not None:
         ops = cpu
         forms = model_forms(
-            task.config, task.model, torch.float32, task.kv_dtype, keeps_fp8=False, weights_dtype=task.dtype
+            task.config,
+            task.model,
+            torch.float32,
+            task.kv_dtype,
+            kept=kept_weights(task.config, "cpu"),
+            weights_dtype=task.dtype,
         )
         check_cpu_kernels(task.config, ops, forms, startup)
         if not isinstance(task.model, ModelConfig):
@@ -171,6 +182,10 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
         ops = reference_ops()
     assert task.kv_plan is not None, "on a CPU the cache is sized before loading"
     model = _load(task, group, ops, device, startup)
+    if task.adapters:
+        assert isinstance(model, Decoder), "adapters are refused for other models"
+        startup.begin("adapters", f"loading {len(task.adapters)} LoRA adapters")
+        model.set_adapters(ops, [adapter.read() for adapter in task.adapters])
     startup.begin("KV cache", "allocating the KV cache")
     runner = _make_runner(task, group, model, ops, task.kv_plan)
     progress = (lambda: (cpu.progress(), runner.num_filled_masks)) if cpu is not None else None
@@ -219,7 +234,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     if is_measured:
         gpu.memory.check()
     gpu.memory.check_weights(
-        bytes_of_weights(task.model, task.dtype, group, config.quantization, keeps_fp8=not is_torch)
+        bytes_of_weights(task.model, task.dtype, group, config.quantization, kept=kept_weights(config, "cuda"))
     )
     shard = shard_of(task.model, group)
     shape = shard.shape
@@ -230,7 +245,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     stream = CudaStream(gpu.device) if gpu.device.type == "cuda" else InlineStream()
     try:
         if not is_torch:
-            forms = model_forms(config, shard, task.dtype, task.kv_dtype, keeps_fp8=True)
+            forms = model_forms(config, shard, task.dtype, task.kv_dtype, kept=kept_weights(config, "cuda"))
             check_gpu_kernels(config, ops, forms, gpu.device, startup)
         model = _load(task, group, ops, gpu.device, startup)
 
@@ -321,8 +336,9 @@ def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress)
 
 
 def _fp8(model: ServedModel) -> Fp8Weights | None:
-    """Returns which linear layers of the checkpoint are in 8 bits; transformers has none."""
-    return model.fp8 if isinstance(model, ModelConfig) else None
+    """Returns which linear layers of the checkpoint are in 8-bit floats; transformers has none."""
+    stored = model.quantized if isinstance(model, ModelConfig) else None
+    return stored if isinstance(stored, Fp8Weights) else None
 
 
 def _in_float16(task: RankTask, gpu_name: str) -> RankTask:
@@ -400,4 +416,5 @@ def _make_runner(
         max_logprobs=task.config.max_logprobs,
         decode_buckets=decode_buckets(task.limits.max_num_seqs) if has_graphs else (),
         mixed_buckets=mixed_buckets(task.limits.max_num_batched_tokens) if has_graphs else (),
+        has_adapters=bool(task.adapters),
     )

@@ -12,6 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
+from engine.model.linear import Kept
 from engine.model.loader import check_checkpoint, cpu_checkpoint_dtype, load_model, resolve_dtype, weights_bytes
 from engine.model.model_folder import check_folder
 from engine.model.model_shape import ModelShape
@@ -105,14 +106,14 @@ def bytes_of_weights(
     group: ParallelGroup,
     quantization: Literal["fp8", "int8"] | None,
     *,
-    keeps_fp8: bool = False,
+    kept: Kept = (),
 ) -> int:
     """Returns the most memory that this rank's weights take while they load or afterwards.
 
     transformers loads all of them before they are quantised.
     """
     if isinstance(model, ModelConfig):
-        return weights_bytes(model, dtype, group=group, quantization=quantization, keeps_fp8=keeps_fp8)
+        return weights_bytes(model, dtype, group=group, quantization=quantization, kept=kept)
     return model.num_parameters * dtype.itemsize
 
 

@@ -106,15 +106,13 @@ class GenerationPipeline:
         self._reasoning_parser = reasoning_parser
 
     def model(self, name: str) -> ServedModel:
-        """Returns the served model.
+        """Returns the served model, or the adapter of it, that has a name; an empty one is the model's.
 
         Raises:
             EngineUnavailable: no engine is connected.
             ModelNotFound: the model has another name.
         """
-        model = self._engines.attachment().model
-        convert.check_model(name, model)
-        return model
+        return convert.named_model(name, self._engines.attachment().model)
 
     def check_capacity(self) -> None:
         """Refuses a request before it is read, while the queue is full. The request is counted, but neither logged nor
@@ -166,8 +164,7 @@ class GenerationPipeline:
         observers = self._observers(spec, is_chat=chat is not None or spec.HasField("chat"))
         with RequestWatch(observers, deadline.passed, streamed=streamed) as watch:
             attachment = self._engines.attachment()
-            model = attachment.model
-            convert.check_model(spec.model, model)
+            model = convert.named_model(spec.model, attachment.model)
             prompt: Prompt | None = chat
             room = convert.num_output_tokens(spec.stop, model, default_max_tokens)
             truncation = prompt_options.truncation(model, room)

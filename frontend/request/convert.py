@@ -49,7 +49,7 @@ def generation_request(
         InvalidRequest: a field is invalid.
         ModelNotFound: the request names another model.
     """
-    check_model(spec.model, model)
+    model = named_model(spec.model, model)
     check_at_most("spec.request_id", len(spec.request_id), MAX_ID_CHARS, "characters")
     check_at_most("spec.cache_salt", len(spec.cache_salt), MAX_ID_CHARS, "characters")
     num_answers = spec.num_answers if spec.HasField("num_answers") else 1
@@ -76,17 +76,22 @@ def generation_request(
         num_answers=num_answers,
         constraint=constraint,
         prompt_only=prompt_only,
+        adapter=model.adapter,
     )
 
 
-def check_model(name: str, model: ServedModel) -> None:
-    """Checks the model name of a request.
+def named_model(name: str, model: ServedModel) -> ServedModel:
+    """Returns the model that a request names: the one that is served, or one of its adapters.
 
     Raises:
         ModelNotFound: another model is served.
     """
-    if name not in ("", model.name):
-        raise ModelNotFound(f"model {name[:MAX_ID_CHARS]!r} is not served here; {model.name!r} is")
+    named = model.named(name)
+    if named is None:
+        others = [repr(adapter.name) for adapter in model.adapters]
+        served = " and ".join((repr(model.name), *others)) if len(others) < 10 else f"{model.name!r} and its adapters"
+        raise ModelNotFound(f"model {name[:MAX_ID_CHARS]!r} is not served here; {served} {'are' if others else 'is'}")
+    return named
 
 
 def prompt(

@@ -68,6 +68,7 @@ class GenerationRequest:
         constraint: structured output that the answers must match; None: unconstrained.
         prompt_only: whether only the prompt is returned. `stop.max_tokens` is then 1, because the engine computes a
             prompt only to generate a token.
+        adapter: name of the adapter of the model; empty: without.
     """
 
     request_id: str
@@ -80,6 +81,7 @@ class GenerationRequest:
     num_answers: int
     constraint: OutputConstraint | None = None
     prompt_only: bool = False
+    adapter: str = ""
 
 
 def with_special_tokens(request: GenerationRequest) -> GenerationRequest:

@@ -28,7 +28,7 @@ from frontend.routing.heartbeat import Heartbeat
 from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession
 from frontend.routing.tls_probe import tls_problem
-from frontend.text.served_model import ServedModel
+from frontend.text.served_model import Adapter, ServedModel
 from frontend.text.tokenizer_source import TokenizerSource
 
 if TYPE_CHECKING:
@@ -314,6 +314,7 @@ class EngineConnection:
             max_logprobs=info.max_logprobs,
             tokenizer=tokenizer,
             defaults=defaults,
+            adapters=tuple(Adapter(adapter.name, adapter.sha256) for adapter in info.adapters),
         )
 
     async def _read(self, call: AttachCall, session: EngineSession, heartbeat: Heartbeat) -> None:

@@ -7,7 +7,7 @@ EXPECTED_OUTPUT_TOKENS more requests than elsewhere outweigh any prefix. Ties go
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from chairlift.service.engine_protocol import BYTES_PER_TOKEN_ID, EXPECTED_OUTPUT_TOKENS
@@ -62,7 +62,7 @@ class Placement:
         self._turns: dict[str, int] = {}
         self._num_chosen = 0
 
-    def choose(self, candidates: Sequence[Candidate], prompt: bytes, salt: bytes) -> int:
+    def choose(self, candidates: Sequence[Candidate], prompt: bytes, salt: Hashable) -> int:
         """Returns the index of the engine that gets a request.
 
         Args:
@@ -121,7 +121,7 @@ def _busy_tokens(load: EngineLoad) -> int:
     return load.num_waiting_tokens + EXPECTED_OUTPUT_TOKENS * load.num_requests
 
 
-def _chunk_hashes(prompt: bytes, salt: bytes) -> list[int]:
+def _chunk_hashes(prompt: bytes, salt: Hashable) -> list[int]:
     """Returns a hash for each full chunk and everything before it."""
     hashes = []
     value = hash(salt)

@@ -232,7 +232,8 @@ class Router:
         chosen = 0
         if len(usable) > 1:
             submission = request.submission
-            chosen = self._placement.choose(_loads(usable), submission.prompt_ids, submission.cache_salt)
+            salt = submission.cache_salt, submission.adapter
+            chosen = self._placement.choose(_loads(usable), submission.prompt_ids, salt)
         attachment = usable[chosen][1]
         attachment.session.submit(request)
         return attachment

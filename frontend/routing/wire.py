@@ -84,6 +84,7 @@ def submission(
         prompt_logprobs=request.output.prompt_logprobs,
         request_id=request.request_id,
         grammar=constraints.grammar,
+        adapter=request.adapter,
     )
 
 

@@ -1,10 +1,17 @@
 """The served model: its limits, tokenizer and sampling defaults."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from frontend.text.sampling_defaults import SamplingDefaults
 from frontend.text.tokenizer import Tokenizer
+
+
+class Adapter(NamedTuple):
+    """A LoRA adapter of a model: its name in requests, and the digest of its files."""
+
+    name: str
+    sha256: bytes
 
 
 class ModelKey(NamedTuple):
@@ -17,20 +24,24 @@ class ModelKey(NamedTuple):
     vocab_size: int
     end_token_ids: tuple[int, ...]
     max_logprobs: int
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of a connected engine; immutable, replaced when another engine connects.
+    """The model of a connected engine, or the model with one of its adapters; immutable, replaced when another engine
+    connects.
 
     Attributes:
         name: name to use in requests.
-        weights_revision: digest of the weights.
+        weights_revision: digest of the weights, without adapters.
         max_model_len: most tokens of prompt and answer together.
         vocab_size: rows of the model's output matrix; every token id is below it.
         end_token_ids: tokens that end an answer.
         max_logprobs: most alternatives per token the engine gives.
         defaults: sampling values that apply where a request leaves one unset.
+        adapters: the LoRA adapters that it is served with.
+        parent: with an adapter, whose name is then `name`, the name of the model without; otherwise None.
     """
 
     name: str
@@ -41,16 +52,32 @@ class ServedModel:
     max_logprobs: int
     tokenizer: Tokenizer
     defaults: SamplingDefaults
+    adapters: tuple[Adapter, ...] = ()
+    parent: str | None = None
+
+    def named(self, name: str) -> "ServedModel | None":
+        """Returns the model that a request names: this one, also for an empty name, or one of its adapters."""
+        if name in ("", self.name):
+            return self
+        if any(adapter.name == name for adapter in self.adapters):
+            return replace(self, name=name, parent=self.parent or self.name)
+        return None
+
+    @property
+    def adapter(self) -> str:
+        """Name of the adapter; empty without."""
+        return self.name if self.parent is not None else ""
 
     @property
     def key(self) -> ModelKey:
         """See ModelKey."""
         return ModelKey(
-            self.name,
+            self.parent or self.name,
             self.weights_revision,
             self.tokenizer.sha256,
             self.max_model_len,
             self.vocab_size,
             self.end_token_ids,
             self.max_logprobs,
+            tuple(sorted(f"{adapter.name} {adapter.sha256.hex()}" for adapter in self.adapters)),
         )

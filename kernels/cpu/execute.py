@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kernels.cpu.adapters import adapt_item, num_adapt_items
 from kernels.cpu.instruction import OPCODE, WIDTH, Opcode, num_row_items
 from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, cycles, floats_at, longs_at, yield_core
 from kernels.cpu.jit import spliced
@@ -15,6 +16,7 @@ from kernels.cpu.pointwise import (
     gelu_and_mul_item,
     rms_norm_item,
     silu_and_mul_item,
+    soft_cap_item,
 )
 from kernels.cpu.rotate_and_store import rotate_and_store_item
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 _GATHER_ROWS, _RMS_NORM, _ADD_RMS_NORM = int(Opcode.GATHER_ROWS), int(Opcode.RMS_NORM), int(Opcode.ADD_RMS_NORM)
 _PACK_ROWS, _LINEAR, _ROTATE_AND_STORE = int(Opcode.PACK_ROWS), int(Opcode.LINEAR), int(Opcode.ROTATE_AND_STORE)
 _PLAN_ATTENTION, _PAGED_ATTENTION = int(Opcode.PLAN_ATTENTION), int(Opcode.PAGED_ATTENTION)
-_GELU_AND_MUL = int(Opcode.GELU_AND_MUL)
+_GELU_AND_MUL, _ADAPT, _SOFT_CAP = int(Opcode.GELU_AND_MUL), int(Opcode.ADAPT), int(Opcode.SOFT_CAP)
 
 COUNTER_BYTES = 64
 """Counters of one instruction: a cache line each, to avoid false sharing between instructions."""
@@ -43,6 +45,8 @@ def _num_items(row: "Longs") -> int:
         return 1
     if opcode == _PAGED_ATTENTION:
         return num_attention_items(row)
+    if opcode == _ADAPT:
+        return num_adapt_items(row)
     return num_row_items(row)
 
 
@@ -67,6 +71,10 @@ def _run_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
         plan_item(row)
     elif opcode == _GELU_AND_MUL:
         gelu_and_mul_item(row, item)
+    elif opcode == _ADAPT:
+        adapt_item(row, item, scratch)
+    elif opcode == _SOFT_CAP:
+        soft_cap_item(row, value, item)
     else:
         silu_and_mul_item(row, item)
 

@@ -38,6 +38,8 @@ class Opcode(IntEnum):
     PAGED_ATTENTION = 7
     SILU_AND_MUL = 8
     GELU_AND_MUL = 9
+    ADAPT = 10
+    SOFT_CAP = 11
 
 
 @kernel

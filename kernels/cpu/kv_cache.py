@@ -6,7 +6,7 @@ Values have their dimensions innermost. A head's part of a block is contiguous, 
 
 import torch
 
-from kernels.cpu.multiply_tile import LANES
+from kernels.cpu.tile import LANES
 from kernels.kv_cache import PagedKVCache
 
 

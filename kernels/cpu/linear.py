@@ -1,10 +1,12 @@
-"""Linear layers on weights packed for `multiply_tile`: fp32, bf16, fp16, or int8 with one scale per output channel.
+"""Linear layers on weights packed for `multiply_tile`: fp32, bf16, fp16, int8 with one scale per output channel, or
+integers of 4 or 8 bits with a scale and an offset per group of inputs.
 
 A layer takes two instructions: PACK_ROWS lays the input out in tiles and quantises it if the weights are; LINEAR
 multiplies. An item of LINEAR is some columns and up to BLOCK_TILES tiles of rows, which share one read of each panel of
 weights.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -14,18 +16,19 @@ import torch
 from kernels.cpu.arrays import check_fp32, check_stored
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SHARES, SHARES_PER_THREAD, Opcode, num_rows
-from kernels.cpu.intrinsics import floats_at, words_at
+from kernels.cpu.intrinsics import floats_at, longs_at, words_at
 from kernels.cpu.jit import inline, kernel
 from kernels.cpu.multiply_tile import (
-    LANES,
-    MAX_ROWS,
     multiply_fp32,
+    multiply_grouped,
     multiply_int8_weights,
     multiply_two_byte_weights,
     multiply_vnni,
 )
 from kernels.cpu.quantize import quantize_row
 from kernels.cpu.recording import Recording
+from kernels.cpu.tile import LANES, MAX_ROWS
+from kernels.grouped_weights import GroupedWeights
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Longs
@@ -40,8 +43,8 @@ BLOCK_TILES = 8
 _ZERO_POINT = 128  # VNNI takes activations as unsigned bytes
 
 # operands of both instructions
-_X, _X_STEP, _IN, _DEPTH, _KIND, _PACKED, _ROW_SCALES = range(FIRST_OPERAND, FIRST_OPERAND + 7)
-_WEIGHT, _OUT, _N, _START, _BIAS, _SCALES = range(FIRST_OPERAND + 7, FIRST_OPERAND + 13)
+_X, _X_STEP, _IN, _DEPTH, _KIND, _PACKED, _ROW_SCALES, _ORDER = range(FIRST_OPERAND, FIRST_OPERAND + 8)
+_WEIGHT, _OUT, _N, _START, _BIAS, _SCALES, _GROUP_SIZE = range(FIRST_OPERAND + 8, FIRST_OPERAND + 15)
 
 
 class Kind(IntEnum):
@@ -52,6 +55,8 @@ class Kind(IntEnum):
     FP16_WEIGHTS = 2
     INT8_WEIGHTS = 3
     INT8 = 4
+    GROUPS_OF_4_BITS = 5
+    GROUPS_OF_8_BITS = 6
 
 
 FLOAT_KINDS = {
@@ -63,6 +68,7 @@ FLOAT_KINDS = {
 
 _FP32, _BF16_WEIGHTS, _FP16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS), int(Kind.FP16_WEIGHTS)
 _INT8_WEIGHTS, _INT8 = int(Kind.INT8_WEIGHTS), int(Kind.INT8)
+_GROUPS_OF_4_BITS, _GROUPS_OF_8_BITS = int(Kind.GROUPS_OF_4_BITS), int(Kind.GROUPS_OF_8_BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +76,13 @@ class PackedLinear:
     """Weights of one layer, as the kernels read them. N is out_features, padded to a multiple of GROUP.
 
     Attributes:
-        weight: floats or int8 [N / 16, in, 16]; int8 may be, four inputs side by side, [N / 16, in / 4, 16, 4].
+        weight: floats, int8 or, in groups, uint8 [N / 16, in, 16]; int8 may be, four inputs side by side,
+            [N / 16, in / 4, 16, 4]; 4 bits are [N / 16, in / 2, 16], the even input in the low half of the byte.
         start: [N], start of each sum: the bias in fp32, or an int32 that subtracts the zero point.
         bias: [N] fp32, zeros if there is none.
-        scales: [N] fp32 of int8 weights.
+        scales: [N] fp32 of int8 weights; scales and offsets of groups, [N / 16, groups, 2, 16].
+        group_size: inputs of a group.
+        input_order: [in] int64, the input that each row of B multiplies; None: their order.
     """
 
     in_features: int
@@ -83,6 +92,8 @@ class PackedLinear:
     start: torch.Tensor
     bias: torch.Tensor
     scales: torch.Tensor
+    group_size: int = 0
+    input_order: torch.Tensor | None = None
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bool) -> PackedLinear:
@@ -96,38 +107,105 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bo
     """
     check_stored(weight=weight)
     num_out, num_in = weight.shape
-    padded_out = num_out + -num_out % GROUP
-    biases = torch.zeros(padded_out)
+    biases = _padded_bias(bias, num_out)
+    if not quantize:
+        panels = torch.empty(len(biases) // LANES, num_in, LANES, dtype=weight.dtype)
+        for begin, rows in _padded_rows(weight):
+            _write_panels(panels, begin, rows.view(-1, LANES, num_in))
+        return PackedLinear(num_in, num_out, FLOAT_KINDS[weight.dtype], panels, biases, biases, torch.ones(len(biases)))
+    packing = _Int8Packing(num_out, num_in, biases, has_int8_inputs=cpu_features().vnni)
+    for begin, rows in _padded_rows(weight):
+        exact = rows.float()
+        largest = exact.abs().amax(dim=1)
+        scales = torch.where(largest > 0, largest / 127, 1.0)
+        packing.write(begin, (exact / scales[:, None]).round().to(torch.int8), scales)
+    return packing.packed()
+
+
+def pack_grouped(weights: GroupedWeights, bias: torch.Tensor | None, *, quantize: bool) -> PackedLinear:
+    """Lays quantised weights of a checkpoint out for the kernels, with the values that they have.
+
+    Args:
+        weights: int8 with one scale per row becomes the form of `pack_linear`; all else is multiplied in groups.
+        bias: [out], of any type; widened to fp32.
+        quantize: whether inputs may be quantised to int8 even if the checkpoint is not meant for it.
+    """
+    num_out, num_in = weights.values.shape
+    biases = _padded_bias(bias, num_out)
+    if weights.is_int8_per_row:
+        has_int8_inputs = cpu_features().vnni and (quantize or weights.quantizes_inputs)
+        packing = _Int8Packing(num_out, num_in, biases, has_int8_inputs=has_int8_inputs)
+        for (begin, rows), (_, scales) in zip(
+            _padded_rows(weights.values, 128), _padded_rows(weights.scales, num_values=num_in), strict=True
+        ):
+            packing.write(begin, (rows.short() - 128).to(torch.int8), scales[:, 0])
+        return packing.packed()
+    num_panels, num_groups = len(biases) // LANES, weights.scales.shape[1]
+    kind = {4: Kind.GROUPS_OF_4_BITS, 8: Kind.GROUPS_OF_8_BITS}[weights.num_bits]
+    panels = torch.empty(num_panels, num_in * weights.num_bits // 8, LANES, dtype=torch.uint8)
+    for begin, rows in _padded_rows(weights.values):
+        cells = rows if weights.num_bits == 8 else rows[:, ::2] | rows[:, 1::2] << 4
+        _write_panels(panels, begin, cells.view(-1, LANES, cells.shape[1]))
+    factors = torch.empty(num_panels, num_groups, 2, LANES)
+    for number, numbers in enumerate((weights.scales, weights.offsets)):
+        for begin, rows in _padded_rows(numbers, num_values=num_in):
+            _write_panels(factors[:, :, number], begin, rows.view(-1, LANES, num_groups))
+    return PackedLinear(num_in, num_out, kind, panels, biases, biases, factors, weights.group_size, weights.input_order)
+
+
+def _padded_bias(bias: torch.Tensor | None, num_out: int) -> torch.Tensor:
+    biases = torch.zeros(num_out + -num_out % GROUP)
     if bias is not None:
         biases[:num_out] = bias
-    kind = FLOAT_KINDS[weight.dtype]
-    if quantize:
-        kind = Kind.INT8 if cpu_features().vnni else Kind.INT8_WEIGHTS
-    num_fours = -(-num_in // 4)
-    start = torch.zeros(padded_out, dtype=torch.int32) if quantize else biases
-    scales = torch.ones(padded_out)
-    panels = torch.empty(
-        (padded_out // LANES, num_fours, LANES, 4) if kind is Kind.INT8 else (padded_out // LANES, num_in, LANES),
-        dtype=torch.int8 if quantize else weight.dtype,
-    )
-    num_rows = max(GROUP, _PACK_VALUES // num_in // GROUP * GROUP)
-    for begin in range(0, padded_out, num_rows):
-        end = min(padded_out, begin + num_rows)
-        rows = weight[begin:end]
-        if len(rows) < end - begin:
-            rows = torch.nn.functional.pad(rows, (0, 0, 0, end - begin - len(rows)))
-        if quantize:
-            rows = rows.float()
-            largest = rows.abs().amax(dim=1)
-            scales[begin:end] = torch.where(largest > 0, largest / 127, 1.0)
-            rows = (rows / scales[begin:end, None]).round().to(torch.int8)
-        if kind is Kind.INT8:
-            start[begin:end] = rows.sum(dim=1, dtype=torch.int32) * -_ZERO_POINT
-            rows = torch.nn.functional.pad(rows, (0, -num_in % 4)).view(-1, LANES, num_fours, 4)
+    return biases
+
+
+def _padded_rows(
+    matrix: torch.Tensor, padding: int = 0, *, num_values: int | None = None
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yields the first row and rows of a matrix, as many at a time as have _PACK_VALUES weights; all but the last are
+    whole groups, which is padded to one.
+
+    num_values: weights of a row, if the matrix holds something else for each row.
+    """
+    num_rows = max(GROUP, _PACK_VALUES // (num_values or matrix.shape[1]) // GROUP * GROUP)
+    for begin in range(0, len(matrix), num_rows):
+        rows = matrix[begin : begin + num_rows]
+        yield begin, torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % GROUP), value=padding)
+
+
+def _write_panels(panels: torch.Tensor, begin: int, rows: torch.Tensor) -> None:
+    """Writes rows [panels, LANES, cells] behind those before `begin`."""
+    panels[begin // LANES : begin // LANES + len(rows)] = rows.transpose(1, 2)
+
+
+class _Int8Packing:
+    """Lays out int8 weights with one scale per row, some rows at a time."""
+
+    def __init__(self, num_out: int, num_in: int, biases: torch.Tensor, *, has_int8_inputs: bool) -> None:
+        self._num_out, self._num_in, self._biases = num_out, num_in, biases
+        self._kind = Kind.INT8 if has_int8_inputs else Kind.INT8_WEIGHTS
+        shape = (-(-num_in // 4), LANES, 4) if has_int8_inputs else (num_in, LANES)
+        self._panels = torch.empty(len(biases) // LANES, *shape, dtype=torch.int8)
+        self._start = torch.zeros(len(biases), dtype=torch.int32)
+        self._scales = torch.ones(len(biases))
+
+    def write(self, begin: int, rows: torch.Tensor, scales: torch.Tensor) -> None:
+        """Writes rows [n, in] int8 and their scales [n]."""
+        end = begin + len(rows)
+        self._scales[begin:end] = scales
+        if self._kind is Kind.INT8:
+            self._start[begin:end] = rows.sum(dim=1, dtype=torch.int32) * -_ZERO_POINT
+            rows = torch.nn.functional.pad(rows, (0, -self._num_in % 4)).view(-1, LANES, self._panels.shape[1], 4)
         else:
-            rows = rows.view(-1, LANES, num_in)
-        panels[begin // LANES : end // LANES] = rows.transpose(1, 2)
-    return PackedLinear(num_in, num_out, kind, panels, start, biases, scales)
+            rows = rows.view(-1, LANES, self._num_in)
+        _write_panels(self._panels, begin, rows)
+
+    def packed(self) -> PackedLinear:
+        """Returns the layer."""
+        return PackedLinear(
+            self._num_in, self._num_out, self._kind, self._panels, self._start, self._biases, self._scales
+        )
 
 
 def emit_linear(recording: Recording, x: torch.Tensor, weights: PackedLinear) -> torch.Tensor:
@@ -143,7 +221,7 @@ def emit_linear(recording: Recording, x: torch.Tensor, weights: PackedLinear) ->
     out = recording.empty(x, weights.out_features)
     shared = (
         x.data_ptr(), x.stride(0) * 4, weights.in_features, depth, int(weights.kind),
-        packed.data_ptr(), row_scales.data_ptr(),
+        packed.data_ptr(), row_scales.data_ptr(), 0 if weights.input_order is None else weights.input_order.data_ptr(),
     )  # fmt: skip
     recording.emit(Opcode.PACK_ROWS, x, *shared)
     recording.emit(
@@ -156,6 +234,7 @@ def emit_linear(recording: Recording, x: torch.Tensor, weights: PackedLinear) ->
         weights.start.data_ptr(),
         weights.bias.data_ptr(),
         weights.scales.data_ptr(),
+        weights.group_size,
     )
     recording.keep(weights)
     return out
@@ -166,6 +245,14 @@ def _is_two_bytes(kind: int) -> bool:
     return _BF16_WEIGHTS <= kind <= _FP16_WEIGHTS
 
 
+@inline
+def _half_bytes(kind: int) -> int:
+    """Returns the size of what B holds for a term of a sum, in halves of bytes."""
+    if kind == _GROUPS_OF_4_BITS:
+        return 1
+    return 2 if kind in (_INT8_WEIGHTS, _GROUPS_OF_8_BITS) else 4 if _is_two_bytes(kind) else 8
+
+
 @kernel
 def _num_tiles(rows: int) -> int:
     return -(-rows // MAX_ROWS)
@@ -173,8 +260,8 @@ def _num_tiles(rows: int) -> int:
 
 @kernel
 def _is_packed(row: "Longs", rows: int) -> bool:
-    """Tells whether the rows need no packing: a single fp32 row is already packed."""
-    return rows == 1 and row[_KIND] != _INT8
+    """Tells whether the rows need no packing: a single fp32 row in the order of inputs is already packed."""
+    return rows == 1 and row[_KIND] != _INT8 and row[_ORDER] == 0
 
 
 @kernel
@@ -200,8 +287,13 @@ def pack_item(row: "Longs", item: int, scratch: int) -> None:
             scales[begin + i] = quantize_row(floats_at(address, width), scratch, depth)
             address = scratch
         words = words_at(address, depth)
-        for k in range(depth):
-            packed[k, i] = words[k]
+        if row[_ORDER]:
+            order = longs_at(row[_ORDER], depth)
+            for k in range(depth):
+                packed[k, i] = words[order[k]]
+        else:
+            for k in range(depth):
+                packed[k, i] = words[k]
 
 
 @kernel
@@ -247,16 +339,22 @@ def _multiply(
     height, wide, column = end - begin, num_wide == 2, group * GROUP
     width = num_wide * GROUP
     a = row[_X] if _is_packed(row, rows) else row[_PACKED] + 4 * begin * depth
-    group_bytes = GROUP * depth * (1 if kind == _INT8_WEIGHTS else 2 if _is_two_bytes(kind) else 4)
+    group_bytes = GROUP * depth * _half_bytes(kind) // 2
     b, ahead = row[_WEIGHT] + group * group_bytes, row[_WEIGHT] + following * group_bytes
     start, bias, scales = row[_START] + 4 * column, row[_BIAS] + 4 * column, row[_SCALES] + 4 * column
     place, step = row[_OUT] + 4 * (begin * n + column), 4 * n
     is_whole = column + width <= n
     c, c_step = (place, step) if is_whole else (scratch, 4 * width)
     if kind == _FP32:
-        multiply_fp32(height, wide, a, b, depth, start, c, c_step, ahead)
+        multiply_fp32(height, wide, a, b, depth, start, 0, c, c_step, ahead)
     elif _is_two_bytes(kind):
         multiply_two_byte_weights(kind == _BF16_WEIGHTS, height, wide, a, b, depth, start, c, c_step, ahead)
+    elif kind >= _GROUPS_OF_4_BITS:
+        num_groups = depth // row[_GROUP_SIZE]
+        factors = row[_SCALES] + 8 * num_groups * column
+        is_4_bits = kind == _GROUPS_OF_4_BITS
+        size = row[_GROUP_SIZE]
+        multiply_grouped(is_4_bits, height, wide, a, b, size, num_groups, start, factors, c, c_step, ahead)
     elif kind == _INT8_WEIGHTS:
         multiply_int8_weights(height, wide, a, b, depth, start, scales, bias, c, c_step, ahead)
     else:

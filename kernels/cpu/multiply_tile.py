@@ -1,278 +1,118 @@
-"""The inner loop of all matrix products, of linear layers and attention, written in LLVM's vector instructions.
+"""The matrix products of linear layers and of attention, each one tile at a time (`kernels.cpu.tile`)."""
 
-A tile is C[i, :] = C0[i, :] + sum over k of A[k, i] * B[k, :], i below MAX_ROWS, 32 or 64 columns wide, held in
-registers for the whole sum. Each element is summed in the order of k with fused multiply-adds, so its bits depend
-neither on the height of the tile nor on the thread. This makes the engine's results independent of the batch.
-
-While a tile reads its B it prefetches the B of a later tile, so that computing and waiting for memory overlap.
-
-Measured on one core of an EPYC 9005: 250 GFLOP/s fp32 and 1,000 GOP/s int8 from 12 rows on (python -m engine.bench
-linear).
-"""
-
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from kernels.cpu.cpu_features import cpu_features
-from kernels.cpu.intrinsics import emit_prefetch
 from kernels.cpu.jit import kernel
+from kernels.cpu.tile import (
+    BYTES,
+    FLOATS,
+    INTS,
+    LANES,
+    Fp32Operands,
+    Operands,
+    Tile,
+    declared,
+    emit_fma,
+    load,
+    tile_intrinsic,
+)
 from kernels.cpu.two_bytes import emit_bf16_to_fp32, emit_fp16_to_fp32
 
-LANES = 16
-"""Columns of a vector: one AVX-512 register, or several registers of other CPUs."""
-
-MAX_ROWS = 12 if cpu_features().avx512 else 2
-"""Rows of a tile of 32 columns: its sums and one row of B fill the registers."""
-
-_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_FLOATS, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
-_FMA = "llvm.fma.v16f32"
-_BYTES, _SHORTS = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(ir.IntType(16), LANES)
+_I32 = ir.IntType(32)
+_SHORTS = ir.VectorType(ir.IntType(16), LANES)
 
 
-_unpack_tuple: Any = cgutils.unpack_tuple  # untyped
-
-
-def _load(builder: Any, address: Any, kind: Any, align: int) -> Any:
-    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
-    value.align = align
-    return value
-
-
-def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
-    undefined = ir.Constant(vector, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, _I32(0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(_INTS, None))
-
-
-def declared(builder: Any, name: str, vector: Any) -> Any:
-    """Declares an LLVM function that maps three vectors to one."""
-    get_or_insert_function: Any = cgutils.get_or_insert_function  # untyped
-    return get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
-
-
-class _Fp32:
-    """B is fp32."""
-
-    cell, sums = _F32, _FLOATS
-    has_row_scales = False
-
-    @staticmethod
-    def load_b(builder: Any, address: Any) -> Any:
-        return _load(builder, address, _FLOATS, 4)
-
-    @staticmethod
-    def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
-        return builder.call(declared(builder, _FMA, _FLOATS), [a, b, total])
-
-
-class _Int8AsFp32(_Fp32):
+class _Int8AsFp32(Fp32Operands):
     """B is int8, A and the sums are fp32."""
 
     @staticmethod
     def load_b(builder: Any, address: Any) -> Any:
-        return builder.sitofp(builder.sext(_load(builder, address, _BYTES, 1), _INTS), _FLOATS)
+        return builder.sitofp(builder.sext(load(builder, address, BYTES, 1), INTS), FLOATS)
 
 
-class _Bf16AsFp32(_Fp32):
+class _Bf16AsFp32(Fp32Operands):
     """B is bf16, A and the sums are fp32."""
 
     @staticmethod
     def load_b(builder: Any, address: Any) -> Any:
-        return emit_bf16_to_fp32(builder, _load(builder, address, _SHORTS, 2))
+        return emit_bf16_to_fp32(builder, load(builder, address, _SHORTS, 2))
 
 
-class _Fp16AsFp32(_Fp32):
+class _Fp16AsFp32(Fp32Operands):
     """B is fp16, A and the sums are fp32."""
 
     @staticmethod
     def load_b(builder: Any, address: Any) -> Any:
-        return emit_fp16_to_fp32(builder, _load(builder, address, _SHORTS, 2))
+        return emit_fp16_to_fp32(builder, load(builder, address, _SHORTS, 2))
 
 
-class _Vnni:
+class _Groups8(Fp32Operands):
+    """B is unsigned bytes, each widened to value * scale + offset of its group, rounded once; A is fp32."""
+
+    has_groups = True
+    terms = 2
+
+    @classmethod
+    def load_terms(cls, builder: Any, address: Any, factors: Any) -> Any:
+        addresses = address, builder.add(address, ir.IntType(64)(LANES))
+        return tuple(_widened(builder, load(builder, place, BYTES, 1), factors) for place in addresses)
+
+
+class _Groups4(Fp32Operands):
+    """As `_Groups8`, with halves of bytes: the low ones belong to one row of B, the high ones to the next."""
+
+    has_groups = True
+    terms = 2
+
+    @classmethod
+    def load_terms(cls, builder: Any, address: Any, factors: Any) -> Any:
+        pairs = load(builder, address, BYTES, 1)
+        low = builder.and_(pairs, ir.Constant(BYTES, [15] * LANES))
+        high = builder.lshr(pairs, ir.Constant(BYTES, [4] * LANES))
+        return tuple(_widened(builder, half, factors) for half in (low, high))
+
+
+def _widened(builder: Any, values: Any, factors: Any) -> Any:
+    scales, offsets = factors
+    return emit_fma(builder, builder.sitofp(builder.zext(values, INTS), FLOATS), scales, offsets)
+
+
+class _Vnni(Operands):
     """A is four unsigned, B four signed bytes for each k; the sums are int32, and exact."""
 
-    cell, sums = _I32, _INTS
+    cell, sums = _I32, INTS
     has_row_scales = True
 
     @staticmethod
     def load_b(builder: Any, address: Any) -> Any:
-        return _load(builder, address, _INTS, 4)
+        return load(builder, address, INTS, 4)
 
     @staticmethod
     def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
-        return builder.call(declared(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS), [total, a, b])
-
-
-class _Tile(NamedTuple):
-    """Where one tile reads and writes. Kernels see it at trace time only: its fields become registers.
-
-    Attributes:
-        a, b: addresses of A and B.
-        b_step: bytes between rows of B.
-        b_panel_step: bytes between vectors of one row of B.
-        depth: terms of each sum, at least 1.
-        c0, c0_step: address of the start of the sums, and bytes between its rows.
-        c, c_step: address of the result, and bytes between its rows.
-        ahead, ahead_panel_step: `b` and `b_panel_step` of a later tile.
-        scales, row_scales, bias: addresses of fp32 factors and terms, where the tile is scaled.
-    """
-
-    a: int
-    b: int
-    b_step: int
-    b_panel_step: int
-    depth: int
-    c0: int
-    c0_step: int
-    c: int
-    c_step: int
-    ahead: int
-    ahead_panel_step: int
-    scales: int = 0
-    row_scales: int = 0
-    bias: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _TileKind:
-    """What differs between the compiled tiles.
-
-    Attributes:
-        operands: types of A, B and the sums.
-        num_vectors: columns of the tile / LANES.
-        a_row_step: bytes between rows of A; None: A is packed, [depth, rows].
-        is_scaled: C = sums * scales + bias, with scales of columns, and of rows where A is quantised.
-    """
-
-    operands: Any
-    num_vectors: int
-    a_row_step: int | None = None
-    is_scaled: bool = False
-
-    @property
-    def max_rows(self) -> int:
-        """Rows that fit the registers."""
-        return MAX_ROWS * 2 // self.num_vectors
-
-
-def _emit_tile(builder: Any, kind: _TileKind, num_rows: int, end: Any, tile: _Tile) -> None:
-    """Emits the loop for one height; the fields of `tile` are LLVM values."""
-    operands, num_vectors = kind.operands, kind.num_vectors
-    entry, loop = builder.block, builder.append_basic_block(f"rows{num_rows}")
-    stored = builder.append_basic_block(f"store{num_rows}")
-
-    def at(base: Any, step: Any, row: int, vector: int) -> Any:
-        offset = builder.add(builder.mul(step, _I64(row)), _I64(4 * LANES * vector))
-        return builder.add(base, offset)
-
-    start = [
-        [_load(builder, at(tile.c0, tile.c0_step, i, v), operands.sums, 4) for v in range(num_vectors)]
-        for i in range(num_rows)
-    ]
-    builder.branch(loop)
-
-    builder.position_at_end(loop)
-    k = builder.phi(_I64)
-    k.add_incoming(_I64(0), entry)
-    sums = [[builder.phi(operands.sums) for _ in row] for row in start]
-    a_k = builder.add(tile.a, builder.mul(k, _I64(4 * num_rows if kind.a_row_step is None else 4)))
-    b_k = builder.add(tile.b, builder.mul(k, tile.b_step))
-    row_of_b = [
-        operands.load_b(builder, builder.add(b_k, builder.mul(tile.b_panel_step, _I64(v)))) for v in range(num_vectors)
-    ]
-    ahead_k = builder.add(tile.ahead, builder.mul(k, tile.b_step))
-    for v in range(num_vectors):
-        emit_prefetch(builder, builder.add(ahead_k, builder.mul(tile.ahead_panel_step, _I64(v))))
-    totals = []
-    for i in range(num_rows):
-        address = builder.add(a_k, _I64(i * (kind.a_row_step or 4)))
-        cell = _broadcast(builder, _load(builder, address, operands.cell, 4), operands.sums)
-        totals.append([operands.multiply_add(builder, cell, row_of_b[v], sums[i][v]) for v in range(num_vectors)])
-    next_k = builder.add(k, _I64(1))
-    k.add_incoming(next_k, loop)
-    for i in range(num_rows):
-        for v in range(num_vectors):
-            sums[i][v].add_incoming(start[i][v], entry)
-            sums[i][v].add_incoming(totals[i][v], loop)
-    builder.cbranch(builder.icmp_signed("<", next_k, tile.depth), loop, stored)
-
-    builder.position_at_end(stored)
-    values = _scaled(builder, kind, totals, tile) if kind.is_scaled else totals
-    for i in range(num_rows):
-        for v in range(num_vectors):
-            pointer = builder.inttoptr(at(tile.c, tile.c_step, i, v), values[i][v].type.as_pointer())
-            builder.store(values[i][v], pointer).align = 4
-    builder.branch(end)
-
-
-def _scaled(builder: Any, kind: _TileKind, totals: Any, tile: _Tile) -> Any:
-    """Converts sums of quantised values to fp32: sums * scales + bias."""
-
-    def columns(address: Any) -> Any:
-        places = [builder.add(address, _I64(4 * LANES * v)) for v in range(kind.num_vectors)]
-        return [_load(builder, place, _FLOATS, 4) for place in places]
-
-    factors, biases, values = columns(tile.scales), columns(tile.bias), []
-    for i, row in enumerate(totals):
-        if kind.operands.has_row_scales:
-            row = [builder.sitofp(total, _FLOATS) for total in row]
-            scale = _broadcast(builder, _load(builder, builder.add(tile.row_scales, _I64(4 * i)), _F32, 4), _FLOATS)
-            row_factors = [builder.fmul(scale, factor) for factor in factors]
-        else:
-            row_factors = factors
-        # an explicit fma: the compiler may or may not fuse a separate product and sum
-        terms = zip(row, row_factors, biases, strict=True)
-        values.append([builder.call(declared(builder, _FMA, _FLOATS), term) for term in terms])
-    return values
-
-
-def _intrinsic(operands: Any, a_row_step: int | None = None, *, is_scaled: bool = False) -> Any:
-    """Returns an intrinsic that computes a tile of any height and either width: multiply(num_rows, wide, tile)."""
-    narrow, wide = (_TileKind(operands, num_vectors, a_row_step, is_scaled) for num_vectors in (2, 4))
-
-    def multiply(_typing_context: Any, _num_rows: Any, _wide: Any, tile: Any) -> Any:
-        def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            fields = _unpack_tuple(builder, args[2])
-            values = _Tile(*(context.cast(builder, *field, types.int64) for field in zip(fields, tile, strict=True)))
-            is_wide = builder.zext(args[1], _I64)
-            end = builder.append_basic_block("end")
-            choice = builder.switch(builder.add(builder.mul(args[0], _I64(2)), is_wide), end)
-            for kind in (narrow, wide):
-                for height in range(1, kind.max_rows + 1):
-                    block = builder.append_basic_block()
-                    choice.add_case(_I64(2 * height + (kind is wide)), block)
-                    builder.position_at_end(block)
-                    _emit_tile(builder, kind, height, end, values)
-            builder.position_at_end(end)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.boolean, tile), codegen
-
-    return intrinsic(multiply)
+        return builder.call(declared(builder, "llvm.x86.avx512.vpdpbusd.512", INTS), [total, a, b])
 
 
 WEIGHTS_STEP = 4 * 2 * LANES
 """Bytes from row to row of the weights in `add_values`."""
 
-_fp32, _int8_as_fp32 = _intrinsic(_Fp32), _intrinsic(_Int8AsFp32)
-_bf16_weights, _fp16_weights = _intrinsic(_Bf16AsFp32), _intrinsic(_Fp16AsFp32)
-_int8_weights = _intrinsic(_Int8AsFp32, is_scaled=True)
-_vnni = _intrinsic(_Vnni if cpu_features().vnni else _Int8AsFp32, is_scaled=True)  # unused without VNNI, but compiled
-_values_fp32, _values_int8 = _intrinsic(_Fp32, WEIGHTS_STEP), _intrinsic(_Int8AsFp32, WEIGHTS_STEP)
+_fp32, _int8_as_fp32 = tile_intrinsic(Fp32Operands), tile_intrinsic(_Int8AsFp32)
+_bf16_weights, _fp16_weights = tile_intrinsic(_Bf16AsFp32), tile_intrinsic(_Fp16AsFp32)
+_int8_weights = tile_intrinsic(_Int8AsFp32, is_scaled=True)
+_groups_8, _groups_4 = tile_intrinsic(_Groups8), tile_intrinsic(_Groups4)
+_vnni = tile_intrinsic(
+    _Vnni if cpu_features().vnni else _Int8AsFp32, is_scaled=True
+)  # unused without VNNI, but compiled
+_values_fp32, _values_int8 = tile_intrinsic(Fp32Operands, WEIGHTS_STEP), tile_intrinsic(_Int8AsFp32, WEIGHTS_STEP)
 
 
 @kernel
 def multiply_fp32(
-    num_rows: int, wide: bool, a: int, b: int, depth: int, c0: int, c: int, c_step: int, ahead: int
+    num_rows: int, wide: bool, a: int, b: int, depth: int, c0: int, c0_step: int, c: int, c_step: int, ahead: int
 ) -> None:
-    """Computes one tile of a linear layer, all fp32: C = c0 + A B.
+    """Computes one tile of a linear layer, all fp32: C = C0 + A B.
 
     Args:
         num_rows: 1 to MAX_ROWS, or to MAX_ROWS // 2 if wide.
@@ -280,13 +120,14 @@ def multiply_fp32(
         a: address of A, [depth, num_rows].
         b: address of B, [columns / LANES, depth, LANES].
         depth: terms of each sum, at least 1.
-        c0: address of the row that each sum starts from.
-        c: address of the first row of C.
+        c0: address of the row that the sums of the first row start from.
+        c0_step: bytes from there to that of the next row; 0: all start from the same one.
+        c: address of the first row of C, which may be that of C0.
         c_step: bytes from row to row of C.
         ahead: b of a later call, prefetched while this one is read.
     """
     step, panel_step = 4 * LANES, 4 * LANES * depth
-    tile = _Tile(a, b, step, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
+    tile = Tile(a, b, step, panel_step, depth, c0, c0_step, c, c_step, ahead, panel_step)
     _fp32(num_rows, wide, tile)
 
 
@@ -294,9 +135,9 @@ def multiply_fp32(
 def multiply_two_byte_weights(
     is_bf16: bool, num_rows: int, wide: bool, a: int, b: int, depth: int, c0: int, c: int, c_step: int, ahead: int
 ) -> None:
-    """As `multiply_fp32`, with B of bf16, or else of fp16: the same bits as with B widened to fp32 in memory."""
+    """As `multiply_fp32`, with B of bf16, or else of fp16, and C0 of one row: the same bits as with B in fp32."""
     step, panel_step = 2 * LANES, 2 * LANES * depth
-    tile = _Tile(a, b, step, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
+    tile = Tile(a, b, step, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
     if is_bf16:
         _bf16_weights(num_rows, wide, tile)
     else:
@@ -323,8 +164,41 @@ def multiply_int8_weights(
         start, scales, bias: addresses of one fp32 for each column.
     """
     step, panel_step = LANES, LANES * depth
-    tile = _Tile(a, b, step, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, 0, bias)
+    tile = Tile(a, b, step, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, 0, bias)
     _int8_weights(num_rows, wide, tile)
+
+
+@kernel
+def multiply_grouped(
+    is_4_bits: bool,
+    num_rows: int,
+    wide: bool,
+    a: int,
+    b: int,
+    group_size: int,
+    num_groups: int,
+    start: int,
+    factors: int,
+    c: int,
+    c_step: int,
+    ahead: int,
+) -> None:
+    """As `multiply_fp32`, with B of unsigned integers: the same bits as with value * scale + offset, rounded to fp32.
+
+    Args:
+        is_4_bits: B is [columns / LANES, depth / 2, LANES] bytes, of two rows each; otherwise of bytes.
+        group_size: terms of each group, an even number.
+        num_groups: groups of terms.
+        start: address of one fp32 for each column.
+        factors: address of scales and offsets, [columns / LANES, num_groups, 2, LANES] fp32.
+    """
+    steps, b_step = group_size // 2, LANES if is_4_bits else 2 * LANES
+    panel_step = b_step * steps * num_groups
+    tile = Tile(a, b, b_step, panel_step, steps, start, 0, c, c_step, ahead, panel_step, 0, 0, 0, num_groups, factors)
+    if is_4_bits:
+        _groups_4(num_rows, wide, tile)
+    else:
+        _groups_8(num_rows, wide, tile)
 
 
 @kernel
@@ -352,7 +226,7 @@ def multiply_vnni(
         row_scales: address of one fp32 for each row; a column's and a row's scale are multiplied first.
     """
     step, panel_step = 4 * LANES, 4 * LANES * depth
-    tile = _Tile(a, b, step, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, row_scales, bias)
+    tile = Tile(a, b, step, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, row_scales, bias)
     _vnni(num_rows, wide, tile)
 
 
@@ -383,7 +257,7 @@ def score_keys(
         ahead, ahead_panel_step: k and k_panel_step of the next call.
     """
     b_step = LANES if is_int8 else 4 * LANES
-    tile = _Tile(q, k, b_step, k_panel_step, head_dim, zeros, 0, scores, 4 * 2 * LANES, ahead, ahead_panel_step)
+    tile = Tile(q, k, b_step, k_panel_step, head_dim, zeros, 0, scores, 4 * 2 * LANES, ahead, ahead_panel_step)
     if is_int8:
         _int8_as_fp32(num_rows, False, tile)
     else:
@@ -417,9 +291,9 @@ def add_values(
         ahead: v of a later call.
     """
     if is_int8:
-        tile = _Tile(weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES)
+        tile = Tile(weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES)
         _values_int8(num_rows, wide, tile)
     else:
         step, panel_step = 4 * head_dim, 4 * LANES
-        tile = _Tile(weights, v, step, panel_step, num_keys, acc, acc_step, acc, acc_step, ahead, panel_step)
+        tile = Tile(weights, v, step, panel_step, num_keys, acc, acc_step, acc, acc_step, ahead, panel_step)
         _values_fp32(num_rows, wide, tile)

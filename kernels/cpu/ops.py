@@ -10,9 +10,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import torch
 
+from kernels.cpu.adapters import PackedAdapters, emit_add_adapters, pack_adapters
 from kernels.cpu.jit import watch_compiles
 from kernels.cpu.kv_cache import CpuKVCache, make_kv_cache
-from kernels.cpu.linear import PackedLinear, emit_linear, pack_linear
+from kernels.cpu.linear import PackedLinear, emit_linear, pack_grouped, pack_linear
 from kernels.cpu.paged_attention import emit_paged_attention, emit_plan
 from kernels.cpu.pointwise import (
     emit_add_rms_norm,
@@ -20,6 +21,7 @@ from kernels.cpu.pointwise import (
     emit_gelu_and_mul,
     emit_rms_norm,
     emit_silu_and_mul,
+    emit_soft_cap,
 )
 from kernels.cpu.recording import Recording
 from kernels.cpu.rotate_and_store import emit_rotate_and_store
@@ -27,8 +29,9 @@ from kernels.cpu.sample import compile_sampler, sample
 from kernels.cpu.second_compiler import SecondCompiler
 from kernels.cpu.worker_pool import Program, WorkerPool
 from kernels.fp8_weights import dequantized
-from kernels.interface import Quantization, Step
-from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.grouped_weights import GroupedWeights
+from kernels.interface import LowRank, Quantization, Step
+from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
 from kernels.torch_attention import torch_attention
 
@@ -74,6 +77,12 @@ class CpuOps:
         """Dequantizes the weights and packs them as `pack_linear` does."""
         return self.pack_linear(dequantized(values, scales).to(dtype), bias)
 
+    def pack_grouped(self, weights: GroupedWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedLinear:
+        """Packs the weights as they are; with int8 requested, all that are not int8 already are quantised again."""
+        if self._quantize and not weights.is_int8_per_row:
+            return self.pack_linear(weights.dequantized(dtype), bias)
+        return pack_grouped(weights, bias, quantize=self._quantize)
+
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> CpuKVCache:
@@ -94,19 +103,22 @@ class CpuOps:
         """
         if mixes_torch:
             return step
-        num_tokens, num_reqs, num_logits = (torch.zeros(1, dtype=torch.int64) for _ in range(3))
+        num_tokens, num_reqs, num_logits, num_adapted = (torch.zeros(1, dtype=torch.int64) for _ in range(4))
         metadata = largest.metadata
         recording = Recording(self._pool.num_threads)
         for tensor in (largest.input_ids, largest.positions, metadata.slot_mapping):
             recording.add_input(tensor, num_tokens)
         recording.add_input(metadata.seq_lens, num_reqs)
         recording.add_input(largest.logits_indices, num_logits)
+        if largest.adapted is not None:
+            recording.add_input(largest.adapted.indices, num_adapted)
         logits, program = self._record(recording, lambda: step(largest))
         recording.keep(metadata)
 
         def replay(inputs: StepInputs) -> torch.Tensor:
             num_tokens[0], num_reqs[0] = inputs.input_ids.shape[0], inputs.metadata.num_reqs
             num_logits[0] = inputs.logits_indices.shape[0]
+            num_adapted[0] = 0 if inputs.adapted is None else inputs.adapted.indices.shape[0]
             self._pool.run(program)
             return logits[: inputs.logits_indices.shape[0]]
 
@@ -136,6 +148,14 @@ class CpuOps:
     def linear(self, x: torch.Tensor, weights: PackedLinear) -> torch.Tensor:
         """Multiplies by the weight matrix and adds the bias."""
         return self._emit(emit_linear, x, weights)
+
+    def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:
+        """Lays the matrices out in panels, in fp32 beside weights of any type."""
+        return pack_adapters(adapters)
+
+    def add_adapters(self, y: torch.Tensor, x: torch.Tensor, adapters: PackedAdapters, tokens: AdaptedTokens) -> None:
+        """Adds B (A x) to the rows of these tokens."""
+        self._emit(emit_add_adapters, y, x, adapters, tokens)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False) -> torch.Tensor:
         """Norms over the last dimension; returns a tensor in either case."""
@@ -173,9 +193,9 @@ class CpuOps:
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Computes causal attention of a ragged batch over a paged cache; soft caps and sinks in plain PyTorch."""
-        if soft_cap is not None or sinks is not None:
-            assert self._step is None, "a step with soft caps or sinks is not recorded"
+        """Computes causal attention of a ragged batch over a paged cache; with sinks in plain PyTorch."""
+        if sinks is not None:
+            assert self._step is None, "a step with sinks is not recorded"
             return torch_attention(
                 q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
             )
@@ -186,7 +206,14 @@ class CpuOps:
             if group_size not in plans:
                 plans[group_size] = emit_plan(recording, metadata, group_size)
             return emit_paged_attention(
-                recording, q, kv_cache, metadata, plans[group_size], scale=scale, sliding_window=sliding_window
+                recording,
+                q,
+                kv_cache,
+                metadata,
+                plans[group_size],
+                scale=scale,
+                sliding_window=sliding_window,
+                soft_cap=soft_cap,
             )
 
         return self._emit(emit)
@@ -198,6 +225,10 @@ class CpuOps:
     def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Computes gelu(first half) * second half."""
         return self._emit(emit_gelu_and_mul, gate_up)
+
+    def soft_cap(self, x: torch.Tensor, soft_cap: float) -> torch.Tensor:
+        """Computes soft_cap * tanh(x / soft_cap) in place."""
+        return self._emit(emit_soft_cap, x, soft_cap)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         """Draws one token per row of logits."""

@@ -14,11 +14,13 @@ import torch
 from kernels.cpu.arrays import check_fp32
 from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, Opcode, num_rows
 from kernels.cpu.intrinsics import floats_at, longs_at, words_at
-from kernels.cpu.jit import inline, kernel
+from kernels.cpu.jit import bits_float, inline, kernel
 from kernels.cpu.kv_cache import CpuKVCache
-from kernels.cpu.multiply_tile import LANES, MAX_ROWS, add_values, score_keys
+from kernels.cpu.multiply_tile import add_values, score_keys
 from kernels.cpu.recording import Recording
+from kernels.cpu.soft_cap import cap_scores
 from kernels.cpu.softmax_step import softmax_step
+from kernels.cpu.tile import LANES, MAX_ROWS
 from kernels.metadata import AttentionMetadata
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ _LOWEST = np.float32(-3.0e38)  # finite, because -inf - -inf would be NaN in row
 _Q, _Q_STEP, _K, _V, _K_SCALES, _V_SCALES, _OUT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, _WINDOW = range(
     FIRST_OPERAND, FIRST_OPERAND + 12
 )
-_PLAN, _QUERY_START, _SEQ_LENS, _TABLE, _TABLE_STEP, _GROUP_SIZE = range(FIRST_OPERAND + 12, FIRST_OPERAND + 18)
+_PLAN, _QUERY_START, _SEQ_LENS, _TABLE, _TABLE_STEP, _GROUP_SIZE, _SOFT_CAP = range(
+    FIRST_OPERAND + 12, FIRST_OPERAND + 19
+)
 
 
 def emit_plan(recording: Recording, metadata: AttentionMetadata, group_size: int) -> torch.Tensor:
@@ -61,6 +65,7 @@ def emit_paged_attention(
     *,
     scale: float,
     sliding_window: int | None,
+    soft_cap: float | None,
 ) -> torch.Tensor:
     """See `kernels.interface.KernelOps.paged_attention`.
 
@@ -97,6 +102,7 @@ def emit_paged_attention(
         metadata.block_table.data_ptr(),
         metadata.block_table.stride(0),
         num_heads // kv_cache.num_kv_heads,
+        int(np.float32(soft_cap or 0.0).view(np.int32)),  # its bits
         value=scale,
     )
     recording.keep((kv_cache, metadata, plan))
@@ -296,6 +302,8 @@ def attention_item(row: "Longs", scale: np.float32, number: int, scratch: int) -
         )
         if is_int8:
             _scale_columns(item, row[_K_SCALES], place0, place1)
+        if row[_SOFT_CAP] != 0:
+            cap_scores(floats_at(item.scores, item.height * _STEP), bits_float(np.int32(row[_SOFT_CAP])))
         _softmax(item, LANES * group, window)
         if is_int8:
             _scale_columns(item, row[_V_SCALES], place0, place1)

@@ -1,4 +1,4 @@
-"""Operations on single rows: gather, RMSNorm (arXiv:1910.07467), gates (arXiv:2002.05202)."""
+"""Operations on single rows: gather, RMSNorm (arXiv:1910.07467), gates (arXiv:2002.05202), soft cap."""
 
 import math
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from kernels.cpu.intrinsics import floats_at, longs_at, shorts_at
 from kernels.cpu.jit import exp_nonpositive, inline, kernel
 from kernels.cpu.linear import FLOAT_KINDS, Kind
 from kernels.cpu.recording import Recording
+from kernels.cpu.soft_cap import cap_scores
 from kernels.cpu.two_bytes import bf16_to_fp32, fp16_to_fp32
 
 if TYPE_CHECKING:
@@ -100,6 +101,16 @@ def _emit_gate(recording: Recording, opcode: Opcode, gate_up: torch.Tensor) -> t
     out = recording.empty(gate_up, n)
     recording.emit(opcode, gate_up, gate_up.data_ptr(), out.data_ptr(), n)
     return out
+
+
+def emit_soft_cap(recording: Recording, x: torch.Tensor, soft_cap: float) -> torch.Tensor:
+    """Replaces x [T, n] by soft_cap * tanh(x / soft_cap), in place.
+
+    Raises: ValueError: not fp32, or not contiguous.
+    """
+    check_rows(x=x)
+    recording.emit(Opcode.SOFT_CAP, x, x.data_ptr(), x.data_ptr(), x.shape[1], value=soft_cap)
+    return x
 
 
 def check_rows(**tensors: torch.Tensor) -> None:
@@ -205,3 +216,11 @@ def gelu_and_mul_item(row: "Longs", item: int) -> None:
     for i in range(first_row(item, row), first_row(item + 1, row)):
         gate, up = floats_at(row[_X] + 8 * n * i, n), floats_at(row[_X] + 8 * n * i + 4 * n, n)
         _gelu_row(gate, up, floats_at(row[_OUT] + 4 * n * i, n))
+
+
+@kernel
+def soft_cap_item(row: "Longs", soft_cap: np.float32, item: int) -> None:
+    """Caps some rows."""
+    n = row[_N]
+    for i in range(first_row(item, row), first_row(item + 1, row)):
+        cap_scores(floats_at(row[_X] + 4 * n * i, n), soft_cap)

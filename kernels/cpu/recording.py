@@ -23,6 +23,7 @@ class Recording:
 
     def __init__(self, num_threads: int = 1) -> None:
         """Starts empty; num_threads is the number of threads that will run it, which decides the size of items."""
+        self.num_threads = num_threads
         self._shares = SHARES_PER_THREAD * num_threads
         self._rows: list[list[int]] = []
         self._floats: list[float] = []

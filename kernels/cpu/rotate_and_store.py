@@ -13,10 +13,10 @@ from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
 from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at
 from kernels.cpu.jit import inline, kernel
 from kernels.cpu.kv_cache import CpuKVCache
-from kernels.cpu.multiply_tile import LANES
 from kernels.cpu.pointwise import check_rows, norm_row
 from kernels.cpu.quantize import inverse_scale, largest_magnitude, rounded
 from kernels.cpu.recording import Recording
+from kernels.cpu.tile import LANES
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Longs

@@ -12,6 +12,7 @@ from kernels.fp8_weights import has_block_scales
 from kernels.gpu.attention_backends import Attention
 from kernels.gpu.block_scales import BlockScaledLinear, pack_block_scaled
 from kernels.gpu.gate import gelu_and_mul, silu_and_mul
+from kernels.gpu.grouped_linear import GroupedLinear, grouped_span, pack_grouped
 from kernels.gpu.kernel_cache import use_kernel_cache
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.launch import compile_only, is_compile_only, load_kernels
@@ -23,10 +24,12 @@ from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.sample import sample
+from kernels.gpu.soft_cap import soft_cap
 from kernels.gpu.step_graphs import StepGraphs, UnrecordedSize, decode_inputs
 from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
-from kernels.gpu.tiled_linear import tiled_linear
+from kernels.gpu.tiled_linear import TiledLinear, tiled_linear
+from kernels.grouped_weights import GroupedWeights
 from kernels.interface import Step
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import greedy_batch
@@ -47,6 +50,8 @@ class GpuOps:
     """
 
     name = "triton"
+
+    soft_cap = staticmethod(soft_cap)
 
     def __init__(
         self,
@@ -111,6 +116,15 @@ class GpuOps:
             return pack_block_scaled(values, scales, bias, dtype=dtype, target=self._target)
         return pack_quantized(values, scales, bias, dtype=dtype, target=self._target)
 
+    def pack_grouped(
+        self, weights: GroupedWeights, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> PackedLinear | GroupedLinear:
+        """Packs the integers as they are, or dequantized if their groups are too small for a product."""
+        span = grouped_span(weights.values.shape[1], weights.group_size, weights.num_bits)
+        if span is None:
+            return pack_linear(weights.dequantized(dtype), bias, quantization=None, target=self._target)
+        return pack_grouped(weights, bias, dtype, span)
+
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> GpuKVCache:
@@ -158,9 +172,9 @@ class GpuOps:
         """Indexes the table."""
         return table.index_select(0, indices)
 
-    def linear(self, x: torch.Tensor | QuantizedRows, packed: PackedLinear | BlockScaledLinear) -> torch.Tensor:
+    def linear(self, x: torch.Tensor | QuantizedRows, packed: TiledLinear) -> torch.Tensor:
         """Multiplies by the vendor's library, or by `tiled_linear` where it has no such product."""
-        if isinstance(packed, BlockScaledLinear) or self._batch_invariant:
+        if self._batch_invariant or not isinstance(packed, PackedLinear):
             return self._tiled_linear(x, packed)
         return linear(x, packed)
 

@@ -14,6 +14,7 @@ from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
+from kernels.gpu.soft_cap import soft_cap
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import MAX_ROW_BYTES
 
@@ -21,6 +22,8 @@ _META = torch.device("meta")
 _FEW_SIZES = (576, 4096, 18944)
 _SIZES = (64, 576, 896, 1536, 2048, 3072, 4096, 5120, 8192, 14336, 16384, 18944)
 _GATE_SIZES = (*_SIZES, 28672, 32768)
+_VOCAB_SIZE = 256_000
+_MAX_LOGITS = 1024  # rows of a step: AMD's compiler distinguishes tensors beyond 2 GiB
 _FEW_HEADS = ((9, 3, 64), (32, 8, 128), (28, 4, 80), (8, 1, 256))
 _HEADS = tuple(
     (kv_heads * group, kv_heads, head_dim)
@@ -51,6 +54,7 @@ def row_calls(target: Target, everything: bool) -> Iterator[Call]:
             yield from _gates(3, n, dtype, target)
         for heads in _HEADS if everything else _FEW_HEADS:
             yield from _rotations(3, heads, dtype, target, (16, 32, 64) if everything else (16,))
+    yield _soft_cap(3)
 
 
 def live_row_calls(target: Target, generator: random.Random) -> Iterator[Call]:
@@ -59,6 +63,7 @@ def live_row_calls(target: Target, generator: random.Random) -> Iterator[Call]:
         yield from _norms(num_rows, generator.choice(_FEW_SIZES), _half(target), target)
         yield from _gates(num_rows, generator.choice(_FEW_SIZES), _half(target), target)
         yield from _rotations(num_rows, generator.choice(_FEW_HEADS), _half(target), target, (16,))
+        yield _soft_cap(min(num_rows, _MAX_LOGITS))
 
 
 def _half(target: Target) -> torch.dtype:
@@ -92,6 +97,11 @@ def _gates(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterato
         label = _rows_label(n, dtype, quantize, group_size)
         for gate in (silu_and_mul, gelu_and_mul):
             yield Call(label, partial(gate, gate_up, quantize=quantize, group_size=group_size))
+
+
+def _soft_cap(num_rows: int) -> Call:
+    logits = torch.empty(num_rows, _VOCAB_SIZE, device=_META)
+    return Call(_rows_label(_VOCAB_SIZE, torch.float32, None, None), partial(soft_cap, logits, 30.0))
 
 
 def _formats(n: int, target: Target) -> Iterator[tuple[torch.dtype | None, int | None]]:

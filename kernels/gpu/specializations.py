@@ -4,6 +4,7 @@ A family of kernels lists its calls here, on tensors without memory (`meta`), to
 It also lists calls of random sizes, as in live traffic, none of which may need a further compile.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import torch
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
 from kernels.gpu.block_scales import BlockScaledLinear
+from kernels.gpu.grouped_linear import grouped_span, pack_grouped
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.paged_attention import paged_attention
@@ -21,6 +23,7 @@ from kernels.gpu.row_specializations import Call, live_row_calls, row_calls
 from kernels.gpu.sample import sample
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import tiled_linear
+from kernels.grouped_weights import GroupedWeights
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import TokenMasks, greedy_batch
 
@@ -193,6 +196,48 @@ def _block_scaled_call(num_in: int, num_out: int, dtype: torch.dtype, target: Ta
     return Call(f"{dtype_name(dtype)}, scales per block, {num_in} inputs, {num_out} outputs", make)
 
 
+def _grouped_specializations(target: Target, everything: bool) -> Iterator[Call]:
+    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
+    forms = ((4, 128), (4, 32), (8, 128)) if not everything else itertools.product((4, 8), (128, 64, 32, 16, None))
+    for (num_bits, group_size), dtype in itertools.product(
+        forms, dict.fromkeys((half, torch.float16, torch.float32)) if everything else (half,)
+    ):
+        for num_in, num_out in [layer for layer in _LAYERS if everything or layer[0] == 4096]:
+            if grouped_span(num_in, group_size or num_in, num_bits) is not None:
+                yield _grouped_call(num_in, num_out, num_bits, group_size or num_in, dtype, target, 3)
+
+
+def _live_grouped(target: Target, generator: random.Random) -> Iterator[Call]:
+    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
+    for num_rows in (1, 16, 17, 64, 65, 128, 129, 3000, *(generator.randint(1, 20000) for _ in range(8))):
+        yield _grouped_call(*_LAYERS[0], 4, 128, half, target, num_rows)
+
+
+def _grouped_call(
+    num_in: int, num_out: int, num_bits: int, group_size: int, dtype: torch.dtype, target: Target, num_rows: int
+) -> Call:
+    def make() -> object:
+        values = torch.empty(num_out, num_in, dtype=torch.uint8, device=_META)
+        scales, offsets = (torch.empty(num_out, num_in // group_size, device=_META) for _ in range(2))
+        span = grouped_span(num_in, group_size, num_bits)
+        assert span is not None, "no such groups are listed"
+        x = torch.empty(num_rows, num_in, dtype=dtype, device=_META)
+        return [
+            tiled_linear(
+                x,
+                pack_grouped(GroupedWeights(values, scales, offsets, num_bits), bias, dtype, span),
+                target=target,
+                num_processors=_NUM_PROCESSORS,
+                batch_invariant=batch_invariant,
+            )
+            for bias in (torch.empty(num_out, dtype=dtype, device=_META), None)
+            for batch_invariant in (False, True)
+        ]
+
+    form = f"{num_bits} bits in groups of {group_size}"
+    return Call(f"{dtype_name(dtype)}, {form}, {num_in} inputs, {num_out} outputs", make)
+
+
 def _live_invariant(target: Target, generator: random.Random) -> Iterator[Call]:
     half = torch.bfloat16 if target.has_bfloat16 else torch.float16
     for num_rows in (1, 16, 128, 129, 3000, *(generator.randint(1, 20000) for _ in range(8))):
@@ -296,6 +341,7 @@ FAMILIES = {
     "paged_attention": Family(_attention_specializations, _live_attention),
     "batch_invariant": Family(_invariant_specializations, _live_invariant),
     "block_scaled": Family(_block_scaled_specializations, _live_block_scaled),
+    "grouped": Family(_grouped_specializations, _live_grouped),
     "rows": Family(row_calls, live_row_calls),
     "sample": Family(_sampling_specializations, _live_sampling),
 }

@@ -1,5 +1,5 @@
-"""Linear layers in Triton: with a fixed order of summation, for `--batch-invariant`, and with 8-bit weights that have
-scales per block.
+"""Linear layers in Triton: with a fixed order of summation, for `--batch-invariant`; with 8-bit weights that have
+scales per block; and with integers in groups (`kernels.gpu.grouped_linear`).
 
 The inputs of a layer are divided into parts. Each part is summed tile by tile in fp32, and the sums of the parts are
 added in order. A small batch has one program per part, to fill the GPU, and a second kernel adds the sums; in a large
@@ -13,7 +13,7 @@ without 8-bit floats multiply the inputs as they are by the values of the weight
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 import triton
@@ -23,12 +23,16 @@ from kernels.fp8_block import BLOCK
 from kernels.gpu.attend import dot
 from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.float8 import widen_float8
+from kernels.gpu.grouped_linear import GroupedLinear, grouped_product_kernel
 from kernels.gpu.launch import BoundKernel, is_compile_only
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.quantize import QuantizedRows, rows_in_8_bits
 from kernels.gpu.rows import check_rows
 from kernels.gpu.targets import Target
-from kernels.gpu.tiles import ProductTile, block_product_tiles, product_splits, product_tile
+from kernels.gpu.tiles import ProductTile, block_product_tiles, grouped_product_tiles, product_splits, product_tile
+
+TiledLinear: TypeAlias = PackedLinear | BlockScaledLinear | GroupedLinear
+"""Layers that `tiled_linear` computes; a `PackedLinear` must not be quantised."""
 
 _ADD_BLOCK = 1024
 _ROW_TILES = 8
@@ -37,7 +41,7 @@ _ROW_TILES = 8
 
 def tiled_linear(
     x: torch.Tensor | QuantizedRows,
-    packed: PackedLinear | BlockScaledLinear,
+    packed: TiledLinear,
     *,
     target: Target,
     num_processors: int,
@@ -47,7 +51,7 @@ def tiled_linear(
 
     Args:
         x: rows, quantised or not; converted first if they do not match the weights.
-        packed: the layer; a `PackedLinear` must not be quantised.
+        packed: the layer.
         target: architecture of the device; decides the tiles.
         num_processors: multiprocessors of the device; they decide how many programs share the work.
         batch_invariant: uses the same tile for any number of rows, so that a row has the same bits in any batch.
@@ -61,10 +65,14 @@ def tiled_linear(
     out = torch.empty(num_rows, num_out, dtype=packed.dtype, device=rows.device)
     scales = row_scales if packed.scales is None else packed.scales
     bias = out if packed.bias is None else packed.bias
-    tensors = rows, row_scales, packed.weight, scales, bias
+    if isinstance(packed, GroupedLinear):
+        form = _Form(groups=(packed.num_bits, packed.group_size))
+        tensors = rows, packed.offsets, packed.weight, scales, bias
+    else:
+        form = _Form(has_block_scales=packed.scales is not None, has_row_scales=row_scales is not rows)
+        tensors = rows, row_scales, packed.weight, scales, bias
     for tile in _tiles(packed, rows.itemsize, target, num_rows, batch_invariant):
-        has_scales = packed.scales is not None, row_scales is not rows
-        kernel = _bind(tile, num_in, num_out, packed.bias is not None, *has_scales, batch_invariant)
+        kernel = _bind(tile, num_in, num_out, packed.bias is not None, form, batch_invariant)
         num_tiles = -(-num_rows // tile.block_m) * kernel.num_column_tiles
         if is_compile_only() or kernel.num_splits == 1 or num_tiles >= num_processors:
             kernel.whole((num_tiles, 1), *tensors, out, num_rows)
@@ -75,31 +83,48 @@ def tiled_linear(
     return out
 
 
-def _rows_for(
-    x: torch.Tensor | QuantizedRows, packed: PackedLinear | BlockScaledLinear
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows_for(x: torch.Tensor | QuantizedRows, packed: TiledLinear) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns rows that the kernel multiplies with the weights, and their scales: the rows again if they have none."""
     if isinstance(packed, BlockScaledLinear) and packed.weight.dtype is not torch.uint8:
         quantized = rows_in_8_bits(x, packed.weight.dtype, BLOCK, packed.dtype)
         return quantized.values, quantized.scales
-    assert packed.scales is None or isinstance(packed, BlockScaledLinear), "no tile has scales per row"
+    assert packed.scales is None or not isinstance(packed, PackedLinear), "no tile has scales per row"
     rows = x.dequantized(packed.dtype) if isinstance(x, QuantizedRows) else x
+    if isinstance(packed, GroupedLinear) and packed.input_order is not None:
+        rows = rows.index_select(1, packed.input_order)
     check_rows(x=rows)
     return rows, rows
 
 
 def _tiles(
-    packed: PackedLinear | BlockScaledLinear, itemsize: int, target: Target, num_rows: int, batch_invariant: bool
+    packed: TiledLinear, itemsize: int, target: Target, num_rows: int, batch_invariant: bool
 ) -> tuple[ProductTile, ...]:
     """Returns the tile for a number of rows; all that later calls may use, if kernels are compiled."""
     if isinstance(packed, PackedLinear):
         return (product_tile(target, itemsize),)
-    tiles = block_product_tiles(target, itemsize)
+    if isinstance(packed, GroupedLinear):
+        tiles = grouped_product_tiles(target, itemsize, packed.inputs_per_step, packed.span)
+    else:
+        tiles = block_product_tiles(target, itemsize)
     if batch_invariant:
         return (tiles[len(tiles) // 2],)
     if is_compile_only():
         return tiles
     return (next((tile for tile in tiles if num_rows <= tile.block_m), tiles[-1]),)
+
+
+class _Form(NamedTuple):
+    """What distinguishes kernels besides tile and sizes.
+
+    Attributes:
+        has_block_scales: whether weights are in 8 bits with scales per block.
+        has_row_scales: whether inputs are in 8 bits too.
+        groups: bits and group size of integers in groups.
+    """
+
+    has_block_scales: bool = False
+    has_row_scales: bool = False
+    groups: tuple[int, int] | None = None
 
 
 class _Kernels(NamedTuple):
@@ -126,20 +151,21 @@ def _bind(
     num_in: int,
     num_out: int,
     has_bias: bool,
-    has_block_scales: bool,
-    has_row_scales: bool,
+    form: _Form,
     batch_invariant: bool,
 ) -> _Kernels:
     num_splits = product_splits(tile, num_in, num_out)
     steps = -(-num_in // (tile.block_k * num_splits))
 
     def product(num_parts: int, steps_per_part: int, writes_result: bool) -> BoundKernel:
+        options = {"SCALE_BLOCK": BLOCK if form.has_block_scales else 0, "HAS_ROW_SCALES": form.has_row_scales}
+        if form.groups is not None:
+            options = dict(zip(("NUM_BITS", "GROUP_SIZE"), form.groups, strict=True))
         return BoundKernel(
-            _product_kernel,
+            _product_kernel if form.groups is None else grouped_product_kernel,
+            **options,
             NUM_IN=num_in,
             NUM_OUT=num_out,
-            SCALE_BLOCK=BLOCK if has_block_scales else 0,
-            HAS_ROW_SCALES=has_row_scales,
             SPLIT_STEPS=steps_per_part,
             SPLITS_PER_PROGRAM=num_parts,
             IS_EVEN=num_in == num_splits * steps * tile.block_k,

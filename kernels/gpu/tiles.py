@@ -255,6 +255,32 @@ def block_product_tiles(target: Target, itemsize: int) -> tuple[ProductTile, ...
     return tile(16, 64, 4, 6), tile(64, 64, 4, 4), tile(128, 128, 8, 3)
 
 
+def grouped_product_tiles(target: Target, itemsize: int, inputs_per_step: int, span: int) -> tuple[ProductTile, ...]:
+    """Returns tiles for integers in groups, by rising block_m; see `block_product_tiles`.
+
+    A thread holds its inputs too, for their sums: 128 x 64 results in eight warps leave room for them.
+
+    Args:
+        target: architecture of the device.
+        itemsize: bytes of a value of the inputs.
+        inputs_per_step: inputs of a step.
+        span: bytes of a row of weights that a step loads.
+    """
+    if target.name == "sm_75":
+        return (ProductTile(32, 32, inputs_per_step, 4, 1),)
+    if itemsize == 4:
+        return (ProductTile(32, 64, inputs_per_step, 4, 1),)
+
+    def tile(block_m: int, block_n: int, num_warps: int, num_stages: int) -> ProductTile:
+        step_bytes = block_m * inputs_per_step * itemsize + block_n * span
+        widened_bytes = block_n * span * itemsize  # where the matrix instruction takes both operands from shared memory
+        num_stages = max(1, min(num_stages, (target.max_shared_bytes - widened_bytes) // step_bytes))
+        return ProductTile(block_m, block_n, inputs_per_step, num_warps, num_stages)
+
+    stages = (2, 2, 2) if target.backend == "hip" else (5, 4, 3)
+    return tile(16, 64, 4, stages[0]), tile(64, 64, 4, stages[1]), tile(128, 64, 8, stages[2])
+
+
 def product_splits(tile: ProductTile, num_in: int, num_out: int) -> int:
     """Returns the number of parts into which the inputs of a layer are divided; it follows from the weights alone."""
     num_column_tiles = -(-num_out // tile.block_n)

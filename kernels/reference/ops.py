@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import torch
 
 from kernels.fp8_weights import dequantized
-from kernels.interface import Step
-from kernels.metadata import StepInputs
+from kernels.grouped_weights import GroupedWeights
+from kernels.interface import LowRank, Step
+from kernels.metadata import AdaptedTokens, StepInputs
 from kernels.reference.gate import gelu_and_mul, silu_and_mul
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.rotate_and_store import rotate_and_store
 from kernels.reference.sample import sample
+from kernels.reference.soft_cap import soft_cap
 
 Weights = tuple[torch.Tensor, torch.Tensor | None]
 Cache = tuple[torch.Tensor, torch.Tensor]
@@ -30,6 +32,7 @@ class ReferenceOps:
     paged_attention = staticmethod(paged_attention)
     silu_and_mul = staticmethod(silu_and_mul)
     gelu_and_mul = staticmethod(gelu_and_mul)
+    soft_cap = staticmethod(soft_cap)
     sample = staticmethod(sample)
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -45,6 +48,10 @@ class ReferenceOps:
     ) -> Weights:
         """Returns the dequantized weights."""
         return dequantized(values, scales).to(dtype), bias
+
+    def pack_grouped(self, weights: GroupedWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> Weights:
+        """Returns the dequantized weights."""
+        return weights.dequantized(dtype), bias
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -73,6 +80,19 @@ class ReferenceOps:
         """Multiplies by the weight matrix and adds the bias, in the dtype of x."""
         weight, bias = weights
         return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+    def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> Sequence[Sequence[LowRank]]:
+        """Returns the matrices unchanged."""
+        return adapters
+
+    def add_adapters(
+        self, y: torch.Tensor, x: torch.Tensor, adapters: Sequence[Sequence[LowRank]], tokens: AdaptedTokens
+    ) -> None:
+        """Multiplies the tokens of one adapter at a time."""
+        for index, changes in enumerate(adapters):
+            chosen = tokens.indices[tokens.adapters == index]
+            for a, b, first_row in changes:
+                y[chosen, first_row : first_row + len(b)] += (x[chosen] @ a.T.to(x.dtype)) @ b.T.to(x.dtype)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False) -> torch.Tensor:
         """Returns a tensor in either case."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from kernels.metadata import AttentionMetadata
+from kernels.reference.soft_cap import soft_cap as capped
 
 Gather = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Block ids [n] int64 -> keys and values of their tokens, each [n * block_size, num_kv_heads, head_dim]."""
@@ -83,7 +84,7 @@ def gathered_attention(
             )  # heads of one KV head together
             scores = torch.einsum("qhgd,khd->hgqk", queries, k) * scale
             if soft_cap is not None:
-                scores = soft_cap * torch.tanh(scores / soft_cap)
+                scores = capped(scores, soft_cap)
             scores = scores.masked_fill(~visible, float("-inf"))
             if sinks is not None:
                 sink = sinks.float().view(*scores.shape[:2], 1, 1).expand(-1, -1, scores.shape[2], 1)

@@ -29,6 +29,7 @@ from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.text.sampling_defaults import API_DEFAULTS, sampling_defaults
+from tests.support.engine.adapters import save_adapter
 from tests.support.engine.families import TRANSFORMERS_FAMILIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
@@ -223,10 +224,16 @@ def with_nan(folder: Path, tensor: str) -> Path:
     return folder
 
 
+def adapter_error(folder: Path, **options: Any) -> str:
+    """What an engine says to an adapter with such fields, or with another matrix."""
+    adapter = save_adapter(folder.parent / "adapter", folder, rank=8, targets=("q_proj",), **options)
+    return startup_error(folder, lora=(f"a={adapter}",))
+
+
 REFUSED: dict[str, Callable[[Callable[..., Path]], str]] = {
     "an architecture that cannot be served": lambda made: startup_error(made(architectures=["MambaForCausalLM"])),
     "another rotation": lambda made: startup_error(made(rope_parameters={"rope_type": "ntk", "rope_theta": 1e4})),
-    "another quantization": lambda made: startup_error(made(quantization_config={"quant_method": "awq"})),
+    "another quantization": lambda made: startup_error(made(quantization_config={"quant_method": "bitsandbytes"})),
     "a shape that is not the weights'": lambda made: startup_error(made(vocab_size=3000)),
     "no safetensors": lambda made: startup_error(without(made(), "model.safetensors")),
     "an incomplete download": lambda made: startup_error(cut(made())),
@@ -247,6 +254,11 @@ REFUSED: dict[str, Callable[[Callable[..., Path]], str]] = {
     "16 bits with `--kernels torch` on a CPU": lambda made: startup_error(made(), dtype="bfloat16", kernels="torch"),
     "an 8-bit format of the other device": lambda made: startup_error(made(), quantization="fp8"),
     "a context above the model's limit": lambda made: startup_error(made(), max_model_len=600),
+    "an adapter of another model": lambda made: adapter_error(
+        made(),
+        tensors={"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(8, 128)},
+    ),
+    "an adapter that is more than LoRA": lambda made: adapter_error(made(), use_dora=True),
     "a cache too small for one request": lambda made: startup_error(made(), kv_cache_memory_bytes=1000),
     "a cache too large for the machine": lambda made: startup_error(made(), kv_cache_memory_bytes=1 << 50),
     "a token budget below the number of slots": lambda made: startup_error(

@@ -31,6 +31,7 @@ from kernels.gpu.step_graphs import StepGraphs
 from kernels.metadata import AttentionMetadata
 from kernels.reference.ops import ReferenceOps
 from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
+from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.engine.simulated_gpu import MIB, STEP_BYTES, WEIGHTS_BYTES, FakeGraphs, simulate_gpu
 from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
 from tests.support.kernels.graphs import FakeGraphs as CapturedGraphs
@@ -282,6 +283,30 @@ def test_block_scaled_weights_serve(
     assert [len(answer) for answer in tokens.values()] == [3, 3, 3]
     if target == "sm_80":
         assert tokens == answers(build(path, device="cpu"))  # inputs in float32 are not rounded
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, pytest.param({"batch_invariant": True}, marks=pytest.mark.slow)],
+    ids=["fast", "batch-invariant"],
+)
+def test_integers_give_the_tokens_of_a_cpu(
+    gpu: SimpleNamespace,
+    servable: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, object],
+) -> None:
+    """Linear layers are checked at start; weights are not rounded on either device."""
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if "linear after" in case.kernel],
+    )
+    original = servable(num_hidden_layers=1, dtype="float32", hidden_size=64, intermediate_size=128)
+    integers, twin = (shutil.copytree(original, tmp_path / name) for name in ("integers", "twin"))
+    quantise_checkpoint(original, integers, twin, Scheme("gptq", shuffled=True))
+    parts = build(integers, num_gpu_blocks_override=24, enforce_eager=True, kernel_check="fail", **fields)
+    assert answers(parts) == answers(build(integers, device="cpu")) == answers(build(twin, device="cpu"))
 
 
 def test_a_checkpoint_with_scales_per_channel_is_refused_with_batch_invariance(

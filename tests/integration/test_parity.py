@@ -1,18 +1,19 @@
 """The whole pair against `generate` of transformers in fp32, for a random checkpoint of every family."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from chairlift import Client
 from engine.model.architectures import FAMILIES
-from tests.support.engine.checkpoints import ARCHITECTURES, save_checkpoint
+from tests.support.engine.checkpoints import ARCHITECTURES, WITH_IMAGES, save_checkpoint
 from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
+from tests.support.engine.greedy import greedy_answers, random_prompts, save_word_tokenizer
+from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.pair import running_pair
 
 PROMPT_LENS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 21, 31, 32, 33, 34, 55, 64, 80, 89, 129, 144)
@@ -21,7 +22,7 @@ TOLERANCE = 1e-4
 """Of a log-probability: fp32 sums of these sizes in another order differ by some 1e-5."""
 
 _WHAT = f"{NUM_TOKENS} greedy tokens of {len(PROMPT_LENS)} prompts, log-probabilities within {TOLERANCE:g}"
-COMPARED = f"{{}} | float32 | {_WHAT}"
+COMPARED = f"{{}} | {{}} | {_WHAT}"
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 SPECIAL: dict[str, dict[str, Any]] = {  # what a family does that its small default configuration does not
@@ -34,12 +35,33 @@ SPECIAL: dict[str, dict[str, Any]] = {  # what a family does that its small defa
 BY_TRANSFORMERS = ("Command R", "DeepSeek-V3", "OLMoE")
 """A sample of what transformers computes; tests/engine/runner/test_transformers_families.py has all families."""
 
-COMPUTED_BY = dict.fromkeys(ARCHITECTURES, "native") | dict.fromkeys(BY_TRANSFORMERS, "transformers")
+TEXT_PARTS = {f"{name} with images": name for name in WITH_IMAGES}
+
+COMPUTED_BY = dict.fromkeys((*ARCHITECTURES, *TEXT_PARTS), "native") | dict.fromkeys(BY_TRANSFORMERS, "transformers")
+
+
+IN_INTEGERS = {
+    "GPTQ, 4 bits in the order of activations": ("qwen2", Scheme("gptq", group_size=16, shuffled=True)),
+    "AWQ, 4 bits": ("llama", Scheme("awq")),
+    "compressed-tensors, 4 bits": ("mistral", Scheme("packed", symmetric=True)),
+}
+"""Numbers in which a checkpoint is stored; transformers computes with the same values in float32."""
 
 
 def save(path: Path, name: str) -> str:
     """Saves a checkpoint; returns its architecture."""
-    if COMPUTED_BY[name] == "native":
+    if name in IN_INTEGERS:
+        architecture, scheme = IN_INTEGERS[name]
+        sizes = {"hidden_size": 64, "intermediate_size": 128}
+        original, twin = path.with_name("original"), path.with_name("twin")
+        save_checkpoint(original, architecture, seed=5, dtype="float16", max_shard_size="1GB", **sizes)
+        for folder in (path, twin):
+            shutil.copytree(original, folder)
+        quantise_checkpoint(original, path, twin, scheme)
+    elif name in TEXT_PARTS:
+        sizes = {"seed": 5, "dtype": "float32", "max_shard_size": "1GB"}
+        save_checkpoint(path, TEXT_PARTS[name], with_images=True, **sizes)
+    elif COMPUTED_BY[name] == "native":
         save_checkpoint(path, name, seed=5, dtype="float32", max_shard_size="1GB", **SPECIAL.get(name, {}))
     else:
         prefix, fields = TRANSFORMERS_FAMILIES[name]
@@ -53,20 +75,22 @@ def test_every_native_family_is_in_the_matrix() -> None:
 
 
 def test_the_table_of_the_page_is_the_matrix(tmp_path: Path) -> None:
-    rows = [(save(tmp_path / name, name), computed_by) for name, computed_by in COMPUTED_BY.items()]
-    table = [f"| `{architecture}` | {COMPARED.format(computed_by)} |" for architecture, computed_by in rows]
+    rows = [(save(tmp_path / name, name), computed_by, "float32") for name, computed_by in COMPUTED_BY.items()]
+    rows += [(save(tmp_path / numbers / "model", numbers), "native", numbers) for numbers in IN_INTEGERS]
+    table = [f"| `{architecture}` | {COMPARED.format(*row)} |" for architecture, *row in rows]
     assert "\n".join(["|---|---|---|---|", *table, ""]) in PAGE.read_text(), "\n".join(table)
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "phi3" else pytest.param(name, marks=pytest.mark.slow) for name in COMPUTED_BY]
+    "name",
+    [name if name == "phi3" else pytest.param(name, marks=pytest.mark.slow) for name in (*COMPUTED_BY, *IN_INTEGERS)],
 )
 def test_greedy_tokens_and_their_logprobs_equal_those_of_generate(name: str, tmp_path: Path) -> None:
-    model = tmp_path / name
+    model = tmp_path / "model"
     save(model, name)
-    vocabulary = {f"t{token_id}": token_id for token_id in range(211)}
-    Tokenizer(WordLevel(vocabulary, unk_token="t0")).save(str(model / "tokenizer.json"))
-    prompts, expected = reference(model)
+    save_word_tokenizer(model)
+    prompts = random_prompts(PROMPT_LENS)
+    expected = greedy_answers(tmp_path / "twin" if name in IN_INTEGERS else model, prompts, NUM_TOKENS)
     flags = ("--model", str(model), "--kv-cache-memory-bytes", "64M", "--max-num-batched-tokens", "96")
     with running_pair(tmp_path, *flags) as pair, Client(pair.target) as client:
 
@@ -86,32 +110,3 @@ def test_greedy_tokens_and_their_logprobs_equal_those_of_generate(name: str, tmp
     for (token_ids, logprobs), (their_ids, their_logprobs) in zip(answers, expected, strict=True):
         assert token_ids == their_ids
         assert logprobs == pytest.approx(their_logprobs, abs=TOLERANCE)
-
-
-def reference(model: Path) -> tuple[list[list[int]], list[tuple[list[int], list[float]]]]:
-    """Returns prompts, and what transformers answers to each alone: token ids and their log-probabilities."""
-    import torch
-    import transformers
-
-    oracle: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.float32, attn_implementation="eager"
-    )
-    oracle.generation_config.eos_token_id = oracle.config.eos_token_id = None
-    generator = torch.Generator().manual_seed(7)
-    prompts = [torch.randint(3, 211, (length,), generator=generator) for length in PROMPT_LENS]
-    expected = []
-    for prompt in prompts:
-        out = oracle.generate(
-            prompt[None],
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        token_ids = out.sequences[0, len(prompt) :]
-        logprobs = torch.cat(out.logits).log_softmax(-1).gather(1, token_ids[:, None])[:, 0]
-        expected.append((token_ids.tolist(), logprobs.tolist()))
-    distinct = {token_id for token_ids, _ in expected for token_id in token_ids}
-    assert len(distinct) > 20, "degenerate answers compare little"
-    return [prompt.tolist() for prompt in prompts], expected

@@ -12,6 +12,7 @@ from tests.support.kernels.model_forms import SMALL
 
 CPU = torch.device("cpu")
 LARGE = {"has_bias": True, "has_head_norms": True, "sliding_windows": (50, None), "block_size": 32}
+CAPPED = {"attention_soft_caps": (2.0, None), "logit_soft_cap": 30.0}
 TWO_BYTES = [LARGE | {"weights_dtype": dtype} for dtype in (torch.bfloat16, torch.float16)]
 
 
@@ -19,13 +20,13 @@ def check(ops, forms=SMALL, device=CPU):
     return find_mismatches(ops, reference_ops(device), forms, kernel_cases(forms, device))
 
 
-@pytest.mark.parametrize("fields", [{}, LARGE, {"weights_8_bit": "fp8 checkpoint"}, *TWO_BYTES])
+@pytest.mark.parametrize("fields", [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, *TWO_BYTES])
 def test_cpu_kernels_pass(fields):
     assert not check(cpu_ops(), replace(SMALL, **fields))
 
 
 def test_8_bit_cpu_kernels_pass():
-    forms = replace(SMALL, weights_8_bit="int8", kv_dtype=torch.int8, hidden_size=1024, intermediate_size=4096)
+    forms = replace(SMALL, weights_form="int8", kv_dtype=torch.int8, hidden_size=1024, intermediate_size=4096)
     assert not check(cpu_ops(quantization="int8"), forms)
 
 
@@ -41,7 +42,7 @@ def test_rounding_to_16_bits_passes(dtype):
 
 
 @pytest.mark.parametrize(
-    "name", ["gather_rows", "rms_norm", "add_rms_norm", "linear", "silu_and_mul", "paged_attention"]
+    "name", ["gather_rows", "rms_norm", "add_rms_norm", "linear", "silu_and_mul", "paged_attention", "soft_cap"]
 )
 @pytest.mark.parametrize("fault", [1.01, torch.nan, torch.inf])
 def test_a_wrong_element_is_noticed(name, fault):
@@ -55,7 +56,7 @@ def test_a_wrong_element_is_noticed(name, fault):
         return right
 
     setattr(FaultyOps, name, faulty)
-    mismatches = check(FaultyOps())
+    mismatches = check(FaultyOps(), replace(SMALL, **CAPPED))
     assert any(name in mismatch.kernel for mismatch in mismatches)
     assert f"an error of {'inf' if fault != 1.01 else '0.'}" in mismatches[0].reason
     assert "0.001 is allowed" in mismatches[0].reason

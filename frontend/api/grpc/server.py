@@ -89,6 +89,7 @@ class GenerationService(GenerationServiceServicer):
                 has_chat_template=model.tokenizer.has_chat_template,
                 tokenizer_sha256=model.tokenizer.sha256.hex(),
                 default_sampling=pb.SamplingOptions(**cast(dict[str, Any], model.defaults)),
+                adapters=[adapter.name for adapter in model.adapters],
             )
 
     @contextmanager

@@ -74,8 +74,10 @@ class InfoRoutes:
         ]
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002 - Starlette's signature
-        """GET /v1/models."""
-        return JSONResponse({"object": "list", "data": [self._model_object(self._generations.model(""))]})
+        """GET /v1/models: the model, then its adapters."""
+        names = ["", *(adapter.name for adapter in self._generations.model("").adapters)]
+        models = [self._model_object(self._generations.model(name)) for name in names]
+        return JSONResponse({"object": "list", "data": models})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME; a name may contain slashes."""
@@ -131,7 +133,7 @@ class InfoRoutes:
             "created": self._created,
             "owned_by": "chairlift",
             "root": model.name,
-            "parent": None,
+            "parent": model.parent,
             "max_model_len": model.max_model_len,
             "meta": {"n_vocab": model.vocab_size},  # llama.cpp's name; clients that send token ids need it
         }

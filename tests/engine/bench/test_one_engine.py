@@ -22,6 +22,12 @@ CHUNKS = {"chunk 16", "chunk 32", "unchunked"}
         ("solo", {"solo"}, "tpot_s", {"Chairlift", "transformers"}),
         ("invariance-cost", {"invariance"}, "wall_s", {"fast", "batch-invariant", "fast again"}),
         (
+            "adapters",
+            {"adapters"},
+            "8 rows",
+            {"without --lora", "no adapter", "one adapter", "8 adapters"},
+        ),
+        (
             "weights-dtype",
             {"weights-dtype"},
             "4 rows",

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.request import Request
+from engine.core.request import Adapter, Request
 from engine.errors import IntegrityError
 
 MakeRequest = Callable[..., Request]
@@ -172,3 +172,22 @@ def test_published_tokens_are_those_of_full_blocks(manager: KVCacheManager, make
     request = make_request(1, 11)
     compute(manager, request)
     assert manager.num_published_tokens(request) == 8
+
+
+def test_adapters_share_no_blocks_with_others_nor_with_the_base_model(
+    manager: KVCacheManager, make_request: MakeRequest
+) -> None:
+    one, other = Adapter(0, b"1" * 32), Adapter(0, b"2" * 32)
+    first = make_request(1, 9)
+    first.adapter = one
+    compute(manager, first)
+    for request_id, adapter, salt, num_shared in (
+        (2, one, b"", 2),
+        (3, None, b"", 0),
+        (4, other, b"", 0),
+        (5, one, b"salt", 0),
+        (6, Adapter(7, one.digest), b"", 2),  # another place among the adapters of an engine
+    ):
+        request = make_request(request_id, 9)
+        request.adapter, request.cache_salt = adapter, salt
+        assert len(manager.get_computed_blocks(request)) == num_shared, request_id

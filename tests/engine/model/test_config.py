@@ -78,6 +78,8 @@ def test_null_counts_as_absent(read):
 def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path, architecture, fields):
     if architecture == "Qwen3ForCausalLM" and "head_dim" in fields:
         fields = {**fields, "head_dim": 32}  # transformers takes no null there
+    if architecture == "Gemma2ForCausalLM" and "head_dim" in fields:
+        fields = {"attn_logit_softcapping": None, "query_pre_attn_scalar": 64}  # nor here
     if architecture == "Gemma3ForCausalLM" and "head_dim" in fields:
         fields = {"rope_local_base_freq": 500.0, "rope_theta": 5e4, "sliding_window_pattern": 2}  # nor here
     if architecture == "MistralForCausalLM" and "num_key_value_heads" in fields:
@@ -101,6 +103,8 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
         if architecture not in ("LlamaForCausalLM", "GraniteForCausalLM")
         else None
     )
+    assert ours.traits.attention_soft_cap == getattr(theirs, "attn_logit_softcapping", None)
+    assert ours.traits.logit_soft_cap == getattr(theirs, "final_logit_softcapping", None)
     expected = tuple(window if kind == "sliding_attention" else None for kind in kinds)
     assert ours.traits.sliding_windows == expected
 

@@ -73,6 +73,8 @@ CHECKPOINTS = {
     ),
     "smollm3": ("smollm3", {}),
     "granite": ("granite", {}),
+    "gemma2": ("gemma2", {}),
+    "gemma2 without caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3", {}),
     "gemma3 bfloat16, untied, rotations": (
         "gemma3",
@@ -80,12 +82,15 @@ CHECKPOINTS = {
             "dtype": "bfloat16",
             "tie_word_embeddings": False,
             "attention_bias": True,
+            "final_logit_softcapping": 2.0,
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
             },
         },
     ),
+    "gemma3 with images": ("gemma3", {"with_images": True}),
+    "mistral with images": ("mistral", {"with_images": True, "max_shard_size": "40KB"}),
     "llama gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "granite tied biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
 }
@@ -105,7 +110,8 @@ def case(request, make_checkpoint):
 
     architecture, overrides = CHECKPOINTS[request.param]
     path = make_checkpoint(architecture, **overrides)
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    auto = "AutoModelForImageTextToText" if overrides.get("with_images") else "AutoModelForCausalLM"
+    oracle = getattr(transformers, auto).from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, 211, (length,), generator=generator) for length in PROMPT_LENS]
     with torch.inference_mode():

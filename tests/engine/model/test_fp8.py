@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
+from engine.model.fp8 import Fp8Weights
 from engine.model.loader import load_model, weights_bytes
 from kernels.families import cpu_ops, reference_ops
 from kernels.fp8_weights import FP8_DTYPE
@@ -239,12 +240,12 @@ def test_weights_bytes_count_weights_in_the_dtype_in_memory(make_twins):
     small, twin = make_twins("tensor", DYNAMIC)
     config, plain = ModelConfig.from_dir(small), ModelConfig.from_dir(twin)
     num_scales = sum(part.tensor.numel() for part in loaded_parts(small).values() if part.is_scale)
-    expected = weights_bytes(plain, torch.float32) + 4 * num_scales
+    expected = weights_bytes(plain, torch.float32)
     assert weights_bytes(config, torch.float32) == expected
     num_values = sum(
         part.tensor.numel() for name, part in loaded_parts(small).items() if f"{name}_scale" in loaded_parts(small)
     )
-    assert weights_bytes(config, torch.float32, keeps_fp8=True) == expected - 3 * num_values
+    assert weights_bytes(config, torch.float32, kept=(Fp8Weights,)) == expected - 3 * num_values + 4 * num_scales
 
 
 def test_weights_bytes_count_layers_that_are_not_in_8_bits_in_the_dtype(make_twins):
@@ -254,7 +255,7 @@ def test_weights_bytes_count_layers_that_are_not_in_8_bits_in_the_dtype(make_twi
     stored = load_file(small / FILE)
     expected = sum(tensor.nbytes for tensor in stored.values())
     assert any(tensor.dtype is FP8_DTYPE for tensor in stored.values())
-    assert weights_bytes(ModelConfig.from_dir(small), torch.bfloat16, keeps_fp8=True) == expected
+    assert weights_bytes(ModelConfig.from_dir(small), torch.bfloat16, kept=(Fp8Weights,)) == expected
 
 
 @pytest.mark.parametrize(("kind", "config", "sizes"), [("tensor", DYNAMIC, {}), ("block", BLOCK_CONFIG, BLOCK_SIZES)])
@@ -270,10 +271,13 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins, ki
 @pytest.mark.parametrize(
     ("quantization_config", "message"),
     [
-        ({"bits": 4}, "quantization_config: quant_method is 'absent', supported are fp8, compressed-tensors"),
         (
-            {"quant_method": "gptq", "bits": 4},
-            "quant_method is 'gptq', supported are fp8, compressed-tensors; serve the checkpoint that",
+            {"bits": 4},
+            "quantization_config: quant_method is 'absent', supported are fp8, gptq, awq, compressed-tensors",
+        ),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            "quant_method is 'bitsandbytes', supported are fp8, gptq, awq, compressed-tensors; serve the checkpoint",
         ),
         (
             {**DYNAMIC, "weight_block_size": [64, 128]},
@@ -292,10 +296,6 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins, ki
             "kv_cache_scheme: type is 'int' with num_bits 8, supported is 'float' with num_bits 8",
         ),
         (compressed_tensors(group={"targets": ["Embedding"]}), "targets is ['Embedding'], supported is ['Linear']"),
-        (
-            compressed_tensors(weights={"type": "int"}),
-            "weights: type is 'int' with num_bits 8, supported is 'float' with num_bits 8",
-        ),
         (compressed_tensors(weights={"num_bits": 4}), "weights: type is 'float' with num_bits 4"),
         (
             compressed_tensors(weights={"strategy": "block"}),

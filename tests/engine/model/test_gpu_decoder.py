@@ -48,6 +48,7 @@ CHECKPOINTS = {
     "mistral window": ("mistral", {"sliding_window": 8}),
     "qwen2, window in some layers": ("qwen2", SLIDING),
     "qwen3": ("qwen3", {}),
+    "gemma2": ("gemma2", {"sliding_window": 8}),
     "gemma3": ("gemma3", {"sliding_window": 8}),
 }
 # Query tokens of each row, step by step: prompts, chunks beside decodes, decodes alone with a row that waits.
@@ -97,9 +98,9 @@ def case_of(make_checkpoint):
     return case
 
 
-@pytest.fixture(params=["llama", "qwen3", "gemma3"])
+@pytest.fixture(params=["llama", "qwen3", "gemma2", "gemma3"])
 def case(request, case_of):
-    """One with biases, one with norms of heads, one with fp32 norms around each part."""
+    """One with biases, one with norms of heads, one with soft caps, and two with fp32 norms around each part."""
     return case_of(request.param)
 
 

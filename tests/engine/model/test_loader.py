@@ -38,7 +38,7 @@ def test_a_cpu_stores_weights_in_the_dtype_that_all_tensors_have_in_the_files(ma
         config = replace(ModelConfig.from_dir(path), checkpoint_dtype="bfloat16")
         assert cpu_checkpoint_dtype(path, config) == dtype
     assert cpu_checkpoint_dtype(None, config) == "bfloat16"
-    assert cpu_checkpoint_dtype(None, replace(config, fp8=Fp8Weights(()))) == "float32"
+    assert cpu_checkpoint_dtype(None, replace(config, quantized=Fp8Weights(()))) == "float32"
     mixed = shutil.copytree(make_checkpoint("llama", dtype="bfloat16"), tmp_path / "mixed")
     tensors = load_file(mixed / "model.safetensors")
     frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}  # not read

@@ -30,7 +30,10 @@ def folder(tmp_path: Path) -> Path:
     [
         ([], "config.json: no such file; a checkpoint is a folder with config.json$"),
         (["llama-q4.gguf"], "with config.json. The folder has 'llama-q4.gguf', in the format of llama.cpp: serve"),
-        (["adapter_config.json", "adapter_model.safetensors"], "has 'adapter_config.json', a LoRA adapter: merge it"),
+        (
+            ["adapter_config.json", "adapter_model.safetensors"],
+            "has 'adapter_config.json', a LoRA adapter: serve its base",
+        ),
         (["params.json", "consolidated.00.pth"], "has 'consolidated.00.pth', in the format of its publisher"),
     ],
 )

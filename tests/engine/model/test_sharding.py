@@ -32,6 +32,7 @@ CHECKPOINTS = {
     "llama bfloat16 in shards": ("llama", {"dtype": "bfloat16", "max_shard_size": "40KB"}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"attention_bias": True}),
+    "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3", {"attention_bias": True}),
 }
 

@@ -267,3 +267,34 @@ def test_every_batch_is_the_beginning_of_the_same_buffers(block_size):
             assert tensor.data_ptr() == whole.data_ptr() or not tensor.numel()
             assert tensor.stride() == whole.stride()
             assert tensor.shape[1:] == whole.shape[1:]
+
+
+@pytest.mark.parametrize("decodes_only", [False, True])
+def test_adapted_tokens_are_those_of_requests_with_adapters_sorted_by_adapter(decodes_only):
+    rng = random.Random(7)
+    limits = {"max_num_seqs": MAX_NUM_SEQS, "max_model_len": MAX_LEN, "block_size": 4}
+    stream = LateStream(0)
+    builders = [
+        BatchBuilder(**limits, max_num_batched_tokens=MAX_TOKENS, has_adapters=True),
+        BatchBuilder(**limits, max_num_batched_tokens=MAX_TOKENS, has_adapters=True, stream=stream),
+    ]
+    for _ in range(20):
+        plan = _plan(rng, 4, MAX_NUM_SEQS, decodes_only)
+        adapters = {request.request_id: rng.choice([None, 0, 1, 2]) for request in plan.new_requests}
+        new = tuple(replace(request, adapter=adapters[request.request_id]) for request in plan.new_requests)
+        plan = replace(plan, new_requests=new)
+        sampling = SamplingState(max_num_seqs=MAX_NUM_SEQS, vocab_size=1000, end_token_ids=())
+        of_tokens = [adapters[row.request_id] for row in plan.rows for _ in range(row.num_scheduled_tokens)]
+        expected = sorted((adapter, index) for index, adapter in enumerate(of_tokens) if adapter is not None)
+        for builder in builders:
+            state = RequestState(**limits, sampling=sampling)
+            state.apply(plan)
+            batch = builder.build(plan, state)
+            batch.upload()
+            adapted = batch.inputs.adapted
+            assert list(zip(adapted.adapters.tolist(), adapted.indices.tolist(), strict=True)) == expected
+
+
+def test_a_model_without_adapters_has_no_adapted_tokens():
+    builder = BatchBuilder(max_num_seqs=2, max_num_batched_tokens=4, max_model_len=8, block_size=4)
+    assert builder.largest().adapted is None

@@ -7,10 +7,18 @@ import torch
 
 from engine.runner.step_buffers import StepLayout, StepSections
 
-LAYOUT = StepLayout(max_num_seqs=5, max_num_tokens=70, max_blocks=9)
+LAYOUT = StepLayout(max_num_seqs=5, max_num_tokens=70, max_blocks=9, has_adapters=True)
 TYPES = {
     torch.int32: ["query_start_loc", "seq_lens", "ints", "forced_ids", "bias_start", "bias_ids", "block_table"],
-    torch.int64: ["logits_indices", "longs", "input_ids", "positions", "slot_mapping"],
+    torch.int64: [
+        "logits_indices",
+        "longs",
+        "input_ids",
+        "positions",
+        "slot_mapping",
+        "adapted_indices",
+        "adapters",
+    ],
     torch.float64: ["doubles"],
     torch.float32: ["bias_values"],
 }
@@ -39,6 +47,14 @@ def test_sections_have_the_types_of_the_tensors_they_become():
     for dtype, names in TYPES.items():
         assert {tensors[name].dtype for name in names} == {dtype}
     assert sum(map(len, TYPES.values())) == len(tensors)
+
+
+def test_only_an_engine_with_adapters_has_sections_for_them():
+    without = StepLayout(max_num_seqs=5, max_num_tokens=70, max_blocks=9)
+    arrays = without.arrays(torch.zeros(without.num_bytes, dtype=torch.uint8))
+    assert not arrays.adapted_indices.size
+    assert not arrays.adapters.size
+    assert LAYOUT.num_bytes - without.num_bytes == 2 * 768  # 70 int64 are 560 bytes, aligned to 256
 
 
 def test_a_copy_of_the_bytes_is_a_copy_of_all_sections():

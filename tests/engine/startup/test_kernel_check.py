@@ -138,7 +138,7 @@ def test_without_a_cache_folder_kernels_are_checked_at_every_start(monkeypatch: 
 def test_products_of_8_bit_checkpoints_are_checked_where_they_are_not_converted(
     model_dir: Path, has_blocks: bool, keeps_fp8: bool, weights: str | None
 ) -> None:
-    config = replace(ModelConfig.from_dir(model_dir), fp8=Fp8Weights((), has_blocks))
+    config = replace(ModelConfig.from_dir(model_dir), quantized=Fp8Weights((), has_blocks))
     engine_config = EngineConfig(model="any")
-    forms = model_forms(engine_config, config, torch.bfloat16, torch.bfloat16, keeps_fp8=keeps_fp8)
-    assert forms.weights_8_bit == weights
+    forms = model_forms(engine_config, config, torch.bfloat16, torch.bfloat16, kept=(Fp8Weights,) if keeps_fp8 else ())
+    assert forms.weights_form == weights

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernels.families import cpu_ops
-from kernels.metadata import StepInputs
+from kernels.interface import LowRank
+from kernels.metadata import AdaptedTokens, StepInputs
 from tests.support.kernels.batches import assert_same_bits, cache_tensors, make_metadata, make_step_buffers
 
 MAX_TOKENS, MAX_REQS, MAX_LEN, BLOCK_SIZE = 140, 9, 256, 32
@@ -42,6 +43,9 @@ class Model:
         shapes = [(10 * HEAD_DIM, HIDDEN), (HIDDEN, 6 * HEAD_DIM), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
         self.linears = [ops.pack_linear(normal(*s, seed=2) * s[1] ** -0.5, normal(s[0], seed=3)) for s in shapes]
         self.head = ops.pack_linear(self.table[:VOCAB].clone(), None)
+        change = LowRank(normal(4, HIDDEN, seed=7), normal(10 * HEAD_DIM, 4, seed=8))
+        parts = [LowRank(change.a, change.b[:50]), LowRank(change.a, change.b[:50], 100)]
+        self.adapters = ops.pack_adapters([[], [change], parts])
         angles = torch.outer(torch.arange(float(MAX_LEN)), 10000.0 ** -torch.arange(0, 1, 2 / HEAD_DIM))
         self.rotary = angles.cos(), angles.sin()
         self.norm, self.head_norms = normal(HIDDEN, seed=4), (normal(HEAD_DIM, seed=5), normal(HEAD_DIM, seed=6))
@@ -53,8 +57,10 @@ class Model:
         x = ops.rms_norm(residual, self.norm, 1e-5)
         for cache, window in zip(self.caches, WINDOWS, strict=True):
             norms = self.head_norms if window else None
+            projected = ops.linear(x, qkv)
+            ops.add_adapters(projected, x, self.adapters, inputs.adapted)
             q = ops.rotate_and_store(
-                ops.linear(x, qkv), inputs.positions, *self.rotary, cache, metadata.slot_mapping,
+                projected, inputs.positions, *self.rotary, cache, metadata.slot_mapping,
                 head_norms=norms, eps=1e-5,
             )  # fmt: skip
             x = ops.linear(ops.paged_attention(q, cache, metadata, scale=0.2, sliding_window=window), o)
@@ -70,7 +76,8 @@ def make_buffers():
     buffers.input_ids.fill_(VOCAB)
     buffers.metadata.query_start_loc.zero_()
     buffers.metadata.slot_mapping.fill_(NUM_BLOCKS * BLOCK_SIZE - 1)
-    return buffers
+    adapted = AdaptedTokens(*(torch.zeros(MAX_TOKENS, dtype=torch.int64) for _ in range(2)))
+    return replace(buffers, adapted=adapted)
 
 
 def make_inputs(buffers, query_lens, seq_lens, seed):
@@ -87,6 +94,8 @@ def make_inputs(buffers, query_lens, seq_lens, seed):
     whole.block_table[: len(seq_lens), : metadata.block_table.shape[1]] = metadata.block_table
     starts = metadata.query_start_loc
     num_tokens, sampling = int(starts[-1]), torch.arange(0, len(seq_lens), 2)
+    adapters, order = torch.randint(-1, 3, (num_tokens,), generator=generator).sort()
+    is_adapted = adapters >= 0
     positions = torch.cat([torch.arange(n - q, n) for q, n in zip(query_lens, seq_lens, strict=True)])
     return StepInputs(
         input_ids=write(buffers.input_ids, torch.randint(0, VOCAB, (num_tokens,), generator=generator)),
@@ -99,6 +108,9 @@ def make_inputs(buffers, query_lens, seq_lens, seed):
             slot_mapping=write(whole.slot_mapping, metadata.slot_mapping),
         ),
         logits_indices=write(buffers.logits_indices, (starts[1:] - 1).long()[sampling]),
+        adapted=AdaptedTokens(
+            write(buffers.adapted.indices, order[is_adapted]), write(buffers.adapted.adapters, adapters[is_adapted])
+        ),
     )
 
 

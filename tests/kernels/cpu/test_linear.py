@@ -1,14 +1,17 @@
 """Linear layers on CPUs against fp64 and exact integers; a row has the same bits among any others."""
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
 from kernels.cpu.cpu_features import CpuFeatures
 from kernels.cpu.linear import BLOCK_TILES, Kind
-from kernels.cpu.multiply_tile import MAX_ROWS
+from kernels.cpu.tile import MAX_ROWS
 from kernels.families import cpu_ops
+from kernels.grouped_weights import GroupedWeights
 from tests.support.kernels.batches import assert_same_bits
 
 QUANTIZATIONS = [None, "int8"]
@@ -241,3 +244,65 @@ def test_8_bit_weights_are_packed_dequantized(quantization):
     values, scales, bias = normal(7, 31).to(torch.float8_e4m3fn), torch.rand(7, 1), normal(7)
     got = ops.linear(x, ops.pack_quantized(values, scales, bias, torch.float32))
     assert torch.equal(got, ops.linear(x, ops.pack_linear(values.float() * scales, bias)))
+
+
+GROUPED_SHAPES = [(5, 4, 2), (33, 64, 16), (97, 256, 32), (2062, 384, 128), (64, 66, 66)]  # N, K, inputs of a group
+
+
+def make_grouped(n, k, group_size, num_bits, *, zero_point=None):
+    """Makes integer weights; zero points are random and no integers, unless one is given."""
+    generator = torch.Generator().manual_seed(n)
+    values = torch.randint(0, 2**num_bits, (n, k), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(n, k // group_size, generator=generator) * k**-0.5
+    zeros = torch.rand(n, k // group_size, generator=generator) * 2**num_bits if zero_point is None else zero_point
+    return GroupedWeights(values, scales, -scales * zeros, num_bits)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("num_bits", [4, 8])
+@pytest.mark.parametrize(("n", "k", "group_size"), GROUPED_SHAPES)
+def test_grouped_weights_give_the_bits_of_their_dequantized_values(n, k, group_size, num_bits):
+    ops = cpu_ops()
+    weights, bias = make_grouped(n, k, group_size, num_bits), normal(n, seed=2)
+    factors, offsets = (numbers.repeat_interleave(group_size, dim=1) for numbers in (weights.scales, weights.offsets))
+    for index in range(5):  # exact in rational numbers, rounded once
+        row = zip(weights.values[index].tolist(), factors[index].tolist(), offsets[index].tolist(), strict=True)
+        exact = [Fraction(value) * Fraction(factor) + Fraction(offset) for value, factor, offset in row]
+        assert weights.dequantized(torch.float32)[index].tolist() == [float(np.float32(float(e))) for e in exact]
+    packed, plain = (
+        ops.pack_grouped(weights, bias, torch.float32),
+        ops.pack_linear(weights.dequantized(torch.float32), bias),
+    )
+    padded = n + -n % 32
+    assert packed.weight.nbytes == padded * k * num_bits // 8
+    for num_rows in (1, 2, 7, 13, 129):
+        x = normal(num_rows, k, seed=num_rows)
+        assert torch.equal(ops.linear(x, packed), ops.linear(x, plain))
+
+
+def test_int8_weights_of_a_checkpoint_are_multiplied_as_they_are():
+    """With inputs in fp32, or in int8 where the checkpoint or the flag asks for it; either way without new rounding."""
+    n, k = 211, 67
+    weights = make_grouped(n, k, k, 8, zero_point=128)
+    values, x = weights.values.double() - 128, normal(13, k)
+    exact = x.double() @ (values * weights.scales.double()).T
+    got = cpu_ops().linear(x, cpu_ops().pack_grouped(weights, None, torch.float32))
+    magnitudes = x.double().abs() @ (values.abs() * weights.scales.double()).T
+    assert ((got - exact).abs() <= 4 * math.sqrt(k) * 2**-24 * magnitudes).all()
+    for ops, stored in ((cpu_ops(), weights._replace(quantizes_inputs=True)), (cpu_ops(quantization="int8"), weights)):
+        packed = ops.pack_grouped(stored, None, torch.float32)
+        assert packed.kind in (Kind.INT8, Kind.INT8_WEIGHTS)
+        assert torch.equal(packed.scales[:n], weights.scales[:, 0])
+        largest = x.abs().amax(dim=1, keepdim=True)
+        step = largest / 127 if packed.kind is Kind.INT8 else torch.zeros(len(x), 1)
+        error = (ops.linear(x, packed) - exact).abs()
+        rounding = step.double() / 2 * (values.abs() * weights.scales.double()).sum(dim=1)
+        assert (error <= 1.01 * rounding + 4 * math.sqrt(k) * 2**-24 * magnitudes).all()
+
+
+def test_with_int8_requested_grouped_weights_are_quantised_again(int8_ops):
+    weights = make_grouped(97, 256, 32, 4)
+    packed = int8_ops.pack_grouped(weights, None, torch.float32)
+    expected = int8_ops.pack_linear(weights.dequantized(torch.float32), None)
+    assert packed.kind is expected.kind
+    assert torch.equal(packed.weight, expected.weight)

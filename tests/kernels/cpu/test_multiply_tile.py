@@ -7,8 +7,6 @@ import pytest
 
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.multiply_tile import (
-    LANES,
-    MAX_ROWS,
     WEIGHTS_STEP,
     add_values,
     multiply_fp32,
@@ -16,6 +14,7 @@ from kernels.cpu.multiply_tile import (
     multiply_vnni,
     score_keys,
 )
+from kernels.cpu.tile import LANES, MAX_ROWS
 
 DEPTHS = [1, 2, 3, 64, 1031]
 WIDE = pytest.mark.parametrize("wide", [False, True], ids=["32 columns", "64 columns"])
@@ -55,7 +54,7 @@ def multiply(function, a, packed_a, b, c0, *, wide, scales=None, row_scales=None
         ones if scales is None else scales, ones if row_scales is None else row_scales, zeros if bias is None else bias
     )  # fmt: skip
     scaling = {
-        multiply_fp32: (),
+        multiply_fp32: (0,),  # from row to row of c0
         multiply_int8_weights: (scales.ctypes.data, bias.ctypes.data),
         multiply_vnni: (scales.ctypes.data, row_scales.ctypes.data, bias.ctypes.data),
     }[function]

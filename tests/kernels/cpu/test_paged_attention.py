@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.cpu.multiply_tile import MAX_ROWS
+from kernels.cpu.tile import MAX_ROWS
 from kernels.families import cpu_ops, reference_ops
 from tests.support.kernels.batches import assert_close, assert_same_bits, fill_cache, make_ragged_batch, read_cache
 
@@ -27,12 +27,12 @@ def attend(batch, dtype=torch.float32, *, ops=OPS, **options):
     return ops.paged_attention(batch.q, fill_cache(ops, batch, dtype), batch.metadata, scale=batch.scale, **options)
 
 
-def check(batch, dtype=torch.float32, sliding_window=None):
+def check(batch, dtype=torch.float32, **options):
     """Compares with the reference on the values that the cache holds."""
     cache = fill_cache(OPS, batch, dtype)
     k, v = zip(*(read_cache(cache, batch.slots(row)) for row in range(len(batch.k))), strict=True)
-    expected = attend(replace(batch, k=k, v=v), ops=REFERENCE, sliding_window=sliding_window)
-    actual = OPS.paged_attention(batch.q, cache, batch.metadata, scale=batch.scale, sliding_window=sliding_window)
+    expected = attend(replace(batch, k=k, v=v), ops=REFERENCE, **options)
+    actual = OPS.paged_attention(batch.q, cache, batch.metadata, scale=batch.scale, **options)
     assert_close(actual, expected)
 
 
@@ -41,7 +41,16 @@ def check(batch, dtype=torch.float32, sliding_window=None):
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("sliding_window", [None, 1, 13, 16, 33, 100])
 def test_paged_attention_equals_reference_on_mix(mix, sliding_window, dtype):
-    check(make_ragged_batch(*MIXES[mix]), dtype, sliding_window)
+    check(make_ragged_batch(*MIXES[mix]), dtype, sliding_window=sliding_window)
+
+
+@pytest.mark.sampled
+@DTYPES
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("soft_cap", [0.3, 5.0])
+def test_soft_caps_equal_reference(mix, soft_cap, dtype):
+    """The smaller cap is reached by most scores, the larger one changes few."""
+    check(make_ragged_batch(*MIXES[mix]), dtype, sliding_window=100, soft_cap=soft_cap)
 
 
 @pytest.mark.sampled
@@ -103,18 +112,18 @@ def test_paged_attention_reads_queries_inside_a_fused_projection():
 
 @pytest.mark.sampled
 @DTYPES
-@pytest.mark.parametrize("sliding_window", [None, 20])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"soft_cap": 2.0}], ids=str)
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 64), (3, 128), (16, 32), (2, 80)])
-def test_a_row_has_the_same_bits_alone_and_in_any_chunks(num_heads, head_dim, sliding_window, dtype):
+def test_a_row_has_the_same_bits_alone_and_in_any_chunks(num_heads, head_dim, options, dtype):
     """Slots after a chunk hold NaN while it is computed, as they are not written yet."""
     query_lens, seq_lens = [1, 5, 1, 40, 75], [33, 20, 90, 70, 75]
     batch = make_ragged_batch(query_lens, seq_lens, num_heads=num_heads, num_kv_heads=1, head_dim=head_dim)
-    together = attend(batch, dtype, sliding_window=sliding_window).split(query_lens)
+    together = attend(batch, dtype, **options).split(query_lens)
     for row, query_len in enumerate(query_lens):
         for chunk_len in {1, 3, 13, 32, query_len}:
             for start in range(0, query_len, chunk_len) if chunk_len > 1 else {0, query_len // 2, query_len - 1}:
                 stop = min(query_len, start + chunk_len)
-                alone = attend(batch.row(row, start, stop), dtype, sliding_window=sliding_window)
+                alone = attend(batch.row(row, start, stop), dtype, **options)
                 assert_same_bits(alone, together[row][start:stop])
 
 

@@ -23,8 +23,8 @@ def test_kernels_pass(device, target):
 
 @pytest.mark.slow
 def test_kernels_of_every_feature_pass(device, target, float8):
-    forms = replace(FORMS, kv_dtype=float8, weights_8_bit="fp8", has_bias=True, has_head_norms=True, block_size=32)
-    forms = replace(forms, sliding_windows=(50, None))
+    forms = replace(FORMS, kv_dtype=float8, weights_form="fp8", has_bias=True, has_head_norms=True, block_size=32)
+    forms = replace(forms, sliding_windows=(50, None), attention_soft_caps=(2.0,), logit_soft_cap=30.0)
     ops = GpuOps(device, target, num_processors=132, quantize_weights=True, quantize_inputs=True)
     assert not find_mismatches(ops, reference_ops(device), forms, kernel_cases(forms, device))
 
@@ -33,7 +33,7 @@ def test_kernels_of_every_feature_pass(device, target, float8):
 def test_products_with_scales_per_block_pass_and_wrong_ones_do_not(device, name):
     """On GPUs with and without 8-bit floats; scales of other blocks are an error of more than half."""
     target = TARGETS[name] if device.type == "cpu" else target_of(device)
-    forms = replace(SMALL, weights_8_bit="fp8 blocks", hidden_size=256, intermediate_size=384)
+    forms = replace(SMALL, weights_form="fp8 blocks", hidden_size=256, intermediate_size=384)
     has_fp8 = target.fp8_dtype is not None
     ops = GpuOps(device, target, num_processors=132, quantize_inputs=has_fp8, input_group_size=128)
     cases = [case for case in kernel_cases(forms, device) if case.kernel.startswith("linear after")]
@@ -44,4 +44,15 @@ def test_products_with_scales_per_block_pass_and_wrong_ones_do_not(device, name)
         return right(values, scales.flip(0, 1), bias, dtype)
 
     ops.pack_quantized = swapped
+    assert len(find_mismatches(ops, reference_ops(device), forms, cases)) == 2
+
+
+@pytest.mark.parametrize("form", ["int4 groups", "int8 groups"])
+def test_products_of_integers_pass_and_wrong_ones_do_not(device, target, form):
+    forms = replace(SMALL, weights_form=form, hidden_size=64, intermediate_size=96)
+    ops = GpuOps(device, target, num_processors=132)
+    cases = [case for case in kernel_cases(forms, device) if case.kernel.startswith("linear after")]
+    assert not find_mismatches(ops, reference_ops(device), forms, cases)
+    right = ops.pack_grouped
+    ops.pack_grouped = lambda weights, *of: right(weights._replace(scales=weights.scales.flip(1)), *of)
     assert len(find_mismatches(ops, reference_ops(device), forms, cases)) == 2

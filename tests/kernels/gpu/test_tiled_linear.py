@@ -5,11 +5,13 @@ import torch
 
 from kernels.gpu import tiled_linear as module
 from kernels.gpu.block_scales import pack_block_scaled
+from kernels.gpu.grouped_linear import grouped_span, pack_grouped
 from kernels.gpu.linear import pack_linear
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.targets import TARGETS
 from kernels.gpu.tiled_linear import tiled_linear
 from kernels.gpu.tiles import ProductTile, product_splits, product_tile
+from kernels.grouped_weights import GroupedWeights
 from tests.support.engine.weights import quantized_in_blocks
 from tests.support.kernels.batches import assert_close, assert_same_bits
 
@@ -200,3 +202,93 @@ def test_fewer_rows_use_smaller_tiles_and_start_up_compiles_all(device, target):
     assert [tile.block_m for (tile,) in sizes] == [16, 16, 64, 64, 128, 128]
     fixed = [module._tiles(layer, 1, TARGETS["sm_90"], num_rows, True) for num_rows in (1, 9000)]
     assert fixed[0] == fixed[1]
+
+
+def make_grouped(seed, num_in, num_out, group_size, num_bits, dtype, has_bias, device, *, shuffled=False):
+    """Groups of very different scales; returns the packed layer, its weights in fp64 and their largest terms."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, 2**num_bits, (num_out, num_in), generator=generator, dtype=torch.uint8)
+    scales = normal(seed + 1, num_out, num_in // group_size).exp() * (num_in**-0.5 / 2**num_bits)
+    offsets = -scales * torch.rand(scales.shape, generator=generator) * 2**num_bits
+    order = torch.randperm(num_in, generator=generator) if shuffled else None
+    bias = normal(seed + 2, num_out).to(dtype) if has_bias else None
+    weights = GroupedWeights(values, scales, offsets, num_bits, order)
+    factors, terms = (numbers.double().repeat_interleave(group_size, 1) for numbers in (scales, offsets))
+    exact = values.double() * factors + terms
+    largest = values.double().maximum(torch.tensor(128.0)) * factors + terms.abs()
+    if order is not None:
+        exact, largest = exact[:, order.argsort()], largest[:, order.argsort()]
+    on_device = weights._replace(
+        values=values.to(device), scales=scales.to(device), offsets=offsets.to(device),
+        input_order=None if order is None else order.to(device),
+    )  # fmt: skip
+    span = grouped_span(num_in, group_size, num_bits)
+    layer = pack_grouped(on_device, None if bias is None else bias.to(device), dtype, span)
+    return layer, exact, largest
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "num_bits", "group_size", "has_bias", "num_processors", "num_rows", "num_in", "num_out"),
+    [
+        (torch.float32, 4, 32, True, ALONE, 3, 192, 72),
+        (torch.float16, 4, 128, False, SHARED, 20, 1152, 99),  # two parts, the second with fewer steps
+        (torch.bfloat16, 4, 16, True, ALONE, 5, 1056, 40),
+        (torch.bfloat16, 8, 32, True, SHARED, 70, 1120, 64),
+        pytest.param(torch.float32, 8, 2048, False, SHARED, 200, 2048, 256, marks=pytest.mark.slow),
+    ],
+)
+def test_products_of_integers_equal_sums_in_fp64(
+    device,
+    target,
+    seed,
+    dtype,
+    num_bits,
+    group_size,
+    has_bias,
+    num_processors,
+    num_rows,
+    num_in,
+    num_out,
+    batch_invariant,
+):
+    """An element is off by n roundings of fp32 of the sum of its n terms' magnitudes, and by that of the result.
+
+    Terms are value times scale and offset, each times an input: they may cancel.
+    """
+    layer, weight, largest = make_grouped(seed, num_in, num_out, group_size, num_bits, dtype, has_bias, device)
+    assert layer.weight.nbytes == num_in * num_out * num_bits // 8
+    x = (normal(seed + 3, num_rows, num_in) * normal(seed + 4, num_rows, 1).exp()).to(device, dtype)
+    options = {"num_processors": num_processors, "batch_invariant": batch_invariant}
+    out = tiled_linear(x, layer, target=target, **options)
+    assert out.dtype is dtype
+    rows = x.cpu().double()
+    exact = rows @ weight.T + (0 if layer.bias is None else layer.bias.cpu().double())
+    magnitudes = rows.abs() @ largest.T + (0 if layer.bias is None else layer.bias.cpu().double().abs())
+    allowed = num_in * 2.0**-24 * magnitudes + torch.finfo(dtype).eps * exact.abs()
+    assert bool(((out.cpu().double() - exact).abs() <= allowed).all())
+
+
+def test_integers_in_groups_of_inputs_in_another_order(device, target, seed):
+    layer, weight, largest = make_grouped(seed, 256, 64, 32, 4, torch.float32, False, device, shuffled=True)
+    x = normal(seed + 3, 5, 256).to(device)
+    out = tiled_linear(x, layer, target=target, num_processors=ALONE, batch_invariant=False).cpu().double()
+    rows = x.cpu().double()
+    assert bool(((out - rows @ weight.T).abs() <= 256 * 2.0**-24 * (rows.abs() @ largest.T)).all())
+
+
+@pytest.mark.parametrize("num_processors", [SHARED, ALONE])
+def test_a_row_has_the_same_bits_in_any_batch_with_integers(device, target, seed, num_processors):
+    layer, _, _ = make_grouped(seed, 1152, 72, 64, 4, torch.float32, True, device)
+    x = normal(seed + 3, 67, 1152).to(device)
+    whole = invariant_linear(x, layer, target, ALONE)
+    for rows in (slice(66, 67), slice(40, 65)):
+        assert_same_bits(invariant_linear(x[rows], layer, target, num_processors), whole[rows])
+
+
+@pytest.mark.parametrize(
+    ("num_in", "group_size", "num_bits", "span"),
+    [(4096, 128, 4, 32), (4096, 32, 4, 32), (96, 32, 4, 16), (64, 64, 8, 64), (48, 24, 4, None), (32, 8, 8, None)],
+)
+def test_a_step_lies_in_whole_groups(num_in, group_size, num_bits, span):
+    assert grouped_span(num_in, group_size, num_bits) == span

@@ -34,6 +34,19 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "logits_scaling": 2.5,
         },
     ),
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 24,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.0,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 0.05,
+        },
+    ),
     "gemma3": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
@@ -48,25 +61,62 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+WITH_IMAGES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3Config", "Gemma3ForConditionalGeneration", "siglip_vision_model", {}),
+    "mistral": ("Mistral3Config", "Mistral3ForConditionalGeneration", "pixtral", {"head_dim": 16}),
+}
+"""Text part, a key of `ARCHITECTURES` -> configuration, model, type and fields of the vision part."""
+
 
 def save_checkpoint(
-    path: Path, architecture: str, *, seed: int, dtype: str, max_shard_size: str, **overrides: Any
+    path: Path,
+    architecture: str,
+    *,
+    seed: int,
+    dtype: str,
+    max_shard_size: str,
+    with_images: bool = False,
+    **overrides: Any,
 ) -> None:
-    """Saves a random checkpoint; `architecture` is a key of `ARCHITECTURES`, overrides are fields of its config."""
+    """Saves a random checkpoint.
+
+    Args:
+        path: its folder.
+        architecture: a key of `ARCHITECTURES`; of `WITH_IMAGES` for a checkpoint of which it is the text part.
+        seed, dtype: of the weights.
+        max_shard_size: as for `save_pretrained`.
+        with_images: whether it is such a part.
+        overrides: fields of its config.
+    """
     import torch
     import transformers
 
     config_class, model_class, defaults = ARCHITECTURES[architecture]
     config = getattr(transformers, config_class)(**{**_SMALL, **defaults, **overrides})
+    if with_images:
+        config_class, model_class, vision_type, vision = WITH_IMAGES[architecture]
+        config = getattr(transformers, config_class)(
+            text_config=config.to_dict(),
+            vision_config={"model_type": vision_type, **_VISION, **vision},
+            tie_word_embeddings=config.tie_word_embeddings,
+        )
     model = getattr(transformers, model_class)(config)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:  # around one, so that a forgotten norm weight shows
+        if "norm" in name and "vision" not in name:  # around one, so that a forgotten norm weight shows
             values = ("Gemma" not in model_class) + 0.2 * noise  # Gemma adds the one
         elif parameter.ndim == 1:  # biases that matter
             values = 0.2 * noise
         else:  # keeps activations and logits near unit scale
-            values = noise * parameter.shape[1] ** -0.5
+            values = noise * parameter.shape[-1] ** -0.5
         parameter.data.copy_(values)
     model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)

@@ -123,7 +123,7 @@ def _serve(
     config = ModelConfig.from_dir(folder)
     config = replace(config, num_layers=2)
     if variant.has_block_scales:
-        config = replace(config, fp8=Fp8Weights((), has_blocks=True))
+        config = replace(config, quantized=Fp8Weights((), has_blocks=True))
     if variant.sliding_window:
         config = replace(config, traits=replace(config.traits, sliding_windows=(variant.sliding_window, None)))
     ops = _RecordingOps(

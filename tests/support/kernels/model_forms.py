@@ -8,7 +8,7 @@ SMALL = ModelForms(
     dtype=torch.float32,
     kv_dtype=torch.float32,
     weights_dtype=torch.float32,
-    weights_8_bit=None,
+    weights_form=None,
     hidden_size=64,
     intermediate_size=112,
     num_heads=4,
@@ -20,5 +20,7 @@ SMALL = ModelForms(
     has_head_norms=False,
     gate="silu_and_mul",
     sliding_windows=(None,),
+    attention_soft_caps=(None,),
+    logit_soft_cap=None,
     block_size=16,
 )

@@ -131,7 +131,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_minor: _Optional[int] = ..., engine_instance_id: _Optional[str] = ..., session_id: _Optional[str] = ..., info: _Optional[_Union[EngineInfo, _Mapping]] = ..., step_window: _Optional[int] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("model", "weights_revision", "tokenizer_sha256", "max_model_len", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "vocab_size", "end_token_ids", "max_logprobs", "engine_version")
+    __slots__ = ("model", "weights_revision", "tokenizer_sha256", "max_model_len", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "vocab_size", "end_token_ids", "max_logprobs", "engine_version", "adapters")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class EngineInfo(_message.Message):
     END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     model: str
     weights_revision: str
     tokenizer_sha256: bytes
@@ -156,7 +157,16 @@ class EngineInfo(_message.Message):
     end_token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_logprobs: int
     engine_version: str
-    def __init__(self, model: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[bytes] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., max_logprobs: _Optional[int] = ..., engine_version: _Optional[str] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, model: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[bytes] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., max_logprobs: _Optional[int] = ..., engine_version: _Optional[str] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sha256: bytes
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class SubmitBatch(_message.Message):
     __slots__ = ("submissions",)
@@ -165,7 +175,7 @@ class SubmitBatch(_message.Message):
     def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("handle", "prompt_ids", "output_ids", "epoch", "start_index", "sampling", "stops", "remaining_ms", "priority", "cache_salt", "token_credit", "top_logprobs", "request_id", "prompt_logprobs", "grammar", "waited_ms")
+    __slots__ = ("handle", "prompt_ids", "output_ids", "epoch", "start_index", "sampling", "stops", "remaining_ms", "priority", "cache_salt", "token_credit", "top_logprobs", "request_id", "prompt_logprobs", "grammar", "waited_ms", "adapter")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +192,7 @@ class Submission(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     handle: int
     prompt_ids: bytes
     output_ids: bytes
@@ -198,7 +209,8 @@ class Submission(_message.Message):
     prompt_logprobs: int
     grammar: str
     waited_ms: int
-    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ..., epoch: _Optional[int] = ..., start_index: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stops: _Optional[_Union[TokenStops, _Mapping]] = ..., remaining_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., token_credit: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., waited_ms: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ..., epoch: _Optional[int] = ..., start_index: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stops: _Optional[_Union[TokenStops, _Mapping]] = ..., remaining_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., token_credit: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., waited_ms: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)

@@ -277,7 +277,7 @@ async def test_no_answer_of_any_method_is_unknown_when_the_service_is_broken(pai
     def broken(*args, **kwargs):
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("frontend.request.convert.check_model", broken)
+    monkeypatch.setattr("frontend.request.convert.named_model", broken)
     stub = pair.stub()
     spec = text_request("a").spec
     calls = [

@@ -118,7 +118,7 @@ async def test_defect_is_500_and_keeps_its_text_to_itself(client, monkeypatch, c
     def broken(*args, **kwargs):
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("frontend.request.convert.check_model", broken)
+    monkeypatch.setattr("frontend.request.convert.named_model", broken)
     error = await refused(client.completions.create(model="fake", prompt="x"))
     assert (error.status_code, error.code) == (500, "internal_error")
     assert "secret" not in error.message

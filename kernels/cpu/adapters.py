@@ -1,0 +1,185 @@
+"""Adapters of linear layers (LoRA, arXiv:2106.09685): y += B (A x), with the A and B that the adapter of a row has.
+
+A layer takes two instructions ADAPT: h = A x, and y += B h. An item is some columns of the result for up to MAX_ROWS of
+the step's adapted tokens, which are sorted by adapter, so that those of one adapter share each read of its weights.
+Sums are those of `multiply_tile`: the bits of a row depend on its adapter, not on the other rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.cpu.arrays import check_fp32
+from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, SHARES_PER_THREAD, Opcode, num_rows
+from kernels.cpu.intrinsics import floats_at, longs_at, words_at
+from kernels.cpu.jit import kernel
+from kernels.cpu.linear import GROUP, PackedLinear, pack_linear
+from kernels.cpu.multiply_tile import multiply_fp32
+from kernels.cpu.recording import Recording
+from kernels.cpu.tile import MAX_ROWS
+from kernels.interface import LowRank
+from kernels.metadata import AdaptedTokens
+
+if TYPE_CHECKING:
+    from kernels.cpu.arrays import Longs
+
+_X, _X_STEP, _OUT, _OUT_STEP, _INDICES, _ADAPTERS, _TABLE, _PARTS, _SHARES, _MOST_ROWS, _IS_ADDED = range(
+    FIRST_OPERAND, FIRST_OPERAND + 11
+)
+
+# A table holds for each adapter its parts, each a matrix: address, terms of a sum, groups of columns, first input,
+# first column of the result, columns. What is zero does nothing.
+_WEIGHT, _DEPTH, _GROUPS, _FIRST_IN, _FIRST_OUT, _COLUMNS, _ENTRY = range(7)
+_TILE_BYTES = 4 * MAX_ROWS * 2 * GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapters:
+    """What the adapters change of one layer.
+
+    Attributes:
+        max_rank: width of h: most ranks of all changes of an adapter, padded to a multiple of GROUP.
+        down: [adapters, 1, 6] int64, table of A, those of all changes side by side.
+        up: [adapters, parts, 6] int64, table of B, one part for each change.
+        matrices: their memory.
+    """
+
+    in_features: int
+    max_rank: int
+    down: torch.Tensor
+    up: torch.Tensor
+    matrices: tuple[PackedLinear, ...]
+
+
+def pack_adapters(adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:
+    """Lays out the changes of each adapter.
+
+    Raises: ValueError: there are none, or shapes or types disagree.
+    """
+    num_parts = max(map(len, adapters))
+    if not num_parts:
+        raise ValueError(f"none of {len(adapters)} adapters changes the layer")
+    (num_in,) = {change.a.shape[1] for changes in adapters for change in changes}
+    down = torch.zeros(len(adapters), 1, _ENTRY, dtype=torch.int64)
+    up = torch.zeros(len(adapters), num_parts, _ENTRY, dtype=torch.int64)
+    matrices: list[PackedLinear] = []
+
+    def entry(weight: torch.Tensor, first_in: int, first_out: int) -> torch.Tensor:
+        matrices.append(packed := pack_linear(weight, None, quantize=False))
+        num_groups = -(-packed.out_features // GROUP)
+        where = (first_in, first_out, packed.out_features)
+        return torch.tensor([packed.weight.data_ptr(), packed.in_features, num_groups, *where])
+
+    for index, changes in enumerate(adapters):
+        rank = 0
+        for part, (a, b, first_row) in enumerate(changes):
+            check_fp32(a=a, b=b)
+            if a.shape[0] != b.shape[1]:
+                raise ValueError(f"A has shape {list(a.shape)}, B {list(b.shape)}: their ranks differ")
+            up[index, part] = entry(b, rank, first_row)
+            rank += len(a)
+        if changes:
+            down[index, 0] = entry(torch.cat([change.a for change in changes]), 0, 0)
+    return PackedAdapters(num_in, int(down[:, 0, _GROUPS].max()) * GROUP, down, up, tuple(matrices))
+
+
+def emit_add_adapters(
+    recording: Recording, y: torch.Tensor, x: torch.Tensor, adapters: PackedAdapters, tokens: AdaptedTokens
+) -> None:
+    """Emits the two instructions of y [T, out] += B (A x [T, in]).
+
+    Raises: ValueError: x or y is not fp32, or of another width.
+    """
+    check_fp32(x=x, y=y)
+    num_out = int((adapters.up[..., _FIRST_OUT] + adapters.up[..., _COLUMNS]).max())
+    if x.shape[1:] != (adapters.in_features,) or x.stride(1) != 1 or y.shape[1] < num_out or y.stride(1) != 1:
+        raise ValueError(
+            f"x has shape {list(x.shape)}, strides {x.stride()}, y {list(y.shape)}, {y.stride()}; the adapters take "
+            f"{adapters.in_features} and change {num_out}"
+        )
+    h = recording.empty(x, adapters.max_rank)
+    where = tokens.indices.data_ptr(), tokens.adapters.data_ptr()
+    num_shares = min(SHARES_PER_THREAD * recording.num_threads, -(-num_out // GROUP))
+    for source, table, out, shares in ((x, adapters.down, h, 1), (h, adapters.up, y, num_shares)):
+        room = (SCRATCH_BYTES - _TILE_BYTES) // (4 * int(table[..., _DEPTH].max()))
+        recording.emit(
+            Opcode.ADAPT,
+            tokens.indices,
+            source.data_ptr(),
+            source.stride(0) * 4,
+            out.data_ptr(),
+            out.stride(0) * 4,
+            *where,
+            table.data_ptr(),
+            table.shape[1],
+            shares,
+            max(1, min(MAX_ROWS, room)),
+            int(out is y),
+        )
+    recording.keep((adapters, tokens))
+
+
+@kernel
+def num_adapt_items(row: "Longs") -> int:
+    """Returns the items: tiles of tokens times shares of the columns."""
+    return int(-(-num_rows(row[ROWS]) // MAX_ROWS) * row[_SHARES])
+
+
+@kernel
+def adapt_item(row: "Longs", item: int, scratch: int) -> None:
+    """Multiplies the tokens of a tile, those of one adapter at a time, with a share of the columns."""
+    num_tokens = num_rows(row[ROWS])
+    num_tiles = -(-num_tokens // MAX_ROWS)
+    tile, share = item // row[_SHARES], item % row[_SHARES]
+    begin, end = tile * num_tokens // num_tiles, (tile + 1) * num_tokens // num_tiles
+    adapters = longs_at(row[_ADAPTERS], num_tokens)
+    while begin < end:
+        stop = begin + 1
+        while stop < end and stop - begin < row[_MOST_ROWS] and adapters[stop] == adapters[begin]:
+            stop += 1
+        parts = longs_at(row[_TABLE] + 8 * _ENTRY * row[_PARTS] * adapters[begin], (row[_PARTS], _ENTRY))
+        num_groups = 0
+        for part in range(row[_PARTS]):
+            num_groups += parts[part, _GROUPS]
+        first, last = share * num_groups // row[_SHARES], (share + 1) * num_groups // row[_SHARES]
+        for part in range(row[_PARTS]):
+            num_here = parts[part, _GROUPS]
+            if first < num_here and last > 0:
+                _multiply(row, parts[part], begin, stop, max(first, 0), min(last, num_here), scratch)
+            first, last = first - num_here, last - num_here
+        begin = stop
+
+
+@kernel
+def _multiply(row: "Longs", part: "Longs", begin: int, end: int, group: int, last: int, scratch: int) -> None:
+    """Multiplies tokens begin:end, which have the same adapter, with some groups of columns of a matrix."""
+    height, depth = end - begin, part[_DEPTH]
+    indices = longs_at(row[_INDICES] + 8 * begin, height)
+    x = row[_X] + 4 * part[_FIRST_IN]
+    a, c = x + indices[0] * row[_X_STEP], scratch
+    if height > 1:
+        a = scratch + _TILE_BYTES
+        packed = words_at(a, (depth, height))
+        for i in range(height):
+            words = words_at(x + indices[i] * row[_X_STEP], depth)
+            for k in range(depth):
+                packed[k, i] = words[k]
+    is_low = height <= MAX_ROWS // 2
+    while group < last:
+        wide = is_low and group + 2 <= last
+        width = 2 * GROUP if wide else GROUP
+        column = group * GROUP
+        num_columns = min(width, part[_COLUMNS] - column)
+        out = row[_OUT] + 4 * (part[_FIRST_OUT] + column)
+        sums = floats_at(c, (height, width))
+        for i in range(height):
+            sums[i] = 0
+            if row[_IS_ADDED]:
+                sums[i, :num_columns] = floats_at(out + indices[i] * row[_OUT_STEP], num_columns)
+        b = part[_WEIGHT] + 4 * column * depth
+        multiply_fp32(height, wide, a, b, depth, c, 4 * width, c, 4 * width, b)
+        for i in range(height):
+            floats_at(out + indices[i] * row[_OUT_STEP], num_columns)[:] = sums[i, :num_columns]
+        group += width // GROUP

@@ -1,0 +1,312 @@
+"""The inner loop of all matrix products, of linear layers and attention, written in LLVM's vector instructions.
+
+A tile is C[i, :] = C0[i, :] + sum over k of A[k, i] * B[k, :], i below MAX_ROWS, 32 or 64 columns wide, held in
+registers for the whole sum. Each element is summed in the order of k with fused multiply-adds, so its bits depend
+neither on the height of the tile nor on the thread. This makes the engine's results independent of the batch.
+
+While a tile reads its B it prefetches the B of a later tile, so that computing and waiting for memory overlap.
+
+Measured on one core of an EPYC 9005: 250 GFLOP/s fp32 and 1,000 GOP/s int8 from 12 rows on (python -m engine.bench
+linear).
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kernels.cpu.cpu_features import cpu_features
+from kernels.cpu.intrinsics import emit_prefetch
+
+LANES = 16
+"""Columns of a vector: one AVX-512 register, or several registers of other CPUs."""
+
+MAX_ROWS = 12 if cpu_features().avx512 else 2
+"""Rows of a tile of 32 columns: its sums and one row of B fill the registers."""
+
+_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+FLOATS, INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
+_FMA = "llvm.fma.v16f32"
+BYTES = ir.VectorType(ir.IntType(8), LANES)
+
+
+_unpack_tuple: Any = cgutils.unpack_tuple  # untyped
+
+
+def load(builder: Any, address: Any, kind: Any, align: int) -> Any:
+    """Emits a load of a value of an LLVM type."""
+    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
+    value.align = align
+    return value
+
+
+def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
+    undefined = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, _I32(0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(INTS, None))
+
+
+def declared(builder: Any, name: str, vector: Any) -> Any:
+    """Declares an LLVM function that maps three vectors to one."""
+    get_or_insert_function: Any = cgutils.get_or_insert_function  # untyped
+    return get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
+
+
+def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Emits a * b + c, rounded once: the compiler may or may not fuse a separate product and sum."""
+    return builder.call(declared(builder, _FMA, FLOATS), [a, b, c])
+
+
+class Operands:
+    """Types of A, B and the sums, and how they are multiplied.
+
+    Attributes:
+        cell: what A holds for each k.
+        sums: a vector of sums.
+        terms: rows of B that are loaded together.
+        has_row_scales: whether rows of A have scales, applied to the sums.
+        has_groups: whether groups of k have factors, which `load_terms` applies to B.
+    """
+
+    cell: Any
+    sums: Any
+    terms = 1
+    has_row_scales = False
+    has_groups = False
+
+    @classmethod
+    def load_terms(cls, builder: Any, address: Any, _factors: Any) -> Any:
+        """Loads a vector of each of the next `terms` rows of B."""
+        return (cls.load_b(builder, address),)
+
+    @staticmethod
+    def load_b(builder: Any, address: Any) -> Any:
+        """Loads a vector of B."""
+        raise NotImplementedError
+
+    @staticmethod
+    def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
+        """Returns total + a * b."""
+        raise NotImplementedError
+
+
+class Fp32Operands(Operands):
+    """All are fp32."""
+
+    cell, sums = _F32, FLOATS
+
+    @staticmethod
+    def load_b(builder: Any, address: Any) -> Any:
+        """Loads 16 floats."""
+        return load(builder, address, FLOATS, 4)
+
+    @staticmethod
+    def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
+        """Rounds once."""
+        return emit_fma(builder, a, b, total)
+
+
+class Tile(NamedTuple):
+    """Where one tile reads and writes. Kernels see it at trace time only: its fields become registers.
+
+    Attributes:
+        a, b: addresses of A and B.
+        b_step: bytes between rows of B.
+        b_panel_step: bytes between vectors of one row of B.
+        depth: terms of each sum, or of each group in it, divided by `Operands.terms`; at least 1.
+        c0, c0_step: address of the start of the sums, and bytes between its rows.
+        c, c_step: address of the result, and bytes between its rows.
+        ahead, ahead_panel_step: `b` and `b_panel_step` of a later tile.
+        scales, row_scales, bias: addresses of fp32 factors and terms, where the tile is scaled.
+        num_groups: groups of `depth`, where B has factors of groups.
+        factors: address of these, two vectors for each panel and group.
+    """
+
+    a: int
+    b: int
+    b_step: int
+    b_panel_step: int
+    depth: int
+    c0: int
+    c0_step: int
+    c: int
+    c_step: int
+    ahead: int
+    ahead_panel_step: int
+    scales: int = 0
+    row_scales: int = 0
+    bias: int = 0
+    num_groups: int = 1
+    factors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TileKind:
+    """What differs between the compiled tiles.
+
+    Attributes:
+        operands: types of A, B and the sums.
+        num_vectors: columns of the tile / LANES.
+        a_row_step: bytes between rows of A; None: A is packed, [depth, rows].
+        is_scaled: C = sums * scales + bias, with scales of columns, and of rows where A is quantised.
+    """
+
+    operands: Any
+    num_vectors: int
+    a_row_step: int | None = None
+    is_scaled: bool = False
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that fit the registers."""
+        return MAX_ROWS * 2 // self.num_vectors
+
+
+def _emit_tile(builder: Any, kind: TileKind, num_rows: int, end: Any, tile: Tile) -> None:
+    """Emits the loop for one height; the fields of `tile` are LLVM values."""
+
+    def at(base: Any, step: Any, row: int, vector: int) -> Any:
+        offset = builder.add(builder.mul(step, _I64(row)), _I64(4 * LANES * vector))
+        return builder.add(base, offset)
+
+    start = [
+        [load(builder, at(tile.c0, tile.c0_step, i, v), kind.operands.sums, 4) for v in range(kind.num_vectors)]
+        for i in range(num_rows)
+    ]
+    if kind.operands.has_groups:
+        totals = _emit_groups(builder, kind, tile, start)
+    else:
+        totals = _emit_terms(builder, kind, tile, start, _I64(0), tile.depth, [None] * kind.num_vectors)
+    values = _scaled(builder, kind, totals, tile) if kind.is_scaled else totals
+    for i in range(num_rows):
+        for v in range(kind.num_vectors):
+            pointer = builder.inttoptr(at(tile.c, tile.c_step, i, v), values[i][v].type.as_pointer())
+            builder.store(values[i][v], pointer).align = 4
+    builder.branch(end)
+
+
+def _emit_groups(builder: Any, kind: TileKind, tile: Tile, start: Any) -> Any:
+    """Emits the loop over groups; returns the sums."""
+    entry, loop, summed = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    vector_bytes = 4 * LANES
+    panel_bytes = builder.mul(tile.num_groups, _I64(2 * vector_bytes))
+    builder.branch(loop)
+
+    builder.position_at_end(loop)
+    group = builder.phi(_I64)
+    group.add_incoming(_I64(0), entry)
+    sums = _phis(builder, start)
+    address = builder.add(tile.factors, builder.mul(group, _I64(2 * vector_bytes)))
+    factors = []
+    for v in range(kind.num_vectors):
+        place = builder.add(address, builder.mul(panel_bytes, _I64(v)))
+        factors.append([load(builder, builder.add(place, _I64(offset)), FLOATS, 4) for offset in (0, vector_bytes)])
+    first = builder.mul(group, tile.depth)
+    totals = _emit_terms(builder, kind, tile, sums, first, builder.add(first, tile.depth), factors)
+    following = builder.add(group, _I64(1))
+    group.add_incoming(following, builder.block)
+    _add_incoming(sums, [(start, entry), (totals, builder.block)])
+    builder.cbranch(builder.icmp_signed("<", following, tile.num_groups), loop, summed)
+
+    builder.position_at_end(summed)
+    return totals
+
+
+def _emit_terms(builder: Any, kind: TileKind, tile: Tile, start: Any, first: Any, last: Any, factors: Any) -> Any:
+    """Emits the loop over k from first until last, in units of `Operands.terms`; returns the sums.
+
+    start: sums before, [rows][vectors].
+    factors: of the group, for each vector.
+    """
+    operands, num_vectors, num_rows = kind.operands, kind.num_vectors, len(start)
+    entry, loop, summed = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(loop)
+
+    builder.position_at_end(loop)
+    k = builder.phi(_I64)
+    k.add_incoming(first, entry)
+    sums = _phis(builder, start)
+    row_bytes = 4 * num_rows if kind.a_row_step is None else 4
+    a_k = builder.add(tile.a, builder.mul(k, _I64(row_bytes * operands.terms)))
+    b_k = builder.add(tile.b, builder.mul(k, tile.b_step))
+    rows_of_b = [
+        operands.load_terms(builder, builder.add(b_k, builder.mul(tile.b_panel_step, _I64(v))), factors[v])
+        for v in range(num_vectors)
+    ]
+    ahead_k = builder.add(tile.ahead, builder.mul(k, tile.b_step))
+    for v in range(num_vectors):
+        emit_prefetch(builder, builder.add(ahead_k, builder.mul(tile.ahead_panel_step, _I64(v))))
+    totals = []
+    for i in range(num_rows):
+        row = sums[i]
+        for term in range(operands.terms):
+            address = builder.add(a_k, _I64(i * (kind.a_row_step or 4) + row_bytes * term))
+            cell = _broadcast(builder, load(builder, address, operands.cell, 4), operands.sums)
+            row = [operands.multiply_add(builder, cell, rows_of_b[v][term], row[v]) for v in range(num_vectors)]
+        totals.append(row)
+    following = builder.add(k, _I64(1))
+    k.add_incoming(following, loop)
+    _add_incoming(sums, [(start, entry), (totals, loop)])
+    builder.cbranch(builder.icmp_signed("<", following, last), loop, summed)
+
+    builder.position_at_end(summed)
+    return totals
+
+
+def _phis(builder: Any, start: Any) -> Any:
+    return [[builder.phi(value.type) for value in row] for row in start]
+
+
+def _add_incoming(phis: Any, sources: Any) -> None:
+    """Adds the values of [rows][vectors] that come from blocks, given as (values, block)."""
+    for values, block in sources:
+        for phi_row, row in zip(phis, values, strict=True):
+            for phi, value in zip(phi_row, row, strict=True):
+                phi.add_incoming(value, block)
+
+
+def _scaled(builder: Any, kind: TileKind, totals: Any, tile: Tile) -> Any:
+    """Converts sums of quantised values to fp32: sums * scales + bias."""
+
+    def columns(address: Any) -> Any:
+        places = [builder.add(address, _I64(4 * LANES * v)) for v in range(kind.num_vectors)]
+        return [load(builder, place, FLOATS, 4) for place in places]
+
+    factors, biases, values = columns(tile.scales), columns(tile.bias), []
+    for i, row in enumerate(totals):
+        if kind.operands.has_row_scales:
+            row = [builder.sitofp(total, FLOATS) for total in row]
+            scale = _broadcast(builder, load(builder, builder.add(tile.row_scales, _I64(4 * i)), _F32, 4), FLOATS)
+            row_factors = [builder.fmul(scale, factor) for factor in factors]
+        else:
+            row_factors = factors
+        values.append([emit_fma(builder, *terms) for terms in zip(row, row_factors, biases, strict=True)])
+    return values
+
+
+def tile_intrinsic(operands: Any, a_row_step: int | None = None, *, is_scaled: bool = False) -> Any:
+    """Returns an intrinsic that computes a tile of any height and either width: multiply(num_rows, wide, tile)."""
+    narrow, wide = (TileKind(operands, num_vectors, a_row_step, is_scaled) for num_vectors in (2, 4))
+
+    def multiply(_typing_context: Any, _num_rows: Any, _wide: Any, tile: Any) -> Any:
+        def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            fields = _unpack_tuple(builder, args[2])
+            values = Tile(*(context.cast(builder, *field, types.int64) for field in zip(fields, tile, strict=True)))
+            is_wide = builder.zext(args[1], _I64)
+            end = builder.append_basic_block("end")
+            choice = builder.switch(builder.add(builder.mul(args[0], _I64(2)), is_wide), end)
+            for kind in (narrow, wide):
+                for height in range(1, kind.max_rows + 1):
+                    block = builder.append_basic_block()
+                    choice.add_case(_I64(2 * height + (kind is wide)), block)
+                    builder.position_at_end(block)
+                    _emit_tile(builder, kind, height, end, values)
+            builder.position_at_end(end)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.boolean, tile), codegen
+
+    return intrinsic(multiply)

@@ -1,0 +1,86 @@
+"""--lora: adapters that can be served, and the settings with which they cannot."""
+
+import re
+import shutil
+
+import pytest
+import torch
+
+from engine.config import EngineConfig, parse_config
+from engine.errors import CheckpointError, ConfigError
+from engine.model.config import ModelConfig
+from engine.startup.adapters import open_adapters
+from engine.startup.build import build_engine
+from engine.startup.progress import StartupProgress
+from tests.support.engine.adapters import save_adapter
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def base(make_checkpoint):
+    return make_checkpoint("llama")
+
+
+@pytest.fixture(scope="module")
+def adapter(base, tmp_path_factory):
+    return save_adapter(tmp_path_factory.mktemp("lora") / "adapter", base)
+
+
+def opened(base, *settings, device=CPU, **options):
+    config = EngineConfig(model=str(base), served_model_name="base", lora=settings, **options)
+    return open_adapters(config, ModelConfig.from_dir(base), device)
+
+
+def test_adapters_are_opened_in_the_order_of_the_flags(base, adapter):
+    adapters = opened(base, f"b={adapter}", f"org/a={adapter}")
+    assert [one.name for one in adapters] == ["b", "org/a"]
+    assert adapters[0].sha256 == adapters[1].sha256
+    assert opened(base) == ()
+
+
+def test_settings_without_adapters_are_refused(base, adapter):
+    setting = f"a={adapter}"
+    with pytest.raises(ConfigError, match="--lora is not supported on a GPU: merge"):
+        opened(base, setting, device=torch.device("cuda", 0))
+    with pytest.raises(ConfigError, match="--lora is not supported with --tensor-parallel-size 2: use 1"):
+        opened(base, setting, tensor_parallel_size=2)
+    for settings, name in (((f"base={adapter}",), "base"), ((setting, setting), "a")):
+        with pytest.raises(ConfigError, match=f"--lora {name}=.*: '{name}' is the name of another model"):
+            opened(base, *settings)
+    with pytest.raises(CheckpointError, match=r"--lora a: .*nowhere/adapter_config.json: no such file"):
+        opened(base, f"a={adapter.parent}/nowhere")
+
+
+def test_a_model_that_transformers_computes_has_none(adapter):
+    class Other:
+        name = "OlmoForCausalLM"
+
+    config = EngineConfig(lora=(f"a={adapter}",))
+    with pytest.raises(ConfigError, match="--lora is not supported for OlmoForCausalLM, which is computed by"):
+        open_adapters(config, Other(), CPU)
+
+
+@pytest.mark.parametrize("setting", ["a", "=path", "a=", " a=path", f"{'a' * 257}=path"])
+def test_a_flag_of_another_form_is_refused(setting, capsys):
+    with pytest.raises(SystemExit):
+        parse_config(["--lora", setting], {})
+    assert re.search(r"--lora is .*, it must be NAME=PATH", capsys.readouterr().err)
+
+
+def test_the_flag_repeats_and_its_variable_separates_by_commas():
+    assert parse_config(["--lora", "a=x", "--lora", "b=y=z"], {}).lora == ("a=x", "b=y=z")
+    assert parse_config([], {"CHAIRLIFT_LORA": "a=x,b=y"}).lora == ("a=x", "b=y")
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_an_engine_announces_its_adapters(kernels, base, adapter, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(base, folder)
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    setting = f"tuned={adapter}"
+    config = EngineConfig(model=str(folder), device="cpu", kernels=kernels, num_gpu_blocks_override=8, lora=(setting,))
+    parts = build_engine(config, StartupProgress())
+    (announced,) = parts.info.adapters
+    assert announced.name == "tuned"
+    assert announced.sha256 == opened(base, setting)[0].sha256

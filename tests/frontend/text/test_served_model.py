@@ -1,0 +1,45 @@
+"""Names of a model and its adapters, and what engines must have in common."""
+
+from dataclasses import replace
+
+import pytest
+
+from frontend.text.served_model import Adapter, ServedModel
+
+
+@pytest.fixture
+def model(tokenizer, defaults):
+    adapters = (Adapter("a", b"1"), Adapter("b", b"2"))
+    return ServedModel("base", "none", 4096, 258, (256,), 20, tokenizer, defaults, adapters)
+
+
+class Tokenizer:
+    sha256 = b"tokenizer"
+
+
+@pytest.fixture
+def tokenizer():
+    return Tokenizer()
+
+
+@pytest.fixture
+def defaults():
+    return None
+
+
+def test_a_name_is_that_of_the_model_or_of_an_adapter(model):
+    assert model.named("") is model
+    assert model.named("base") is model
+    assert model.named("c") is None
+    adapted = model.named("b")
+    assert (adapted.name, adapted.parent, adapted.adapter) == ("b", "base", "b")
+    assert (model.parent, model.adapter) == (None, "")
+    assert adapted.named("b") is adapted
+    assert adapted.named("a").parent == "base"
+
+
+def test_requests_for_an_adapter_move_between_engines_with_the_same_adapters(model):
+    assert model.named("a").key == model.key
+    assert replace(model, adapters=model.adapters[::-1]).key == model.key
+    for adapters in ((), model.adapters[:1], (Adapter("a", b"1"), Adapter("b", b"3"))):
+        assert replace(model, adapters=adapters).key != model.key
