@@ -13,9 +13,7 @@ class WorkerOrder:
     Attributes:
         config: the frontend's configuration, with the reserved ports.
         place: which worker this is.
-        is_replacement: other workers serve already; open the ports once an engine is attached.
     """
 
     config: FrontendConfig
     place: WorkerPlace
-    is_replacement: bool

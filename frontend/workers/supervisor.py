@@ -76,7 +76,7 @@ class Supervisor:
         config = self._reserve()
         self._folder = Path(tempfile.mkdtemp(prefix="chairlift-workers-"))  # mode 0700
         indices = range(config.workers)
-        first = await asyncio.gather(*(self._start_worker(config, index, is_replacement=False) for index in indices))
+        first = await asyncio.gather(*(self._start_worker(config, index) for index in indices))
         listening = [asyncio.create_task(_wait_listening(index, worker)) for index, worker in enumerate(first)]
         try:
             await asyncio.gather(*listening)
@@ -148,10 +148,10 @@ class Supervisor:
             config, port=self.port, http_port=self.http_port or config.http_port, reuse_port=True
         )
 
-    async def _start_worker(self, config: FrontendConfig, index: int, *, is_replacement: bool) -> WorkerProcess:
+    async def _start_worker(self, config: FrontendConfig, index: int) -> WorkerProcess:
         assert self._folder is not None
         place = WorkerPlace(index, self._folder, self._since)
-        worker = await WorkerProcess.start(WorkerOrder(config, place, is_replacement), self._command)
+        worker = await WorkerProcess.start(WorkerOrder(config, place), self._command)
         self._workers[index] = worker
         try:
             note_pid(self._folder, index, worker.pid)
@@ -173,7 +173,7 @@ class Supervisor:
                 return
             started_s = time.monotonic()
             try:
-                worker = await self._start_worker(config, index, is_replacement=True)
+                worker = await self._start_worker(config, index)
             except OSError as error:  # no memory or process id: retried later
                 logger.error("worker %d cannot be started: %s", index, error)
 

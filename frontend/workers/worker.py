@@ -15,7 +15,7 @@ from frontend.workers.order import WorkerOrder
 from frontend.workers.report import News, Report, send
 
 _ENGINE_PATIENCE_S = 5.0
-"""Seconds that a replacement waits for an engine before it opens its ports; without one it answers UNAVAILABLE."""
+"""Seconds that a worker waits for an engine before it opens its ports; without one it answers UNAVAILABLE."""
 
 
 def main() -> int:
@@ -39,10 +39,9 @@ async def _serve(order: WorkerOrder, reports: BinaryIO) -> None:
     app = FrontendApp(order.config, order.place, warm_up=True)
     watches = [asyncio.create_task(_watch_parent(stop))]
     try:
-        if order.is_replacement:
-            app.engines.start()
-            with suppress(TimeoutError):
-                await app.wait_serving(_ENGINE_PATIENCE_S)
+        app.engines.start()
+        with suppress(TimeoutError):  # open ports get their share of new connections, while other workers can answer
+            await app.wait_serving(_ENGINE_PATIENCE_S)
         await app.start()
         send(Report(News.LISTENING), reports)
         watches.append(asyncio.create_task(_report_serving(app, reports)))

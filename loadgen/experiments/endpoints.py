@@ -46,6 +46,7 @@ _PERIOD_US = {_PACED: 12_800, _FLAT_OUT: 0}  # paced: 5,000 tokens/s
 _OUTPUT_LEN = {_PACED: 200, _FLAT_OUT: 1600}
 _START_TIMEOUT_S = 60.0
 _NUM_PROBES = 16  # each on a connection of its own, so that all workers answer
+_ALL_LISTEN = "workers listen on"
 
 
 class _Frontend:
@@ -59,6 +60,7 @@ class _Frontend:
         self._engine_socket = engine_socket
         self._flags = flags
         self._log = log
+        self._has_workers = "--workers" in flags
 
     def __enter__(self) -> Self:
         self._held_ports = ExitStack()
@@ -74,11 +76,15 @@ class _Frontend:
 
     def wait_until_served(self, runner: asyncio.Runner) -> None:
         """Waits until every worker takes requests; raises TargetError if that fails."""
-        wait_until(lambda: runner.run(self._is_served()), [self._process], _START_TIMEOUT_S)
+        wait_until(lambda: self._listens() and runner.run(self._is_served()), [self._process], _START_TIMEOUT_S)
 
     def cpu_s(self) -> float:
         """CPU seconds of all its processes."""
         return self._process.cpu_s() + sum(map(cpu_s, self._process.children()))
+
+    def _listens(self) -> bool:
+        """Whether all workers listen; connections go to those that do, so that an answer does not show it."""
+        return not self._has_workers or _ALL_LISTEN in self._log.read_text()
 
     async def _is_served(self) -> bool:
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -82,6 +83,15 @@ async def test_second_signal_ends_all_processes_at_once(start):
     await wait_gone(*pids)
     with pytest.raises(Exception, match="UNAVAILABLE"):
         await call
+
+
+async def test_no_worker_listens_before_an_engine_is_attached(start):
+    """The kernel would give it its share of the connections, whose calls it must refuse."""
+    frontend = await start(http=True)
+    for index in range(2):
+        own = [line for line in frontend.log if f"worker {index} " in line]
+        events = [re.search("is serving|listening for HTTP|listening on", line) for line in own]
+        assert [event[0] for event in events if event] == ["is serving", "listening for HTTP", "listening on"]
 
 
 async def test_worker_that_dies_is_replaced_while_the_others_serve(start):
