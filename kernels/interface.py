@@ -4,7 +4,7 @@ This module imports no family: see `kernels.families`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -32,6 +32,23 @@ class LowRank(NamedTuple):
     b: torch.Tensor
     first_row: int = 0
 
+
+class Routing(NamedTuple):
+    """How a mixture of experts chooses those of a token: the `top_k` with the largest probabilities.
+
+    Attributes:
+        top_k: experts of a token.
+        normalizes: whether these probabilities are scaled to a sum of one.
+        gate: name of the operation of `KernelOps` between the layers of an expert.
+    """
+
+    top_k: int
+    normalizes: bool
+    gate: Literal["silu_and_mul", "gelu_and_mul"]
+
+
+Experts: TypeAlias = Any
+"""Experts of a layer as returned by `pack_experts`; opaque outside of the family that packed them."""
 
 Adapters: TypeAlias = Any
 """Changes of a linear layer as returned by `pack_adapters`; opaque outside of the family that packed them."""
@@ -204,4 +221,27 @@ class AdapterOps(Protocol):
 
     def add_adapters(self, y: torch.Tensor, x: LinearInput, adapters: Adapters, tokens: AdaptedTokens) -> None:
         """Adds B (A x) to y, the results of a linear layer of inputs x, for these tokens, in place."""
+        ...
+
+
+@runtime_checkable
+class ExpertOps(Protocol):
+    """Operations of families that compute mixtures of experts."""
+
+    def pack_experts(
+        self,
+        router: torch.Tensor,
+        gate_up: Sequence[LinearWeights],
+        down: Sequence[LinearWeights],
+        routing: Routing,
+    ) -> Experts:
+        """Lays out the router [num_experts, in], and the packed layers of each expert, all of one shape and format."""
+        ...
+
+    def mix_experts(self, x: LinearInput, experts: Experts) -> torch.Tensor:
+        """Computes a mixture of experts (arXiv:2101.03961, section 2): x [T, in] -> [T, out].
+
+        Probabilities of experts are the softmax of router x, in fp32. The result is the sum of the chosen experts'
+        down(gate(gate_up(x))), each times its probability, in the order of their numbers.
+        """
         ...

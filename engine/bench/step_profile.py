@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 PARTS: dict[str, tuple[Opcode, ...]] = {
-    "linear": (Opcode.LINEAR, Opcode.ADAPT),
+    "linear": (Opcode.LINEAR, Opcode.EXPERT_LINEAR, Opcode.ADAPT),
     "attention": (Opcode.PLAN_ATTENTION, Opcode.PAGED_ATTENTION),
-    "packing and quantising": (Opcode.PACK_ROWS,),
+    "packing and quantising": (Opcode.PACK_ROWS, Opcode.PACK_EXPERT_ROWS),
     "RoPE and KV write": (Opcode.ROTATE_AND_STORE,),
     "gate": (Opcode.SILU_AND_MUL, Opcode.GELU_AND_MUL),
+    "routing": (Opcode.ROUTE, Opcode.COMBINE),
     "norms, gathers and soft caps": (Opcode.RMS_NORM, Opcode.ADD_RMS_NORM, Opcode.GATHER_ROWS, Opcode.SOFT_CAP),
 }
 """What the instructions of a step are called in the table: every opcode is in one of them."""

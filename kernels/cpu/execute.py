@@ -5,6 +5,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kernels.cpu.adapters import adapt_item, num_adapt_items
+from kernels.cpu.experts import (
+    combine_item,
+    expert_linear_item,
+    expert_pack_item,
+    num_expert_linear_items,
+    num_expert_pack_items,
+    route_item,
+)
 from kernels.cpu.instruction import OPCODE, WIDTH, Opcode, num_row_items
 from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, cycles, floats_at, longs_at, yield_core
 from kernels.cpu.jit import spliced
@@ -27,6 +35,8 @@ _GATHER_ROWS, _RMS_NORM, _ADD_RMS_NORM = int(Opcode.GATHER_ROWS), int(Opcode.RMS
 _PACK_ROWS, _LINEAR, _ROTATE_AND_STORE = int(Opcode.PACK_ROWS), int(Opcode.LINEAR), int(Opcode.ROTATE_AND_STORE)
 _PLAN_ATTENTION, _PAGED_ATTENTION = int(Opcode.PLAN_ATTENTION), int(Opcode.PAGED_ATTENTION)
 _GELU_AND_MUL, _ADAPT, _SOFT_CAP = int(Opcode.GELU_AND_MUL), int(Opcode.ADAPT), int(Opcode.SOFT_CAP)
+_ROUTE, _PACK_EXPERT_ROWS = int(Opcode.ROUTE), int(Opcode.PACK_EXPERT_ROWS)
+_EXPERT_LINEAR, _COMBINE = int(Opcode.EXPERT_LINEAR), int(Opcode.COMBINE)
 
 COUNTER_BYTES = 64
 """Counters of one instruction: a cache line each, to avoid false sharing between instructions."""
@@ -41,12 +51,16 @@ def _num_items(row: "Longs") -> int:
         return num_pack_items(row)
     if opcode == _LINEAR:
         return num_linear_items(row)
-    if opcode == _PLAN_ATTENTION:
+    if opcode in (_PLAN_ATTENTION, _ROUTE):
         return 1
     if opcode == _PAGED_ATTENTION:
         return num_attention_items(row)
     if opcode == _ADAPT:
         return num_adapt_items(row)
+    if opcode == _PACK_EXPERT_ROWS:
+        return num_expert_pack_items(row)
+    if opcode == _EXPERT_LINEAR:
+        return num_expert_linear_items(row)
     return num_row_items(row)
 
 
@@ -75,6 +89,14 @@ def _run_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
         adapt_item(row, item, scratch)
     elif opcode == _SOFT_CAP:
         soft_cap_item(row, value, item)
+    elif opcode == _EXPERT_LINEAR:
+        expert_linear_item(row, item, scratch)
+    elif opcode == _PACK_EXPERT_ROWS:
+        expert_pack_item(row, item, scratch)
+    elif opcode == _ROUTE:
+        route_item(row)
+    elif opcode == _COMBINE:
+        combine_item(row, item)
     else:
         silu_and_mul_item(row, item)
 

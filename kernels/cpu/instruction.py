@@ -40,6 +40,10 @@ class Opcode(IntEnum):
     GELU_AND_MUL = 9
     ADAPT = 10
     SOFT_CAP = 11
+    ROUTE = 12
+    PACK_EXPERT_ROWS = 13
+    EXPERT_LINEAR = 14
+    COMBINE = 15
 
 
 @kernel

@@ -43,8 +43,8 @@ BLOCK_TILES = 8
 _ZERO_POINT = 128  # VNNI takes activations as unsigned bytes
 
 # operands of both instructions
-_X, _X_STEP, _IN, _DEPTH, _KIND, _PACKED, _ROW_SCALES, _ORDER = range(FIRST_OPERAND, FIRST_OPERAND + 8)
-_WEIGHT, _OUT, _N, _START, _BIAS, _SCALES, _GROUP_SIZE = range(FIRST_OPERAND + 8, FIRST_OPERAND + 15)
+X, X_STEP, _IN, _DEPTH, _KIND, _PACKED, _ROW_SCALES, _ORDER, X_ROWS = range(FIRST_OPERAND, FIRST_OPERAND + 9)
+_WEIGHT, _OUT, _N, _START, _BIAS, _SCALES, _GROUP_SIZE = range(FIRST_OPERAND + 9, FIRST_OPERAND + 16)
 
 
 class Kind(IntEnum):
@@ -94,6 +94,11 @@ class PackedLinear:
     scales: torch.Tensor
     group_size: int = 0
     input_order: torch.Tensor | None = None
+
+    @property
+    def depth(self) -> int:
+        """Words of a packed row of inputs: fp32, or four int8."""
+        return -(-self.in_features // 4) if self.kind is Kind.INT8 else self.in_features
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bool) -> PackedLinear:
@@ -216,28 +221,40 @@ def emit_linear(recording: Recording, x: torch.Tensor, weights: PackedLinear) ->
     check_fp32(x=x)
     if x.ndim != 2 or x.shape[1] != weights.in_features or x.stride(1) != 1:
         raise ValueError(f"x has shape {list(x.shape)}, strides {x.stride()}; the layer takes {weights.in_features}")
-    depth = -(-weights.in_features // 4) if weights.kind is Kind.INT8 else weights.in_features
-    packed, row_scales = recording.empty(x, depth), recording.empty(x)
+    packed, row_scales = recording.empty(x, weights.depth), recording.empty(x)
     out = recording.empty(x, weights.out_features)
-    shared = (
-        x.data_ptr(), x.stride(0) * 4, weights.in_features, depth, int(weights.kind),
-        packed.data_ptr(), row_scales.data_ptr(), 0 if weights.input_order is None else weights.input_order.data_ptr(),
-    )  # fmt: skip
-    recording.emit(Opcode.PACK_ROWS, x, *shared)
-    recording.emit(
-        Opcode.LINEAR,
-        x,
-        *shared,
-        weights.weight.data_ptr(),
-        out.data_ptr(),
-        weights.out_features,
-        weights.start.data_ptr(),
-        weights.bias.data_ptr(),
-        weights.scales.data_ptr(),
-        weights.group_size,
-    )
+    operands = linear_operands(x, weights, packed, row_scales, out)
+    recording.emit(Opcode.PACK_ROWS, x, *operands)
+    recording.emit(Opcode.LINEAR, x, *operands)
     recording.keep(weights)
     return out
+
+
+def linear_operands(
+    x: torch.Tensor, weights: PackedLinear, packed: torch.Tensor, row_scales: torch.Tensor, out: torch.Tensor
+) -> tuple[int, ...]:
+    """Returns the operands of both instructions of x [T, in] -> out [T, out].
+
+    packed [T, depth] and row_scales [T] hold what PACK_ROWS makes of x.
+    """
+    return (
+        x.data_ptr(), x.stride(0) * 4, weights.in_features, weights.depth, int(weights.kind),
+        packed.data_ptr(), row_scales.data_ptr(), 0 if weights.input_order is None else weights.input_order.data_ptr(),
+        0, weights.weight.data_ptr(), out.data_ptr(), weights.out_features,
+        weights.start.data_ptr(), weights.bias.data_ptr(), weights.scales.data_ptr(), weights.group_size,
+    )  # fmt: skip
+
+
+@inline
+def move_rows(row: "Longs", rows: int, begin: int) -> None:
+    """Changes an instruction on all rows to one on those from `begin` on, as many as are at the address `rows`.
+
+    The rows of x stay those that X and X_ROWS say.
+    """
+    row[ROWS] = rows
+    row[_PACKED] += 4 * begin * row[_DEPTH]
+    row[_ROW_SCALES] += 4 * begin
+    row[_OUT] += 4 * begin * row[_N]
 
 
 @inline
@@ -267,7 +284,12 @@ def _is_packed(row: "Longs", rows: int) -> bool:
 @kernel
 def num_pack_items(row: "Longs") -> int:
     """Returns the items of PACK_ROWS: one per tile, none if there is nothing to pack."""
-    rows = num_rows(row[ROWS])
+    return num_pack_items_of(row, num_rows(row[ROWS]))
+
+
+@kernel
+def num_pack_items_of(row: "Longs", rows: int) -> int:
+    """Returns the items of PACK_ROWS on this number of rows."""
     return 0 if _is_packed(row, rows) else _num_tiles(rows)
 
 
@@ -282,7 +304,10 @@ def pack_item(row: "Longs", item: int, scratch: int) -> None:
     packed = words_at(row[_PACKED] + 4 * begin * depth, (depth, height))
     scales = floats_at(row[_ROW_SCALES], rows)
     for i in range(height):
-        address = row[_X] + (begin + i) * row[_X_STEP]
+        source = begin + i
+        if row[X_ROWS]:
+            source = longs_at(row[X_ROWS], end)[source]
+        address = row[X] + source * row[X_STEP]
         if is_quantized:
             scales[begin + i] = quantize_row(floats_at(address, width), scratch, depth)
             address = scratch
@@ -299,7 +324,12 @@ def pack_item(row: "Longs", item: int, scratch: int) -> None:
 @kernel
 def num_linear_items(row: "Longs") -> int:
     """Returns the items of LINEAR: blocks of tiles times shares of the columns."""
-    rows = num_rows(row[ROWS])
+    return num_linear_items_of(row, num_rows(row[ROWS]))
+
+
+@kernel
+def num_linear_items_of(row: "Longs", rows: int) -> int:
+    """Returns the items of LINEAR on this number of rows."""
     num_blocks = -(-_num_tiles(rows) // BLOCK_TILES)
     return num_blocks * min(int(row[SHARES]), int(-(-row[_N] // GROUP)))
 
@@ -338,7 +368,7 @@ def _multiply(
     kind, depth, n = row[_KIND], row[_DEPTH], row[_N]
     height, wide, column = end - begin, num_wide == 2, group * GROUP
     width = num_wide * GROUP
-    a = row[_X] if _is_packed(row, rows) else row[_PACKED] + 4 * begin * depth
+    a = row[X] if _is_packed(row, rows) else row[_PACKED] + 4 * begin * depth
     group_bytes = GROUP * depth * _half_bytes(kind) // 2
     b, ahead = row[_WEIGHT] + group * group_bytes, row[_WEIGHT] + following * group_bytes
     start, bias, scales = row[_START] + 4 * column, row[_BIAS] + 4 * column, row[_SCALES] + 4 * column

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.adapters import PackedAdapters, emit_add_adapters, pack_adapters
+from kernels.cpu.experts import PackedExperts, emit_combine, emit_expert_linear, emit_route, pack_experts
 from kernels.cpu.jit import watch_compiles
 from kernels.cpu.kv_cache import CpuKVCache, make_kv_cache
 from kernels.cpu.linear import PackedLinear, emit_linear, pack_grouped, pack_linear
@@ -30,10 +31,12 @@ from kernels.cpu.second_compiler import SecondCompiler
 from kernels.cpu.worker_pool import Program, WorkerPool
 from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import LowRank, Quantization, Step
+from kernels.interface import LowRank, Quantization, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
 from kernels.torch_attention import torch_attention
+
+_GATES = {"silu_and_mul": emit_silu_and_mul, "gelu_and_mul": emit_gelu_and_mul}
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -156,6 +159,25 @@ class CpuOps:
     def add_adapters(self, y: torch.Tensor, x: torch.Tensor, adapters: PackedAdapters, tokens: AdaptedTokens) -> None:
         """Adds B (A x) to the rows of these tokens."""
         self._emit(emit_add_adapters, y, x, adapters, tokens)
+
+    def pack_experts(
+        self, router: torch.Tensor, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], routing: Routing
+    ) -> PackedExperts:
+        """Packs the router in its own dtype, which is never quantised."""
+        return pack_experts(router, gate_up, down, routing)
+
+    def mix_experts(self, x: torch.Tensor, experts: PackedExperts) -> torch.Tensor:
+        """Computes the experts that the router chooses for each token."""
+
+        def emit(recording: Recording) -> torch.Tensor:
+            routed = emit_route(recording, emit_linear(recording, x, experts.router), experts.routing)
+            gate_up = emit_expert_linear(recording, x, experts.gate_up, routed, is_of_tokens=True)
+            gated = _GATES[experts.routing.gate](recording, gate_up)
+            return emit_combine(
+                recording, emit_expert_linear(recording, gated, experts.down, routed, is_of_tokens=False), routed
+            )
+
+        return self._emit(emit)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False) -> torch.Tensor:
         """Norms over the last dimension; returns a tensor in either case."""

@@ -24,7 +24,7 @@ class Recording:
     def __init__(self, num_threads: int = 1) -> None:
         """Starts empty; num_threads is the number of threads that will run it, which decides the size of items."""
         self.num_threads = num_threads
-        self._shares = SHARES_PER_THREAD * num_threads
+        self.num_shares = SHARES_PER_THREAD * num_threads
         self._rows: list[list[int]] = []
         self._floats: list[float] = []
         self._row_counts: dict[int, torch.Tensor] = {}
@@ -65,7 +65,7 @@ class Recording:
 
     def emit(self, opcode: Opcode, rows: torch.Tensor, *operands: int, value: float = 0.0) -> None:
         """Appends an instruction on the rows of the tensor."""
-        row = [int(opcode), self.row_count(rows).data_ptr(), self._shares, *operands]
+        row = [int(opcode), self.row_count(rows).data_ptr(), self.num_shares, *operands]
         self._rows.append(row + [0] * (WIDTH - len(row)))
         self._floats.append(value)
 

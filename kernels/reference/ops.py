@@ -6,7 +6,7 @@ import torch
 
 from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import LowRank, Step
+from kernels.interface import LowRank, Routing, Step
 from kernels.metadata import AdaptedTokens, StepInputs
 from kernels.reference.gate import gelu_and_mul, silu_and_mul
 from kernels.reference.paged_attention import paged_attention
@@ -16,6 +16,7 @@ from kernels.reference.sample import sample
 from kernels.reference.soft_cap import soft_cap
 
 Weights = tuple[torch.Tensor, torch.Tensor | None]
+Experts = tuple[torch.Tensor, Sequence[Weights], Sequence[Weights], Routing]
 Cache = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -93,6 +94,27 @@ class ReferenceOps:
             chosen = tokens.indices[tokens.adapters == index]
             for a, b, first_row in changes:
                 y[chosen, first_row : first_row + len(b)] += (x[chosen] @ a.T.to(x.dtype)) @ b.T.to(x.dtype)
+
+    def pack_experts(
+        self, router: torch.Tensor, gate_up: Sequence[Weights], down: Sequence[Weights], routing: Routing
+    ) -> Experts:
+        """Returns the weights unchanged."""
+        return router, gate_up, down, routing
+
+    def mix_experts(self, x: torch.Tensor, experts: Experts) -> torch.Tensor:
+        """Computes one expert after the other, on the tokens that chose it."""
+        router, gate_up, down, routing = experts
+        probabilities = self.linear(x, (router, None)).float().softmax(dim=-1)
+        weights, chosen = probabilities.topk(routing.top_k)
+        if routing.normalizes:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert, layers in enumerate(zip(gate_up, down, strict=True)):
+            tokens, rank = torch.where(chosen == expert)
+            if len(tokens):
+                gated = getattr(self, routing.gate)(self.linear(x[tokens], layers[0]))
+                out[tokens] += self.linear(gated, layers[1]) * weights[tokens, rank, None].to(x.dtype)
+        return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False) -> torch.Tensor:
         """Returns a tensor in either case."""
