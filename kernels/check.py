@@ -16,7 +16,7 @@ import torch
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import KernelOps, KVCache
+from kernels.interface import ExpertOps, KernelOps, KVCache, Routing
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
@@ -35,6 +35,15 @@ errors is four times that. A wrong result differs by 1 or more."""
 _NUM_TOKENS = 33
 _NUM_OUT = 256
 _GROUP_SIZE = 32
+_MAX_EXPERTS = 4
+
+
+class ExpertForms(NamedTuple):
+    """Mixtures of experts of a model's shard: how many experts, their intermediate units, and how they are chosen."""
+
+    num_experts: int
+    inner_size: int
+    routing: Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,7 @@ class ModelForms:
         has_bias: whether queries, keys and values have a bias.
         has_head_norms: whether each query and key head is normed.
         gate: the operation between the feed-forward layers.
+        experts: mixtures of experts; None: the model has none.
         sliding_windows: the different ones of the layers; None: no window.
         attention_soft_caps: the different limits of attention scores; None: no limit.
         logit_soft_cap: limit of logits; None: no limit.
@@ -73,6 +83,7 @@ class ModelForms:
     attention_soft_caps: tuple[float | None, ...]
     logit_soft_cap: float | None
     block_size: int
+    experts: ExpertForms | None = None
 
     @property
     def linear_error(self) -> float:
@@ -217,13 +228,13 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     gate_up = inputs.random(_NUM_TOKENS, 2 * forms.intermediate_size)
     norm, bias = inputs.weights(forms.hidden_size), inputs.weights(_NUM_OUT) if forms.has_bias else None
     wide, narrow = (inputs.weights(_NUM_OUT, size) for size in (forms.hidden_size, forms.intermediate_size))
-    scales = torch.rand(_NUM_OUT, device=inputs.device) + 0.5
 
     def packed(ops: KernelOps, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
         if forms.weights_form == "fp8 checkpoint":
+            scales = torch.linspace(0.5, 1.5, len(weight), device=inputs.device)
             return ops.pack_quantized(weight.to(torch.float8_e4m3fn), scales, bias, forms.weights_dtype)
-        if forms.weights_form == "fp8 blocks" and weight.shape[1] % BLOCK == 0:
-            shape = (_NUM_OUT // BLOCK, weight.shape[1] // BLOCK)
+        if forms.weights_form == "fp8 blocks" and not any(size % BLOCK for size in weight.shape):
+            shape = (weight.shape[0] // BLOCK, weight.shape[1] // BLOCK)
             block_scales = torch.linspace(0.5, 1.5, shape[0] * shape[1], device=inputs.device).view(shape)
             return ops.pack_quantized(weight.to(torch.float8_e4m3fn), block_scales, bias, forms.weights_dtype)
         if forms.weights_form == "int4 groups" or forms.weights_form == "int8 groups":
@@ -246,7 +257,32 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     form = f"{dtype_name(forms.dtype)}, weights {forms.weights_form or dtype_name(forms.weights_dtype)}"
     yield KernelCase("linear after rms_norm", f"{form}, {forms.hidden_size} wide", forms.linear_error, normed)
     yield KernelCase(f"linear after {forms.gate}", f"{form}, {forms.intermediate_size} wide", forms.linear_error, gated)
+    if forms.experts is not None:
+        yield _mixture_case(forms, forms.experts, inputs, packed, form)
     yield KernelCase("linear of the output head", form, forms.linear_error, head)
+
+
+def _mixture_case(
+    forms: ModelForms,
+    experts: ExpertForms,
+    inputs: _Inputs,
+    packed: Callable[[KernelOps, torch.Tensor, torch.Tensor | None], object],
+    form: str,
+) -> KernelCase:
+    """Some experts, all of which have tokens; the choice among more of them differs in nothing."""
+    number, hidden, inner = min(experts.num_experts, _MAX_EXPERTS), forms.hidden_size, experts.inner_size
+    routing = experts.routing._replace(top_k=min(experts.routing.top_k, number))
+    x, router = inputs.random(_NUM_TOKENS, hidden), inputs.weights(number, hidden) * hidden**-0.5
+    gate_up = [inputs.weights(2 * inner, hidden) * hidden**-0.5 for _ in range(number)]
+    down = [inputs.weights(hidden, inner) for _ in range(number)]
+
+    def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
+        assert isinstance(ops, ExpertOps), f"{ops.name} computes no mixtures of experts"
+        first, second = ([packed(ops, weight, None) for weight in weights] for weights in (gate_up, down))
+        return (ops.mix_experts(x, ops.pack_experts(router, first, second, routing)),)
+
+    what = f"{form}, {routing.top_k} of {number} experts of {inner}, {hidden} wide"
+    return KernelCase("mixture of experts", what, forms.linear_error, run)
 
 
 def _grouped(weight: torch.Tensor, num_bits: int) -> GroupedWeights:

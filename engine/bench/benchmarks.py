@@ -79,6 +79,13 @@ BENCHMARKS = (
         has_cpu_floors=False,
     ),
     Benchmark("adapters", (), "cost of LoRA adapters in a decode step", "engine.bench.adapters", has_cpu_floors=False),
+    Benchmark(
+        "experts",
+        (),
+        "decode steps of a mixture of experts on a CPU",
+        "engine.bench.experts",
+        has_cpu_floors=False,
+    ),
     Benchmark("int8-quality", (), "what int8 costs in quality on the demo model", "engine.bench.int8_quality"),
     Benchmark("invariance-cost", (), "cost of --batch-invariant", "engine.bench.invariance_cost"),
     Benchmark("linear", (), "linear layers against every product of PyTorch", "engine.bench.linear_layers"),

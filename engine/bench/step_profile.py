@@ -87,12 +87,13 @@ class ProgramClock:
 
 
 def part_seconds(opcodes: "npt.NDArray[np.int64]", seconds: "npt.NDArray[np.float64]") -> dict[str, float]:
-    """Sums a program's instructions by part.
+    """Sums a program's instructions by part; omits parts without any, such as routing in a dense model.
 
     Args:
         opcodes, seconds: [instructions].
     """
-    return {part: float(seconds[np.isin(opcodes, kinds)].sum()) for part, kinds in PARTS.items()}
+    chosen = {part: np.isin(opcodes, kinds) for part, kinds in PARTS.items()}
+    return {part: float(seconds[of_part].sum()) for part, of_part in chosen.items() if of_part.any()}
 
 
 def grouped(num_tokens: Sequence[int], parts: Sequence[dict[str, float]]) -> list[Group]:

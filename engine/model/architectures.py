@@ -4,12 +4,26 @@ from engine.model.families.gemma import GEMMA2, GEMMA3
 from engine.model.families.granite import GRANITE
 from engine.model.families.llama import LLAMA
 from engine.model.families.mistral import MISTRAL
+from engine.model.families.mixtral import MIXTRAL
 from engine.model.families.phi3 import PHI3
-from engine.model.families.qwen import QWEN2, QWEN3
+from engine.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from engine.model.families.smollm3 import SMOLLM3
 from engine.model.family import Family
 
 FAMILIES: dict[str, Family] = {
-    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GRANITE, GEMMA2, GEMMA3)
+    family.architecture: family
+    for family in (
+        LLAMA,
+        MISTRAL,
+        MIXTRAL,
+        QWEN2,
+        QWEN3,
+        QWEN3_MOE,
+        PHI3,
+        SMOLLM3,
+        GRANITE,
+        GEMMA2,
+        GEMMA3,
+    )
 }
 """Families by their entry of `architectures` in config.json."""

@@ -98,13 +98,13 @@ class Decoder:
 
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
         """Returns rows and columns of all linear layers that adapters can change, by their names in the checkpoint."""
-        linears = (linear for layer in self.layers for linear in layer.linears)
+        linears = (linear for layer in self.layers for linear in layer.adaptable)
         return {name: shape for linear in linears for name, shape in linear.projection_shapes().items()}
 
     def set_adapters(self, ops: AdapterOps, adapters: Sequence[Mapping[str, LowRank]]) -> None:
         """Adds adapters, which steps then select by their index; each maps names of linear layers to changes."""
         for layer in self.layers:
-            for linear in layer.linears:
+            for linear in layer.adaptable:
                 linear.set_adapters(ops, adapters)
 
     def _base_parts(self) -> dict[str, CheckpointPart]:

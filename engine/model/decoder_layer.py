@@ -1,4 +1,4 @@
-"""One layer of the decoder: attention and a gated feed-forward network, with RMSNorms before or around each."""
+"""One layer of the decoder: attention and a feed-forward network, with RMSNorms before or around each."""
 
 from collections.abc import Mapping
 
@@ -7,6 +7,7 @@ import torch
 from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span
 from engine.model.config import ModelConfig
+from engine.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 from engine.model.linear import Linear
 from engine.model.norm import Norm
 from engine.model.rope import RopeConfig
@@ -41,16 +42,16 @@ class DecoderLayer:
         self._attention_scale = traits.attention_scale or config.head_dim**-0.5
         self._attention_soft_cap = traits.attention_soft_cap
         self._head_dim = config.head_dim
-        self._gate = config.gate
         self._sliding_window = traits.sliding_windows[index]
-        hidden, intermediate = Span.whole(config.hidden_size), sharding.intermediate
+        hidden = Span.whole(config.hidden_size)
         q, kv = sharding.heads.times(config.head_dim), sharding.kv_heads.times(config.head_dim)
-        attention, mlp = f"{self._prefix}self_attn.", f"{self._prefix}mlp."
+        attention = f"{self._prefix}self_attn."
 
         def linear(
             prefix: str,
             in_features: Span,
             out_features: Mapping[str, Span | FusedSpan],
+            *,
             bias: bool,
             row_order: torch.Tensor | None = None,
         ) -> Linear:
@@ -86,14 +87,36 @@ class DecoderLayer:
             q_norm, k_norm = (norm(f"self_attn.{name}", config.head_dim) for name in ("q_norm", "k_norm"))
             self._head_norms = q_norm.weight, k_norm.weight
         qkv: dict[str, Span | FusedSpan] = {"q_proj": q, "k_proj": kv, "v_proj": kv}
-        gate_up: dict[str, Span | FusedSpan] = {"gate_proj": intermediate, "up_proj": intermediate}
         if traits.fused:
             qkv = {"qkv_proj": FusedSpan((q, kv, kv))}
-            gate_up = {"gate_up_proj": FusedSpan((intermediate, intermediate))}
-        self.qkv = linear(attention, hidden, qkv, traits.qkv_bias, self._order_of_qkv(sharding, traits.ropes[index]))
-        self.o = linear(attention, q, {"o_proj": hidden}, traits.o_bias)
-        self.gate_up = linear(mlp, hidden, gate_up, traits.mlp_bias)
-        self.down = linear(mlp, intermediate, {"down_proj": hidden}, traits.mlp_bias)
+        row_order = self._order_of_qkv(sharding, traits.ropes[index])
+        self.qkv = linear(attention, hidden, qkv, bias=traits.qkv_bias, row_order=row_order)
+        self.o = linear(attention, q, {"o_proj": hidden}, bias=traits.o_bias)
+        mixture = traits.mixtures[index] if traits.mixtures else None
+        self.feed_forward: FeedForward
+        if mixture is None:
+            self.feed_forward = GatedFeedForward(
+                f"{self._prefix}mlp.",
+                hidden,
+                sharding.intermediate,
+                linear,
+                ops,
+                config.gate,
+                has_bias=traits.mlp_bias,
+                is_fused=traits.fused,
+            )
+        else:
+            self.feed_forward = MixtureOfExperts(
+                self._prefix,
+                hidden,
+                sharding.of_experts(mixture),
+                linear,
+                ops,
+                config.gate,
+                mixture,
+                dtype=dtype,
+                device=device,
+            )
 
     def _order_of_qkv(self, sharding: Sharding, rope: RopeConfig | None) -> torch.Tensor | None:
         """Returns the order of rows of queries, keys and values that a partial rotation requires."""
@@ -108,7 +131,7 @@ class DecoderLayer:
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills; linear layers are without memory."""
-        parts = self._norm_parts()
+        parts = self._norm_parts() | self.feed_forward.own_parts()
         for linear in self.linears:
             parts |= linear.checkpoint_parts()
         return parts
@@ -118,13 +141,19 @@ class DecoderLayer:
         fill(self._norm_parts())
         for norm in self._norms.values():
             norm.finish()
-        for linear in self.linears:
+        for linear in (self.qkv, self.o):
             linear.load(self._ops, fill)
+        self.feed_forward.load(fill)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """All linear layers, in the order in which they are loaded."""
-        return self.qkv, self.o, self.gate_up, self.down
+        return self.qkv, self.o, *self.feed_forward.linears
+
+    @property
+    def adaptable(self) -> tuple[Linear, ...]:
+        """Linear layers that adapters can change."""
+        return self.qkv, self.o, *self.feed_forward.adaptable
 
     def _norm_parts(self) -> dict[str, CheckpointPart]:
         return {f"{self._prefix}{name}.weight": CheckpointPart.whole(norm.weight) for name, norm in self._norms.items()}
@@ -159,9 +188,7 @@ class DecoderLayer:
 
     def mlp(self, x: LinearInput, adapted: AdaptedTokens | None) -> torch.Tensor:
         """Normalised input [T, hidden] -> [T, hidden]."""
-        gate = self._ops.gelu_and_mul if self._gate == "gelu_and_mul" else self._ops.silu_and_mul
-        gated = gate(self.gate_up(self._ops, x, adapted))
-        return self._normed(self._group.all_reduce(self.down(self._ops, gated, adapted)), self._mlp_output_norm)
+        return self._normed(self._group.all_reduce(self.feed_forward(x, adapted)), self._mlp_output_norm)
 
     def _normed(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         return x if norm is None else self._ops.rms_norm(x, norm.weight, self._eps)

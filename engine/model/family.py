@@ -14,6 +14,52 @@ GATES: dict[str, Gate] = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_and
 """Gates by the name of their activation in config.json."""
 
 
+# Several times the values of the largest models.
+_MAX_EXPERTS = 4096
+_MAX_INNER_SIZE = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A feed-forward network that is a mixture of experts, each a gated network (arXiv:2101.03961).
+
+    Attributes:
+        num_experts: how many there are.
+        top_k: how many a token uses.
+        inner_size: intermediate units of an expert.
+        normalizes: whether the probabilities of a token's experts are scaled to a sum of one.
+        module: what the checkpoint calls it; the router is its `gate`.
+        projections: what the checkpoint calls gate, up and down of an expert.
+    """
+
+    num_experts: int
+    top_k: int
+    inner_size: int
+    normalizes: bool
+    module: str = "mlp"
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+    @classmethod
+    def from_fields(
+        cls,
+        fields: ConfigFields,
+        *,
+        num_experts: str,
+        inner_size: str,
+        normalizes: bool,
+        module: str = "mlp",
+        projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> "Mixture":
+        """Reads the sizes; num_experts and inner_size are names of fields.
+
+        Raises: CheckpointError: a bad field, or more experts per token than there are.
+        """
+        number, top_k = fields.integer(num_experts, maximum=_MAX_EXPERTS), fields.integer("num_experts_per_tok")
+        if top_k > number:
+            raise fields.error("num_experts_per_tok", f"is {top_k}, {num_experts} is {number}")
+        return cls(number, top_k, fields.integer(inner_size, maximum=_MAX_INNER_SIZE), normalizes, module, projections)
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderTraits:
     """Differences of a model from the common decoder. Tuples have one entry per layer.
@@ -32,6 +78,7 @@ class DecoderTraits:
             None: they are unchanged.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of the output of attention and feed-forward
             network before it is added to the residual stream, and of logits.
+        mixtures: mixtures of experts in place of feed-forward networks; empty: no layer has one.
     """
 
     sliding_windows: tuple[int | None, ...]
@@ -49,6 +96,7 @@ class DecoderTraits:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    mixtures: tuple[Mixture | None, ...] = ()
 
     @property
     def stream_unit(self) -> float:
@@ -69,12 +117,14 @@ class Family:
         read_traits: reads the traits of a model from its config.json; raises CheckpointError for a bad field.
         defaults: values of fields that config.json may lack, as in the configuration class of `transformers`.
         activation_field: the field that names the activation of the feed-forward networks.
+        has_experts: whether layers may be mixtures of experts, which not all kernels compute.
     """
 
     architecture: str
     read_traits: Callable[[ConfigFields], DecoderTraits]
     defaults: Mapping[str, Any]
     activation_field: str = "hidden_act"
+    has_experts: bool = False
 
     def activation(self, fields: ConfigFields) -> Any:
         """Returns what config.json, or else the default of the family, names as activation."""

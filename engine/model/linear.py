@@ -1,7 +1,7 @@
 """Linear layers: loaded in the format of the checkpoint, then packed for the operations, one matrix at a time."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -70,6 +70,16 @@ class Linear:
         self._packed: LinearWeights = None
         self._adapters: tuple[AdapterOps, Adapters] | None = None
         check_matrix(self._quantized, self._out_features, in_features, is_reordered=row_order is not None)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the checkpoint quantises it."""
+        return self._quantized is not None
+
+    @property
+    def packed(self) -> LinearWeights:
+        """The packed weights, after `load`."""
+        return self._packed
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills, without memory."""
@@ -153,3 +163,19 @@ class Linear:
             adapter_ops, adapters = self._adapters
             adapter_ops.add_adapters(y, x, adapters, adapted)
         return y
+
+
+class LinearFactory(Protocol):
+    """Makes linear layers of one model, in its formats; parameters are those of `Linear`."""
+
+    def __call__(
+        self,
+        prefix: str,
+        in_features: Span,
+        out_features: Mapping[str, Span | FusedSpan],
+        *,
+        bias: bool,
+        row_order: torch.Tensor | None = None,
+    ) -> Linear:
+        """Returns a layer without memory."""
+        ...

@@ -62,6 +62,7 @@ def check_folder(
     is_without_weights: bool = False,
     model_impl: ModelImpl = "auto",
     tensor_parallel_size: int = 1,
+    mixes_experts: bool = True,
 ) -> ModelConfig | None:
     """Checks that a folder has the files of a supported model.
 
@@ -69,7 +70,7 @@ def check_folder(
         model_dir: the checkpoint folder.
         is_dummy: weights will be random, and a tokenizer is optional.
         is_without_weights: they will be downloaded if the rest can be served.
-        model_impl, tensor_parallel_size: see `choose_implementation`.
+        model_impl, tensor_parallel_size, mixes_experts: see `choose_implementation`.
     Returns: the checked config.json; None: transformers computes the model, and checks more of it.
 
     Raises:
@@ -81,7 +82,9 @@ def check_folder(
             f"{model_dir / 'config.json'}: no such file; a checkpoint is a folder with config.json"
             f"{_instead(model_dir, _WEIGHTS_ADVICE)}"
         )
-    implementation = choose_implementation(model_dir, model_impl, tensor_parallel_size=tensor_parallel_size)
+    implementation = choose_implementation(
+        model_dir, model_impl, tensor_parallel_size=tensor_parallel_size, mixes_experts=mixes_experts
+    )
     config = ModelConfig.from_dir(model_dir) if implementation == "chairlift" else None
     if not (is_dummy or is_without_weights):
         shard_files(model_dir)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from engine.errors import ConfigError
 from engine.model.checkpoint_part import Span
 from engine.model.config import ModelConfig
+from engine.model.family import Mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Sharding:
         intermediate: intermediate units of the feed-forward network.
         vocabulary: rows of embedding and output head; the last ranks may hold fewer than the others, or none.
         vocabulary_rows: rows of these matrices in memory, including padding; the same on every rank.
+        rank, num_ranks: whose shard it is.
     """
 
     heads: Span
@@ -24,6 +26,8 @@ class Sharding:
     intermediate: Span
     vocabulary: Span
     vocabulary_rows: int
+    rank: int = 0
+    num_ranks: int = 1
 
     @classmethod
     def of(cls, config: ModelConfig, rank: int, size: int) -> "Sharding":
@@ -33,6 +37,9 @@ class Sharding:
         """
         _check_multiple("num_attention_heads", config.num_heads, size)
         _check_multiple("intermediate_size", config.intermediate_size, size)
+        for mixture in set(config.traits.mixtures) - {None}:
+            assert mixture is not None
+            _check_multiple("size of experts", mixture.inner_size, size)
         num_kv_heads = config.num_kv_heads
         if num_kv_heads % size and size % num_kv_heads:
             raise ConfigError(
@@ -46,15 +53,25 @@ class Sharding:
             intermediate=_share(config.intermediate_size, rank, size),
             vocabulary=Span(config.vocab_size, first_row, min(rows, config.vocab_size - first_row)),
             vocabulary_rows=rows,
+            rank=rank,
+            num_ranks=size,
         )
+
+    def of_experts(self, mixture: Mixture) -> Span:
+        """Returns the intermediate units of each expert."""
+        return _share(mixture.inner_size, self.rank, self.num_ranks)
 
     def config_of(self, config: ModelConfig) -> ModelConfig:
         """Returns the configuration of the shard: its heads and intermediate units, and the whole vocabulary."""
+        mixtures = tuple(
+            mixture and replace(mixture, inner_size=self.of_experts(mixture).size) for mixture in config.traits.mixtures
+        )
         return replace(
             config,
             num_heads=self.heads.size,
             num_kv_heads=self.kv_heads.size,
             intermediate_size=self.intermediate.size,
+            traits=replace(config.traits, mixtures=mixtures),
         )
 
 

@@ -19,6 +19,11 @@ def kept_weights(config: EngineConfig, device_type: str) -> Kept:
     return {"cpu": (IntWeights,), "cuda": (Fp8Weights, IntWeights)}[device_type]
 
 
+def mixes_experts(config: EngineConfig, device_type: str) -> bool:
+    """Whether the kernels of a device compute mixtures of experts; transformers computes these models otherwise."""
+    return device_type == "cpu" or config.uses_torch_kernels(device_type)
+
+
 def choose_device(config: EngineConfig) -> torch.device:
     """Returns the device of rank 0: a GPU if requested, or if available with --device auto."""
     if config.device == "cuda" or (

@@ -13,9 +13,19 @@ from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
 from engine.startup.progress import StartupProgress
 from engine.startup.served_model import ServedModel
-from kernels.check import Gate, KernelCase, Mismatch, ModelForms, WeightsForm, find_mismatches, kernel_cases, run_cases
+from kernels.check import (
+    ExpertForms,
+    Gate,
+    KernelCase,
+    Mismatch,
+    ModelForms,
+    WeightsForm,
+    find_mismatches,
+    kernel_cases,
+    run_cases,
+)
 from kernels.families import reference_ops
-from kernels.interface import KernelOps
+from kernels.interface import KernelOps, Routing
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +60,15 @@ def model_forms(
         if isinstance(stored, IntWeights) and isinstance(stored, kept) and weights is None:
             weights = "int4 groups" if stored.num_bits == 4 else "int8 groups"
         gate: Gate = model.gate
+        mixture = next((mixture for mixture in model.traits.mixtures if mixture is not None), None)
     else:
-        gate = "silu_and_mul"
+        gate, mixture = "silu_and_mul", None
         eps, has_bias, has_head_norms, sliding_windows = 1e-6, False, False, model.sliding_windows
         soft_caps, logit_soft_cap = model.soft_caps, None
+    experts = None
+    if mixture is not None:
+        routing = Routing(mixture.top_k, mixture.normalizes, gate)
+        experts = ExpertForms(mixture.num_experts, mixture.inner_size, routing)
     num_heads, num_kv_heads, head_dim = model.shape.widest_layer
     return ModelForms(
         dtype=dtype,
@@ -74,6 +89,7 @@ def model_forms(
         attention_soft_caps=soft_caps,
         logit_soft_cap=logit_soft_cap,
         block_size=config.block_size,
+        experts=experts,
     )
 
 

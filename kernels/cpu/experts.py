@@ -153,7 +153,9 @@ def emit_expert_linear(
     packed, row_scales = recording.empty(tokens, first.depth), recording.empty(tokens)
     out = recording.empty(tokens, first.out_features)
     table = np.zeros((len(layers), WIDTH), dtype=np.int64)
-    table[:, SHARES] = max(1, recording.num_shares // routed.weights.shape[1])  # a token needs the items of top_k experts
+    table[:, SHARES] = max(
+        1, recording.num_shares // routed.weights.shape[1]
+    )  # a token needs the items of top_k experts
     for row, layer in zip(table, layers, strict=True):
         operands = linear_operands(x, layer, packed, row_scales, out)
         row[FIRST_OPERAND : FIRST_OPERAND + len(operands)] = operands

@@ -146,7 +146,7 @@ def test_a_prompt_chunk_behind_a_long_prefix_divides_its_keys_and_answers_as_on_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["StableLM", "OLMoE"])
+@pytest.mark.parametrize("family", ["StableLM", "Qwen3-MoE"])  # on a CPU Chairlift computes the second itself
 def test_a_model_that_transformers_computes_answers_as_on_a_cpu(
     gpu: SimpleNamespace, tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_model_that_transformers_computes_answers_as_on_a_cpu(
     with caplog.at_level("INFO"):
         on_gpu = answers(build(tmp_path, num_gpu_blocks_override=24))
     assert bool(FakeGraphs.seen) == (family == "StableLM")
-    assert ("Steps run without CUDA graphs" in caplog.text) == (family == "OLMoE")
+    assert ("Steps run without CUDA graphs" in caplog.text) == (family == "Qwen3-MoE")
     assert on_gpu == answers(build(tmp_path, num_gpu_blocks_override=24, device="cpu"))
 
 

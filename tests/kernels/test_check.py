@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.check import find_mismatches, kernel_cases, run_cases
+from kernels.check import ExpertForms, find_mismatches, kernel_cases, run_cases
 from kernels.families import cpu_ops, reference_ops
+from kernels.interface import Routing
 from kernels.reference.ops import ReferenceOps
 from tests.support.kernels.model_forms import SMALL
 
 CPU = torch.device("cpu")
 LARGE = {"has_bias": True, "has_head_norms": True, "sliding_windows": (50, None), "block_size": 32}
 CAPPED = {"attention_soft_caps": (2.0, None), "logit_soft_cap": 30.0}
+EXPERTS = {"experts": ExpertForms(7, 40, Routing(3, normalizes=True, gate="silu_and_mul"))}
 TWO_BYTES = [LARGE | {"weights_dtype": dtype} for dtype in (torch.bfloat16, torch.float16)]
 
 
@@ -20,7 +22,7 @@ def check(ops, forms=SMALL, device=CPU):
     return find_mismatches(ops, reference_ops(device), forms, kernel_cases(forms, device))
 
 
-@pytest.mark.parametrize("fields", [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, *TWO_BYTES])
+@pytest.mark.parametrize("fields", [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, EXPERTS, *TWO_BYTES])
 def test_cpu_kernels_pass(fields):
     assert not check(cpu_ops(), replace(SMALL, **fields))
 
@@ -42,10 +44,16 @@ def test_rounding_to_16_bits_passes(dtype):
 
 
 @pytest.mark.parametrize(
-    "name", ["gather_rows", "rms_norm", "add_rms_norm", "linear", "silu_and_mul", "paged_attention", "soft_cap"]
+    ("name", "kernel"),
+    [
+        *((name, name) for name in ("gather_rows", "rms_norm", "add_rms_norm", "linear", "silu_and_mul")),
+        ("paged_attention", "paged_attention"),
+        ("soft_cap", "soft_cap"),
+        ("mix_experts", "mixture of experts"),
+    ],
 )
 @pytest.mark.parametrize("fault", [1.01, torch.nan, torch.inf])
-def test_a_wrong_element_is_noticed(name, fault):
+def test_a_wrong_element_is_noticed(name, kernel, fault):
     class FaultyOps(ReferenceOps):
         pass
 
@@ -56,8 +64,8 @@ def test_a_wrong_element_is_noticed(name, fault):
         return right
 
     setattr(FaultyOps, name, faulty)
-    mismatches = check(FaultyOps(), replace(SMALL, **CAPPED))
-    assert any(name in mismatch.kernel for mismatch in mismatches)
+    mismatches = check(FaultyOps(), replace(SMALL, **CAPPED, **EXPERTS))
+    assert any(kernel in mismatch.kernel for mismatch in mismatches)
     assert f"an error of {'inf' if fault != 1.01 else '0.'}" in mismatches[0].reason
     assert "0.001 is allowed" in mismatches[0].reason
 

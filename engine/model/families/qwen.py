@@ -1,7 +1,17 @@
-"""Qwen2, Qwen2.5 (arXiv:2407.10671, arXiv:2412.15115) and dense Qwen3 (arXiv:2505.09388)."""
+"""Qwen2, Qwen2.5 (arXiv:2407.10671, arXiv:2412.15115) and Qwen3 (arXiv:2505.09388), dense or with experts."""
+
+from dataclasses import replace
 
 from engine.model.config_fields import ConfigFields
-from engine.model.family import DecoderTraits, Family, num_layers, same_ropes, sliding_window, windows_by_layer_type
+from engine.model.family import (
+    DecoderTraits,
+    Family,
+    Mixture,
+    num_layers,
+    same_ropes,
+    sliding_window,
+    windows_by_layer_type,
+)
 
 
 def _qwen2(fields: ConfigFields) -> DecoderTraits:
@@ -21,6 +31,26 @@ def _qwen3(fields: ConfigFields) -> DecoderTraits:
     )
 
 
+def _qwen3_moe(fields: ConfigFields) -> DecoderTraits:
+    """A mixture of experts in each `decoder_sparse_step`-th layer, but for `mlp_only_layers`; one window for all."""
+    number = num_layers(fields)
+    window = sliding_window(fields) if fields.flag("use_sliding_window", False) else None
+    mixture = Mixture.from_fields(
+        fields,
+        num_experts="num_experts" if "num_experts" in fields else "num_local_experts",
+        inner_size="moe_intermediate_size",
+        normalizes=fields.flag("norm_topk_prob", False),
+    )
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.raw("mlp_only_layers", None) or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise fields.error("mlp_only_layers", f"is {dense!r}, expected a list of numbers of layers")
+    return replace(
+        _qwen3(fields),
+        sliding_windows=(window,) * number,
+        mixtures=tuple(None if layer in dense or (layer + 1) % step else mixture for layer in range(number)),
+    )
+
+
 def _windows(fields: ConfigFields) -> tuple[int | None, ...]:
     """The window of each layer; none unless `use_sliding_window`, even if a size is given.
 
@@ -34,3 +64,15 @@ def _windows(fields: ConfigFields) -> tuple[int | None, ...]:
 
 QWEN2 = Family("Qwen2ForCausalLM", _qwen2, {"sliding_window": 4096, "num_key_value_heads": 32})
 QWEN3 = Family("Qwen3ForCausalLM", _qwen3, {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128})
+QWEN3_MOE = Family(
+    "Qwen3MoeForCausalLM",
+    _qwen3_moe,
+    {
+        "sliding_window": 4096,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 768,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 8,
+    },
+    has_experts=True,
+)

@@ -28,6 +28,12 @@ CHUNKS = {"chunk 16", "chunk 32", "unchunked"}
             {"without --lora", "no adapter", "one adapter", "8 adapters"},
         ),
         (
+            "experts",
+            {"experts"},
+            "4 rows",
+            {"Chairlift", "--model-impl transformers", "a dense model of the active size", "transformers"},
+        ),
+        (
             "weights-dtype",
             {"weights-dtype"},
             "4 rows",

@@ -22,7 +22,7 @@ def test_every_opcode_is_in_one_part() -> None:
 def test_instructions_are_added_up_by_part() -> None:
     opcodes = np.array([Opcode.LINEAR, Opcode.PLAN_ATTENTION, Opcode.LINEAR, Opcode.PAGED_ATTENTION])
     seconds = part_seconds(opcodes, np.array([1.0, 2.0, 4.0, 8.0]))
-    assert (seconds["linear"], seconds["attention"], seconds["gate"]) == (5, 10, 0)
+    assert seconds == {"linear": 5, "attention": 10}
 
 
 def test_steps_are_grouped_by_their_tokens_and_the_largest_come_first() -> None:
@@ -47,6 +47,7 @@ def test_the_parts_of_a_program_are_within_its_step(tmp_path: Path, threads: int
     programs = clock.take()
     assert len(programs) == len(run.steps) == 5
     for program, step in zip(programs, run.steps, strict=True):
+        assert set(program) == set(PARTS) - {"routing"}
         assert min(program.values()) > 0
         assert sum(program.values()) < step.execute_s
     serve_anew(parts, Workload(((1, 2, 3),), (5,)))

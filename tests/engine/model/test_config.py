@@ -82,7 +82,8 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
         fields = {"attn_logit_softcapping": None, "query_pre_attn_scalar": 64}  # nor here
     if architecture == "Gemma3ForCausalLM" and "head_dim" in fields:
         fields = {"rope_local_base_freq": 500.0, "rope_theta": 5e4, "sliding_window_pattern": 2}  # nor here
-    if architecture == "MistralForCausalLM" and "num_key_value_heads" in fields:
+    takes_no_null = ("MistralForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
+    if architecture in takes_no_null and "num_key_value_heads" in fields:
         fields = {**fields, "num_key_value_heads": 8}
     shape = {"hidden_size": 1024, "num_attention_heads": 64}
     model_type = getattr(transformers, architecture).config_class.model_type
@@ -295,6 +296,36 @@ def test_yarn_equals_that_of_transformers_and_extends_the_context(read, tmp_path
     their_cos, their_sin = theirs(torch.zeros(1), torch.arange(2048)[None])
     torch.testing.assert_close(cos, their_cos[0, :, :32], atol=5e-4, rtol=0)  # of angles of up to 2,048, in fp32
     torch.testing.assert_close(sin, their_sin[0, :, :32], atol=5e-4, rtol=0)
+
+
+MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok is 5, num_experts is 4"),
+        ({"num_local_experts": 4}, "num_experts_per_tok is 8, num_local_experts is 4"),
+        ({"num_experts": 5000}, "num_experts is 5000, the maximum is 4096"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0, expected an integer >= 1"),
+        ({"mlp_only_layers": [0, "1"]}, "mlp_only_layers is [0, '1'], expected a list of numbers of layers"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0, expected an integer >= 1"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob is 1, expected true or false"),
+    ],
+)
+def test_a_bad_field_of_a_mixture_of_experts_is_named(read, overrides, message):
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        read(**MOE, **overrides)
+
+
+def test_layers_with_experts_are_those_of_transformers(read, tmp_path):
+    sparse = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    config = read(model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, **MOE, **sparse)
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    has_experts = [hasattr(layer.mlp, "experts") for layer in theirs.model.layers]
+    assert [mixture is not None for mixture in config.traits.mixtures] == has_experts
+    assert sum(has_experts) == 2
 
 
 @pytest.mark.parametrize(

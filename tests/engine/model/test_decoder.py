@@ -71,6 +71,24 @@ CHECKPOINTS = {
         "phi3",
         {"original_max_position_embeddings": 256, "max_position_embeddings": 512, "rope_parameters": longrope(8)},
     ),
+    "qwen3 with experts": ("qwen3_moe", {}),
+    "qwen3 with experts, window, bfloat16": (
+        "qwen3_moe",
+        {
+            "dtype": "bfloat16",
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [],
+            "attention_bias": True,
+        },
+    ),
+    "mixtral": ("mixtral", {}),
+    "mixtral window, tied, in shards": (
+        "mixtral",
+        {"sliding_window": 24, "tie_word_embeddings": True, "max_shard_size": "40KB", "num_experts_per_tok": 1},
+    ),
     "smollm3": ("smollm3", {}),
     "granite": ("granite", {}),
     "gemma2": ("gemma2", {}),
@@ -186,11 +204,16 @@ def test_logits_equal_transformers(case, make_ops, chunk_lens):
     ids=["int8 weights", "int8 KV cache", "int8 both"],
 )
 def test_int8_logits_are_near(case, quantization, kv_dtype, limit):
-    """Root mean square of the errors, as a part of the standard deviation of the logits."""
+    """Root mean square of the errors, as a part of the standard deviation of the logits.
+
+    Of a mixture of experts it is that of a token in the middle: rounding makes a few choose another expert.
+    """
     ops = cpu_ops(quantization=quantization)
     model = load_model(case.path, case.config, ops, max_model_len=SERVED_LEN)
     logits, expected = torch.cat(run(model, ops, case.prompts, [17, 1, 40], kv_dtype)), torch.cat(case.expected)
-    error = float((logits - expected).square().mean().sqrt() / expected.std())
+    squares = (logits - expected).square().mean(dim=1)
+    mean = squares.median() if any(case.config.traits.mixtures) else squares.mean()
+    error = float(mean.sqrt() / expected.std())
     print(f"error {error:.4f}")  # noqa: T201
     assert 1e-4 < error < limit
 

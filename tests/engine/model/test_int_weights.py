@@ -62,10 +62,17 @@ def inputs():
     return {name: torch.randn(5, size, generator=generator) for name, size in sizes.items()}
 
 
+def last_linears(path, ops):
+    """Returns these layers, by name."""
+    layer = load(path, ops).layers[-1]
+    mlp = layer.feed_forward
+    return {"qkv": layer.qkv, "o": layer.o, "gate_up": mlp.gate_up, "down": mlp.down}
+
+
 def outputs(path, ops):
     """Returns the results of these layers."""
-    layer = load(path, ops).layers[-1]
-    return {name: getattr(layer, name)(ops, x) for name, x in inputs().items()}
+    linears = last_linears(path, ops)
+    return {name: linears[name](ops, x) for name, x in inputs().items()}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.keys())
@@ -81,15 +88,37 @@ def test_a_cpu_multiplies_integers_as_they_are(make_twins, scheme):
     """With the same bits as their values in fp32, but where sums have another order or int8 is scaled after them."""
     integers, twin = make_twins(scheme)
     expected, got = outputs(twin, cpu_ops()), outputs(integers, cpu_ops())
-    layer = load(twin, reference_ops()).layers[-1]
+    linears = last_linears(twin, reference_ops())
     is_other_sum = scheme.shuffled or (scheme.num_bits == 8 and scheme.group_size == -1)
     for name, x in inputs().items():
         if not is_other_sum:
             assert torch.equal(got[name], expected[name]), name
-        weight = getattr(layer, name)._packed[0]
+        weight = linears[name]._packed[0]
         exact, magnitudes = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
         # rounding of a sum of K terms, as in tests/kernels/cpu/test_linear.py, and of scale and weight
         assert ((got[name] - exact).abs() <= (4 * x.shape[1] ** 0.5 + 2) * 2**-24 * magnitudes).all(), name
+
+
+@pytest.mark.parametrize("layout", ["gptq", "awq", "packed", "int8"])
+def test_experts_in_integers_give_the_results_of_their_values(make_twins, layout):
+    sizes = {"moe_intermediate_size": 64, "num_experts": 5, "num_experts_per_tok": 2}
+    integers, twin = make_twins(Scheme(layout, num_bits=8 if layout == "int8" else 4), "qwen3_moe", **sizes)
+    x = inputs()["qkv"]
+    for ops in (reference_ops(), cpu_ops()):
+        expected, got = (load(path, ops).layers[-1].feed_forward(x, None) for path in (twin, integers))
+        assert torch.equal(got, expected), ops.name
+    config, plain = ModelConfig.from_dir(integers), ModelConfig.from_dir(twin)
+    assert weights_bytes(config, torch.float16, kept=(IntWeights,)) < 0.7 * weights_bytes(plain, torch.float16)
+
+
+def test_experts_of_which_only_some_are_quantised_are_refused(make_twins):
+    integers, _ = make_twins(Scheme("packed"), "qwen3_moe", moe_intermediate_size=64)
+    config = json.loads((integers / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["lm_head", "re:.*experts.3.down_proj"]
+    (integers / "config.json").write_text(json.dumps(config))
+    message = "all experts of model.layers.0.mlp must be quantised, or none"
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        make_decoder(ModelConfig.from_dir(integers), "meta", reference_ops())
 
 
 def rank(index):

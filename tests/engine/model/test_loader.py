@@ -102,7 +102,9 @@ def test_packing_on_a_cpu_takes_memory_for_the_packed_weights_and_one_matrix(qua
     shape = ModelConfig.from_dir(find_shape("llama-3.2-1b"))
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_layers": 4, "num_heads": 8, "vocab_size": 2048}
     config = replace(shape, **sizes)
-    ops = SimpleNamespace(pack_linear=lambda weight, bias, **_: pack_linear(weight, bias, quantize=quantize))
+    ops = SimpleNamespace(
+        pack_linear=lambda weight, bias, **_: pack_linear(weight, bias, quantize=quantize), silu_and_mul=None
+    )
     peak = peak_bytes_while_loading(config, ops, dtype, torch.device("cpu"))
     largest_matrix = 2 * config.intermediate_size * config.hidden_size * dtype.itemsize
     work_bytes = 14 * 2**20

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import re
+import shutil
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from engine.model.lora import LoraAdapter
 from kernels.families import cpu_ops, reference_ops
 from kernels.metadata import AdaptedTokens, AttentionMetadata
 from tests.support.engine.adapters import CONFIG_FILE, WEIGHTS_FILE, save_adapter, save_merged
+from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.kernels.batches import assert_same_bits
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -31,6 +33,7 @@ FAMILIES = {
     "llama, bf16": ("llama", {}, ALL, {"dtype": torch.bfloat16}),
     "llama, rslora": ("llama", {}, ALL, {"use_rslora": True, "alpha": 4.0}),
     "qwen3": ("qwen3", {}, ALL, {"rank": 40}),
+    "qwen3 with experts, attention": ("qwen3_moe", {}, ("q_proj", "k_proj", "v_proj", "o_proj"), {}),
     "gemma2": ("gemma2", {}, ALL, {}),
     "gemma3": ("gemma3", {}, ALL, {}),
     "phi3, partial rotation": ("phi3", {"partial_rotary_factor": 0.75}, FUSED, {}),
@@ -103,6 +106,28 @@ def test_logits_are_those_of_the_merged_checkpoint(name, make_checkpoint, tmp_pa
         n = PROMPT_LENS[0]
         assert (mixed[:n] - want[:n]).abs().max() < TOLERANCE
         assert (mixed[n:] - unchanged[n:]).abs().max() < TOLERANCE
+
+
+def test_logits_of_a_checkpoint_in_integers_are_those_of_its_values_with_the_adapter_merged(make_checkpoint, tmp_path):
+    original = make_checkpoint("llama", dtype="float16", intermediate_size=128)
+    integers, twin = (shutil.copytree(original, tmp_path / name) for name in ("integers", "twin"))
+    quantise_checkpoint(original, integers, twin, Scheme("awq"))
+    folder = save_adapter(tmp_path / "adapter", twin, targets=ALL)
+    prompts = make_prompts()
+    want = reference_logits(save_merged(tmp_path / "merged", twin, folder), prompts)
+    changes = open_adapter(folder, integers).read()
+    for ops in (reference_ops(), cpu_ops()):
+        model = load_model(integers, ModelConfig.from_dir(integers), ops)
+        model.set_adapters(ops, [changes])
+        assert (logits_of(model, prompts, [0] * len(prompts)) - want).abs().max() < TOLERANCE
+
+
+def test_an_adapter_of_experts_is_refused(make_checkpoint, tmp_path):
+    base = make_checkpoint("mixtral")
+    folder = save_adapter(tmp_path / "adapter", base, targets=("q_proj", "w1"))
+    names = "q_proj, k_proj, v_proj, o_proj"
+    with pytest.raises(CheckpointError, match=rf"target_modules names 'w1', the linear layers .* are {names}$"):
+        open_adapter(folder, base)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

@@ -32,6 +32,8 @@ CHECKPOINTS = {
     "llama bfloat16 in shards": ("llama", {"dtype": "bfloat16", "max_shard_size": "40KB"}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"attention_bias": True}),
+    "qwen3 with experts": ("qwen3_moe", {}),
+    "mixtral": ("mixtral", {}),
     "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3", {"attention_bias": True}),
 }
@@ -181,6 +183,7 @@ def test_parts_are_those_of_the_file_and_cover_it(make_checkpoint, kv_heads):
     ("overrides", "size", "message"),
     [
         ({}, 3, "num_attention_heads 4 is not a multiple of tensor_parallel_size 3"),
+        ({"architecture": "qwen3_moe", "moe_intermediate_size": 41}, 2, "size of experts 41 is not a multiple of"),
         (
             {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3},
             2,
@@ -190,7 +193,7 @@ def test_parts_are_those_of_the_file_and_cover_it(make_checkpoint, kv_heads):
     ],
 )
 def test_a_model_that_cannot_be_divided_evenly_is_rejected(make_checkpoint, overrides, size, message):
-    config = ModelConfig.from_dir(make_checkpoint("llama", **overrides))
+    config = ModelConfig.from_dir(make_checkpoint(**{"architecture": "llama", **overrides}))
     with pytest.raises(ConfigError, match=message):
         Sharding.of(config, 0, size)
 

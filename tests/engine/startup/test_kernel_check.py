@@ -63,6 +63,16 @@ def test_a_faulty_kernel_ends_the_start_with_one_line(model_dir: Path, monkeypat
     )
 
 
+def test_a_faulty_mixture_of_experts_ends_the_start(
+    servable: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = CpuOps.mix_experts
+    monkeypatch.setattr(CpuOps, "mix_experts", lambda self, x, experts: 2 * right(self, x, experts))
+    expected = r"mixture of experts \(float32, weights float32, 3 of 4 experts of 40, 64 wide\) has an error of"
+    with pytest.raises(ConfigError, match=expected):
+        start(servable("qwen3_moe", num_hidden_layers=1, mlp_only_layers=[]))
+
+
 @pytest.mark.usefixtures("faulty_attention")
 @pytest.mark.parametrize(("kernel_check", "num_warnings"), [("warn", 2), ("off", 0)])
 def test_a_faulty_kernel_is_logged_or_ignored_on_request(

@@ -54,7 +54,6 @@ TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Hunyuan": ("HunYuanDenseV1", {"head_dim": 16}),
     "MiniMax-M2": ("MiniMaxM2", {**_LOCAL_EXPERTS, "head_dim": 16}),
     "Ministral": ("Ministral", {"head_dim": 16, "sliding_window": 24}),
-    "Mixtral": ("Mixtral", {**_LOCAL_EXPERTS, "sliding_window": None}),
     "Nemotron": ("Nemotron", {}),
     "OLMo": ("Olmo", {}),
     "OLMo 3": ("Olmo3", {"sliding_window": 24}),
@@ -62,7 +61,6 @@ TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "OPT": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "Phi": ("Phi", {"num_key_value_heads": 4}),
     "Qwen2-MoE": ("Qwen2Moe", {**_EXPERTS, "shared_expert_intermediate_size": 48}),
-    "Qwen3-MoE": ("Qwen3Moe", {**_EXPERTS, "head_dim": 16}),
     "Seed-OSS": ("SeedOss", {"head_dim": 16}),
     "StableLM": ("StableLm", {}),
     "StarCoder2": ("Starcoder2", {"sliding_window": 24}),
@@ -71,8 +69,10 @@ TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma 3": ("Gemma3Text", {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}),
     "Granite": ("Granite", {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "Llama": ("Llama", {"hidden_act": "gelu", "rope_parameters": _YARN}),
+    "Mixtral": ("Mixtral", {**_LOCAL_EXPERTS, "sliding_window": None}),
     "OLMo 2": ("Olmo2", {}),
     "Phi-3": ("Phi3", {}),
+    "Qwen3-MoE": ("Qwen3Moe", {**_EXPERTS, "head_dim": 16}),
     "SmolLM3": ("SmolLM3", {}),
 }
 """Family -> prefix of its classes in transformers, and fields of a small configuration."""

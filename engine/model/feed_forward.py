@@ -1,0 +1,159 @@
+"""Feed-forward networks of layers: a gated one that all tokens share, or a mixture of experts."""
+
+from typing import Protocol
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span
+from engine.model.family import Gate, Mixture
+from engine.model.linear import Linear, LinearFactory
+from kernels.interface import ExpertOps, Experts, KernelOps, LinearInput, Routing
+from kernels.metadata import AdaptedTokens
+
+
+class FeedForward(Protocol):
+    """Weights and computation of the feed-forward network of a layer, or of the shard of a rank."""
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All linear layers, in the order in which they are loaded."""
+        ...
+
+    @property
+    def adaptable(self) -> tuple[Linear, ...]:
+        """Linear layers that adapters can change."""
+        ...
+
+    def own_parts(self) -> dict[str, CheckpointPart]:
+        """Returns name in the checkpoint -> the part of a parameter that it fills, without those of `linears`."""
+        ...
+
+    def load(self, fill: Fill) -> None:
+        """Loads and packs one linear layer at a time."""
+        ...
+
+    def __call__(self, x: LinearInput, adapted: AdaptedTokens | None, /) -> torch.Tensor:
+        """Normalised input [T, hidden] -> [T, hidden], of which ranks compute terms of a sum."""
+        ...
+
+
+class GatedFeedForward:
+    """down(gate(gate_up x)) (arXiv:2002.05202)."""
+
+    def __init__(
+        self, prefix: str, hidden: Span, inner: Span, linear: LinearFactory, ops: KernelOps, gate: Gate,
+        *, has_bias: bool, is_fused: bool,
+    ) -> None:  # fmt: skip
+        """Allocates nothing yet.
+
+        Args:
+            prefix: prefix of the names in the checkpoint.
+            hidden, inner: sizes of input and output, and between the layers.
+            linear: makes linear layers.
+            ops: operations of the model.
+            gate: the operation between the layers.
+            has_bias: whether the layers have biases.
+            is_fused: whether the checkpoint stores gate and up as `gate_up_proj`.
+        """
+        gate_up: dict[str, Span | FusedSpan] = {"gate_proj": inner, "up_proj": inner}
+        if is_fused:
+            gate_up = {"gate_up_proj": FusedSpan((inner, inner))}
+        self._ops = ops
+        self._gate = ops.gelu_and_mul if gate == "gelu_and_mul" else ops.silu_and_mul
+        self.gate_up = linear(prefix, hidden, gate_up, bias=has_bias)
+        self.down = linear(prefix, inner, {"down_proj": hidden}, bias=has_bias)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Both linear layers."""
+        return self.gate_up, self.down
+
+    @property
+    def adaptable(self) -> tuple[Linear, ...]:
+        """Both linear layers."""
+        return self.linears
+
+    def own_parts(self) -> dict[str, CheckpointPart]:
+        """Returns nothing: all weights are of linear layers."""
+        return {}
+
+    def load(self, fill: Fill) -> None:
+        """Loads and packs one layer, then the other."""
+        for linear in self.linears:
+            linear.load(self._ops, fill)
+
+    def __call__(self, x: LinearInput, adapted: AdaptedTokens | None, /) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        return self.down(self._ops, self._gate(self.gate_up(self._ops, x, adapted)), adapted)
+
+
+class MixtureOfExperts:
+    """The sum of a few gated networks that a router chooses for each token (arXiv:2101.03961, section 2)."""
+
+    def __init__(
+        self,
+        prefix: str,
+        hidden: Span,
+        inner: Span,
+        linear: LinearFactory,
+        ops: KernelOps,
+        gate: Gate,
+        mixture: Mixture,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocates the router, uninitialised; of each expert a rank holds a part.
+
+        Args:
+            prefix: prefix of the layer's names in the checkpoint.
+            hidden, inner: sizes of input and output, and between the layers of an expert.
+            linear: makes linear layers.
+            ops: operations of the model.
+            gate: the operation between the layers of an expert.
+            mixture: number and choice of experts, and their names.
+            dtype, device: of the router, which no checkpoint quantises.
+        Raises: CheckpointError: only some experts are quantised.
+        """
+        assert isinstance(ops, ExpertOps), f"{ops.name} computes no mixtures of experts"
+        self._ops = ops
+        self._routing = Routing(mixture.top_k, mixture.normalizes, gate)
+        self._router_name = f"{prefix}{mixture.module}.gate.weight"
+        self._router = torch.empty(mixture.num_experts, hidden.total, dtype=dtype, device=device)
+        gate_name, up_name, down_name = mixture.projections
+        prefixes = [f"{prefix}{mixture.module}.experts.{expert}." for expert in range(mixture.num_experts)]
+        self._gate_up = [linear(expert, hidden, {gate_name: inner, up_name: inner}, bias=False) for expert in prefixes]
+        self._down = [linear(expert, inner, {down_name: hidden}, bias=False) for expert in prefixes]
+        for layers in (self._gate_up, self._down):
+            if len({layer.is_quantized for layer in layers}) > 1:
+                raise CheckpointError(
+                    f"quantization_config: all experts of {prefix}{mixture.module} must be quantised, or none"
+                )
+        self._experts: Experts = None
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The layers of all experts, one expert after the other."""
+        return tuple(layer for layers in zip(self._gate_up, self._down, strict=True) for layer in layers)
+
+    @property
+    def adaptable(self) -> tuple[Linear, ...]:
+        """None: each expert sees its own tokens."""
+        return ()
+
+    def own_parts(self) -> dict[str, CheckpointPart]:
+        """Returns the part of the router."""
+        return {self._router_name: CheckpointPart.whole(self._router)}
+
+    def load(self, fill: Fill) -> None:
+        """Fills the router, then loads and packs one layer of one expert at a time."""
+        fill(self.own_parts())
+        for linear in self.linears:
+            linear.load(self._ops, fill)
+        gate_up, down = ([layer.packed for layer in layers] for layers in (self._gate_up, self._down))
+        self._experts = self._ops.pack_experts(self._router, gate_up, down, self._routing)
+
+    def __call__(self, x: LinearInput, _adapted: AdaptedTokens | None, /) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        return self._ops.mix_experts(x, self._experts)
