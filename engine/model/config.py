@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model.architectures import FAMILIES
-from engine.model.checkpoint_file import exists
+from engine.model.checkpoint import open_checkpoint
 from engine.model.config_fields import ConfigFields
 from engine.model.family import GATES, DecoderTraits, Family, Gate
 from engine.model.model_shape import LayerShape, ModelShape
@@ -58,7 +58,8 @@ class ModelConfig:
 
         Raises: CheckpointError: a missing, invalid or unsupported field.
         """
-        fields = text_fields(ConfigFields.from_file(path / "config.json"))
+        checkpoint = open_checkpoint(path)
+        fields = text_fields(checkpoint.config())
         family = _family(fields)
         stated, fields = fields, fields.with_defaults(dict(family.defaults))
         hidden_size = fields.integer("hidden_size", maximum=_MAX_HIDDEN_SIZE)
@@ -108,7 +109,7 @@ class ModelConfig:
             gate=GATES[family.activation(fields)],
             traits=traits,
             checkpoint_dtype=dtype,
-            end_token_ids=_end_token_ids(path, stated, fields),
+            end_token_ids=_end_token_ids(checkpoint.generation_config(), stated, fields),
             quantized=read_quantization_config(fields),
         )
 
@@ -132,8 +133,7 @@ def _family(fields: ConfigFields) -> Family:
     raise fields.error("architectures", f"is {names!r}, supported are {', '.join(FAMILIES)}; see docs/models.md")
 
 
-def _end_token_ids(path: Path, stated: ConfigFields, fields: ConfigFields) -> frozenset[int]:
-    generation_path = path / "generation_config.json"
-    if exists(generation_path):
-        return stated.token_ids("eos_token_id") | ConfigFields.from_file(generation_path).token_ids("eos_token_id")
+def _end_token_ids(generation: ConfigFields | None, stated: ConfigFields, fields: ConfigFields) -> frozenset[int]:
+    if generation is not None:
+        return stated.token_ids("eos_token_id") | generation.token_ids("eos_token_id")
     return fields.token_ids("eos_token_id")

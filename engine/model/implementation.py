@@ -10,6 +10,7 @@ from typing import Literal
 
 from engine.errors import ConfigError
 from engine.model.architectures import FAMILIES
+from engine.model.checkpoint import open_checkpoint
 from engine.model.config_fields import ConfigFields
 from engine.model.text_part import text_fields
 
@@ -62,7 +63,7 @@ def choose_implementation(
         ConfigError: transformers is not installed, or does not divide a model among ranks; or chairlift is requested
             for a mixture of experts that the device does not compute.
     """
-    fields = ConfigFields.from_file(path / "config.json")
+    fields = open_checkpoint(path).config()
     names, text = fields.raw("architectures"), text_fields(fields)
     text_names = text.raw("architectures")
     is_native = isinstance(text_names, list) and any(

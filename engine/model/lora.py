@@ -164,7 +164,7 @@ def _checked_modules(path: Path, rank: int, layers: Mapping[str, tuple[int, int]
     """Returns the layers whose matrices a file holds, after checking their names, types and shapes."""
     if not exists(path):
         raise CheckpointError(f"{path}: no such file; only adapters in safetensors are read")
-    tensors = read_safetensors_header(path).tensors
+    tensors = read_safetensors_header(path)
     shapes = {
         name: shape
         for layer, (rows, columns) in layers.items()

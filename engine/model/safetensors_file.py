@@ -5,12 +5,12 @@ The format: 8 bytes little-endian header length, a JSON header {name: {dtype, sh
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
 from engine.model.checkpoint_file import open_regular, parse_json
+from engine.model.tensor_entry import TensorEntry
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the format. Without a limit, a corrupt length would allocate that much memory."""
@@ -20,35 +20,10 @@ FP8_NAME = "F8_E4M3"
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, FP8_NAME: 1, "I64": 8, "I32": 4, "I8": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """Type, shape and position of a tensor; `start` and `stop` are bytes after the header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class SafetensorsHeader:
-    """The parsed header.
-
-    Attributes:
-        raw: the JSON text in the file.
-    """
-
-    raw: bytes
-    tensors: dict[str, TensorEntry]
-
-    @property
-    def data_bytes(self) -> int:
-        """Bytes of data after the header."""
-        return max((entry.stop for entry in self.tensors.values()), default=0)
-
-
-def read_safetensors_header(path: Path) -> SafetensorsHeader:
+def read_safetensors_header(path: Path) -> dict[str, TensorEntry]:
     """Reads the header and checks it against the size of the file.
+
+    Returns: the tensors by name.
 
     Raises: CheckpointError: the file cannot be read, is truncated or corrupt.
     """
@@ -68,14 +43,14 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     entries = parse_json(f"{path}: corrupt header", raw)
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path}: corrupt header: holds a {type(entries).__name__}, expected an object")
-    tensors = {name: _entry(path, name, values) for name, values in entries.items() if name != "__metadata__"}
-    header = SafetensorsHeader(raw, tensors)
-    if (expected := 8 + length + header.data_bytes) != size:
+    data = 8 + length
+    tensors = {name: _entry(path, name, values, data) for name, values in entries.items() if name != "__metadata__"}
+    if (expected := max((entry.stop for entry in tensors.values()), default=data)) != size:
         raise CheckpointError(f"{path}: has {size} bytes, its header requires {expected}: truncated or corrupt")
-    return header
+    return tensors
 
 
-def _entry(path: Path, name: str, values: Any) -> TensorEntry:
+def _entry(path: Path, name: str, values: Any, data: int) -> TensorEntry:
     try:
         dtype, shape, (start, stop) = values["dtype"], tuple(values["shape"]), values["data_offsets"]
         if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop)):
@@ -89,4 +64,4 @@ def _entry(path: Path, name: str, values: Any) -> TensorEntry:
         raise CheckpointError(
             f"{path}: tensor {name} of shape {list(shape)} in {dtype} takes {expected} bytes, its offsets span {span}"
         )
-    return TensorEntry(dtype, shape, start, stop)
+    return TensorEntry(dtype, shape, data + start, data + stop)

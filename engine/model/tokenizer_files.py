@@ -7,24 +7,10 @@ from typing import Any
 
 from chairlift.service.engine_protocol import tokenizer_sha256
 from engine.errors import CheckpointError
-from engine.model.checkpoint_file import MAX_JSON_BYTES, exists, parse_json, read_bytes
-from engine.model.model_folder import require_tokenizer
+from engine.model.checkpoint import open_checkpoint
+from engine.model.checkpoint_file import parse_json
 from engine.model.template_nesting import check_nesting
 from engine.model.tokenizer_json import complete
-
-TOKENIZER_FILE_NAMES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
-TEMPLATE_FOLDER = "additional_chat_templates"
-_MAX_TOKENIZER_BYTES = 128 << 20  # the largest on the hub have 34 MB
-_MAX_TEMPLATE_BYTES = 1 << 20
-_MAX_TEMPLATES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +29,12 @@ class TokenizerFiles:
         Raises: CheckpointError: tokenizer.json is missing or unusable, a file cannot be read or is not JSON, or a
             setting is not supported.
         """
-        if not exists(model_dir / "tokenizer.json"):
-            if not is_required:
-                return cls(())
-            require_tokenizer(model_dir)
-        names = [name for name in TOKENIZER_FILE_NAMES if exists(model_dir / name)] + _template_names(model_dir)
-        files = {name: read_bytes(model_dir / name, _max_bytes(name)) for name in names}
+        checkpoint = open_checkpoint(model_dir)
+        if is_required:
+            checkpoint.require_tokenizer()
+        files = checkpoint.tokenizer_files()
+        if not files:
+            return cls(())
         objects = {name: _object(model_dir / name, data) for name, data in files.items() if name.endswith(".json")}
         for name, data in files.items():
             if name.endswith(".jinja"):
@@ -64,25 +50,6 @@ class TokenizerFiles:
     def sha256(self) -> bytes:
         """Returns the digest that frontends compare, `EngineInfo.tokenizer_sha256`."""
         return tokenizer_sha256(dict(self.files))
-
-
-def _template_names(model_dir: Path) -> list[str]:
-    folder = model_dir / TEMPLATE_FOLDER
-    try:
-        names = sorted(path.name for path in folder.iterdir() if path.name.endswith(".jinja"))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from error
-    if len(names) > _MAX_TEMPLATES:
-        raise CheckpointError(f"{folder}: has {len(names)} templates, at most {_MAX_TEMPLATES} are read")
-    return [f"{TEMPLATE_FOLDER}/{name}" for name in names]
-
-
-def _max_bytes(name: str) -> int:
-    if name.endswith(".jinja"):
-        return _MAX_TEMPLATE_BYTES
-    return _MAX_TOKENIZER_BYTES if name == "tokenizer.json" else MAX_JSON_BYTES
 
 
 def _object(path: Path, data: bytes) -> dict[str, Any]:

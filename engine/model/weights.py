@@ -10,17 +10,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
+from engine.model.checkpoint import open_checkpoint
 from engine.model.checkpoint_file import open_regular
 from engine.model.checkpoint_part import CheckpointPart
-from engine.model.model_folder import shard_files
-from engine.model.safetensors_file import (
-    FP8_NAME,
-    ITEM_BYTES,
-    SafetensorsHeader,
-    TensorEntry,
-    read_safetensors_header,
-)
-from engine.model.text_part import decoder_names
+from engine.model.safetensors_file import FP8_NAME, ITEM_BYTES
+from engine.model.tensor_entry import TensorEntry
 from kernels.fp8_weights import FP8_DTYPE
 
 _SAMPLE_BYTES = 4096
@@ -127,8 +121,9 @@ def check_headers(path: Path) -> None:
 
     Raises: CheckpointError: one is missing, truncated or corrupt.
     """
-    for file in shard_files(path):
-        read_safetensors_header(file)
+    checkpoint = open_checkpoint(path)
+    for file in checkpoint.weights_files():
+        checkpoint.tensors(file)
 
 
 def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeights:
@@ -138,11 +133,12 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
     """
     shards: dict[Path, dict[str, int]] = {}
     stored_names: dict[str, str] = {}
-    decoder_name = decoder_names(path)
+    checkpoint = open_checkpoint(path)
+    decoder_name = checkpoint.decoder_names()
     num_activation_scales = num_kv_scales = 0
-    for file in shard_files(path):
-        header, sampled = read_safetensors_header(file), {}
-        for stored, entry in header.tensors.items():
+    for file in checkpoint.weights_files():
+        sampled = {}
+        for stored, entry in checkpoint.tensors(file).items():
             name = decoder_name(stored)
             if name is None:
                 continue
@@ -152,7 +148,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
                 num_activation_scales += is_activation_scale
                 num_kv_scales += is_kv_scale
                 is_known = is_activation_scale or is_kv_scale or _is_ignorable(name)
-                if not is_known and not _is_redundant(file, header, name, entry, parts):
+                if not is_known and not _is_redundant(file, name, entry, parts):
                     raise CheckpointError(f"{file}: tensor {stored} is not part of this architecture")
                 continue
             if name in stored_names:
@@ -161,7 +157,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
             stored_names[name] = stored
             sampled[stored] = entry
             shards.setdefault(file, {})[name] = parts[name].tensor.numel() * ITEM_BYTES[entry.dtype]
-        _check_samples(file, header, sampled)
+        _check_samples(file, sampled)
     if missing := sorted(parts.keys() - stored_names.keys()):
         raise CheckpointError(f"{path}: {len(missing)} of {len(parts)} tensors are missing, the first is {missing[0]}")
     return CheckedWeights(shards, stored_names, num_activation_scales, num_kv_scales)
@@ -172,18 +168,19 @@ def stored_dtypes(path: Path) -> set[torch.dtype]:
 
     Raises: CheckpointError: a file is missing, unreadable, truncated or corrupt.
     """
-    decoder_name = decoder_names(path)
+    checkpoint = open_checkpoint(path)
+    decoder_name = checkpoint.decoder_names()
     return {
         _DTYPES[entry.dtype]
-        for file in shard_files(path)
-        for stored, entry in read_safetensors_header(file).tensors.items()
+        for file in checkpoint.weights_files()
+        for stored, entry in checkpoint.tensors(file).items()
         if (name := decoder_name(stored)) is not None
         and not _is_ignorable(name)
         and entry.dtype in _DTYPES  # others are reported by `check_weights`
     }
 
 
-def _check_samples(file: Path, header: SafetensorsHeader, entries: dict[str, TensorEntry]) -> None:
+def _check_samples(file: Path, entries: dict[str, TensorEntry]) -> None:
     """Checks the beginning of each tensor, which detects one that is entirely NaN before the long load.
 
     Single NaNs are detected by the warm-up, which cannot name the tensor: checking all values would take as long as
@@ -193,22 +190,20 @@ def _check_samples(file: Path, header: SafetensorsHeader, entries: dict[str, Ten
         for name, entry in entries.items():
             if entry.dtype not in _DTYPES:
                 continue  # integers
-            reader.seek(8 + len(header.raw) + entry.start)
+            reader.seek(entry.start)
             data = bytearray(reader.read(min(_SAMPLE_BYTES, entry.stop - entry.start)))
             if data and not torch.isfinite(torch.frombuffer(data, dtype=_DTYPES[entry.dtype]).float()).all():
                 raise CheckpointError(f"{file}: tensor {name} holds NaN or infinity")
 
 
-def _is_redundant(
-    file: Path, header: SafetensorsHeader, name: str, entry: TensorEntry, parts: dict[str, CheckpointPart]
-) -> bool:
+def _is_redundant(file: Path, name: str, entry: TensorEntry, parts: dict[str, CheckpointPart]) -> bool:
     """Whether a tensor beside integers tells nothing: the shape of a matrix, or a bias of zeros, as AutoGPTQ writes."""
     if f"{name.removesuffix('weight_shape')}weight_packed" in parts:
         return True
     if not name.endswith(".bias") or f"{name.removesuffix('bias')}qweight" not in parts:
         return False
     with open_regular(file) as reader:
-        reader.seek(8 + len(header.raw) + entry.start)
+        reader.seek(entry.start)
         return not any(reader.read(entry.stop - entry.start))
 
 

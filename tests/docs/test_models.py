@@ -20,10 +20,10 @@ from engine.demo import MODEL_DIR
 from engine.errors import CheckpointError, ConfigError
 from engine.model import hub
 from engine.model.architectures import FAMILIES
+from engine.model.checkpoint_folder import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
 from engine.model.config import ModelConfig
 from engine.model.config_fields import ConfigFields
 from engine.model.shapes import find_shape, shape_names
-from engine.model.tokenizer_files import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
 from engine.runner.kv_cache import kv_bytes_per_token, plan_kv_cache
 from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress

@@ -1,5 +1,6 @@
 """Two models have two fingerprints; the same files always have one."""
 
+import json
 from pathlib import Path
 
 from engine.model.fingerprint import weights_fingerprint
@@ -9,6 +10,8 @@ def _write(path: Path, weights: bytes, config: bytes = b"{}", name: str = "model
     path.mkdir()
     (path / "config.json").write_bytes(config)
     (path / name).write_bytes(weights)
+    if name != "model.safetensors":
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"tensor": name}}))
     return path
 
 

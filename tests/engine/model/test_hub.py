@@ -16,8 +16,8 @@ from huggingface_hub.errors import (
 
 from engine.errors import CheckpointError
 from engine.model import hub
+from engine.model.checkpoint_folder import TOKENIZER_FILE_NAMES
 from engine.model.hub import resolve_model
-from engine.model.tokenizer_files import TOKENIZER_FILE_NAMES
 
 
 def allow(folder):

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
+from engine.model.checkpoint_folder import INDEX_FILE, SINGLE_FILE
 from engine.model.config import ModelConfig
 from engine.model.loader import load_model
-from engine.model.model_folder import INDEX_FILE, SINGLE_FILE
 from kernels.families import reference_ops
 from tests.support.engine.weights import loaded_parts
 

@@ -1,0 +1,59 @@
+"""A checkpoint in any of its formats: what the engine reads of it, and which class reads which format.
+
+A path identifies a checkpoint. What its fields mean is checked by `ModelConfig`, its tensors by `engine.model.weights`,
+and its tokenizer by `TokenizerFiles`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from engine.model.checkpoint_folder import CheckpointFolder
+from engine.model.config_fields import ConfigFields
+from engine.model.tensor_entry import TensorEntry
+
+
+class Checkpoint(Protocol):
+    """A checkpoint on this machine. Every method raises CheckpointError for a file that it cannot read."""
+
+    @property
+    def path(self) -> Path:
+        """The folder or file."""
+        ...
+
+    def config(self) -> ConfigFields:
+        """Returns the fields of config.json."""
+        ...
+
+    def generation_config(self) -> ConfigFields | None:
+        """Returns the fields of generation_config.json; None: there is none."""
+        ...
+
+    def description(self) -> bytes:
+        """Returns what config is read from: two models that differ in it are different."""
+        ...
+
+    def require_tokenizer(self) -> None:
+        """Raises CheckpointError if there is no tokenizer."""
+        ...
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Returns the files for `TokenizerFiles` by their names, unchecked; none without a tokenizer."""
+        ...
+
+    def weights_files(self) -> list[Path]:
+        """Returns the files with the weights; raises CheckpointError if one is missing."""
+        ...
+
+    def tensors(self, file: Path) -> dict[str, TensorEntry]:
+        """Returns the tensors in one of `weights_files` by their names in it, checked against the size of the file."""
+        ...
+
+    def decoder_names(self) -> Callable[[str], str | None]:
+        """Returns what maps the name of a tensor in a file to the decoder's; None: the decoder does not need it."""
+        ...
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Returns the reader of a checkpoint."""
+    return CheckpointFolder(path)
