@@ -78,11 +78,14 @@ class EngineConfig:
     """
 
     model: str = flag(
-        str(MODEL_DIR), text(), "model folder or Hugging Face hub id",
+        str(MODEL_DIR), text(), "model folder, GGUF file or Hugging Face hub id",
         group="model", default_text="the bundled demo model",
     )  # fmt: skip
     served_model_name: str | None = flag(
-        None, text(), "model name in requests and responses", default_text="the folder's name or hub id"
+        None,
+        text(),
+        "model name in requests and responses",
+        default_text="the name of the folder or file, or the hub id",
     )
     load_format: LoadFormat = flag(
         "auto", choice(get_args(LoadFormat)),
@@ -291,7 +294,9 @@ class EngineConfig:
         path = Path(self.model)
         if path == MODEL_DIR:
             return DEMO_MODEL_NAME
-        return path.resolve().name if os.path.isdir(path) else self.model  # noqa: PTH112 - False where it may not look
+        if os.path.isfile(path):  # noqa: PTH113 - False where it may not look
+            return path.name.removesuffix(".gguf")
+        return path.resolve().name if os.path.isdir(path) else self.model  # noqa: PTH112 - as above
 
     def uses_torch_kernels(self, device: str) -> bool:
         """Whether the model's operations are plain PyTorch on "cpu" or "cuda".

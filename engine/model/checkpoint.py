@@ -10,6 +10,7 @@ from typing import Protocol
 
 from engine.model.checkpoint_folder import CheckpointFolder
 from engine.model.config_fields import ConfigFields
+from engine.model.gguf_checkpoint import GgufCheckpoint, is_gguf
 from engine.model.tensor_entry import TensorEntry
 
 
@@ -55,5 +56,5 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Returns the reader of a checkpoint."""
-    return CheckpointFolder(path)
+    """Returns the reader of a folder, or of a file in llama.cpp's format."""
+    return GgufCheckpoint(path) if is_gguf(path) else CheckpointFolder(path)

@@ -17,7 +17,7 @@ MAX_INDEX_BYTES = 64 << 20
 
 _WEIGHTS_ADVICE = {
     "adapter_config.json": "a LoRA adapter: serve its base model with --lora NAME=PATH of this folder",
-    "*.gguf": "in the format of llama.cpp: serve the repository of the original weights in safetensors",
+    "*.gguf": "in the format of llama.cpp: pass the file itself as --model",
     "pytorch_model*.bin": "pickled weights: convert them with transformers (from_pretrained, save_pretrained)",
     "consolidated*": "in the format of its publisher: download the repository's model*.safetensors too",
     "*.pth": "in the format of its publisher: serve a repository in the format of transformers",

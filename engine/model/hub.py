@@ -54,7 +54,7 @@ def resolve_model(
             check(_download(name_or_dir, _DESCRIPTION, progress))
             return _download(name_or_dir, [*_DESCRIPTION, _WEIGHTS], progress)
     except HFValidationError:
-        of_gguf = "; a GGUF file of a repository cannot be selected, only safetensors are read" * (":" in name_or_dir)
+        of_gguf = "; download a GGUF file of a repository first (hf download), and pass its path" * (":" in name_or_dir)
         raise CheckpointError(
             f"{name_or_dir}: no such folder, and not a Hugging Face hub id (owner/name){of_gguf}"
         ) from None

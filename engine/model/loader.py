@@ -171,7 +171,7 @@ def load_model(
         group=group,
     )
     for rope in dict.fromkeys(config.traits.ropes):
-        if rope is not None and rope.rope_type == "longrope":
+        if rope is not None and rope.short_factors != rope.long_factors:
             _log.info(
                 "longrope: the %s factors rotate all requests, because %d positions are served and "
                 "original_max_position_embeddings is %d (--max-model-len decides)",

@@ -1,4 +1,4 @@
-"""Checks a checkpoint folder by its config.json and the names of its files, without torch.
+"""Checks a checkpoint by its config.json and the names of its files, without torch.
 
 An engine does so before it imports its libraries, so that a model that cannot be served is refused at once. Headers
 and contents of weights are checked later, by `check_weights`.
@@ -8,23 +8,25 @@ from pathlib import Path
 
 from engine.errors import CheckpointError
 from engine.model.checkpoint import open_checkpoint
+from engine.model.checkpoint_file import exists
 from engine.model.checkpoint_folder import format_of
 from engine.model.config import ModelConfig
+from engine.model.gguf_checkpoint import is_gguf
 from engine.model.implementation import ModelImpl, choose_implementation
 from engine.model.shapes import find_shape
 
 
 def local_model(name: str, *, is_dummy: bool = False) -> Path | None:
-    """Finds a model on this machine: a bundled shape, if weights will be random, or a folder.
+    """Finds a model on this machine: a bundled shape, if weights will be random, a folder, or a GGUF file.
 
-    Returns: its folder; None: the name is not of this machine, but may be of a hub repository.
-    Raises: CheckpointError: the name is a file, or cannot be accessed.
+    Returns: its path; None: the name is not of this machine, but may be of a hub repository.
+    Raises: CheckpointError: the name is another file, or cannot be accessed.
     """
     if is_dummy and (shape := find_shape(name)) is not None:
         return shape
     path = Path(name).expanduser()
     try:
-        if path.is_dir():
+        if path.is_dir() or (is_gguf(path) and exists(path)):
             return path
         if path.exists():
             raise CheckpointError(f"{name}: is a file, expected a checkpoint folder{format_of(path.name)}")
@@ -40,14 +42,15 @@ def check_folder(
     is_without_weights: bool = False,
     model_impl: ModelImpl = "auto",
     tensor_parallel_size: int = 1,
+    mixes_experts: bool = True,
 ) -> ModelConfig | None:
-    """Checks that a folder has the files of a supported model.
+    """Checks that a folder has the files of a supported model, or that a GGUF file describes one.
 
     Args:
-        model_dir: the checkpoint folder.
+        model_dir: the checkpoint.
         is_dummy: weights will be random, and a tokenizer is optional.
         is_without_weights: they will be downloaded if the rest can be served.
-        model_impl, tensor_parallel_size: see `choose_implementation`.
+        model_impl, tensor_parallel_size, mixes_experts: see `choose_implementation`.
     Returns: the checked config.json; None: transformers computes the model, and checks more of it.
 
     Raises:
@@ -55,7 +58,9 @@ def check_folder(
         ConfigError: see `choose_implementation`.
     """
     checkpoint = open_checkpoint(model_dir)
-    implementation = choose_implementation(model_dir, model_impl, tensor_parallel_size=tensor_parallel_size)
+    implementation = choose_implementation(
+        model_dir, model_impl, tensor_parallel_size=tensor_parallel_size, mixes_experts=mixes_experts
+    )
     config = ModelConfig.from_dir(model_dir) if implementation == "chairlift" else None
     if not (is_dummy or is_without_weights):
         checkpoint.weights_files()

@@ -1,6 +1,7 @@
-"""Loads weights by name from one safetensors file, or from several with an index. Other formats are not supported."""
+"""Loads weights by name from the files of a checkpoint: safetensors, or GGUF."""
 
 import logging
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint import open_checkpoint
+from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.checkpoint_file import open_regular
 from engine.model.checkpoint_part import CheckpointPart
-from engine.model.safetensors_file import FP8_NAME, ITEM_BYTES
+from engine.model.gguf_checkpoint import GgufCheckpoint
+from engine.model.gguf_file import QUANTIZED_TYPES
+from engine.model.gguf_tensors import GgufTensors
+from engine.model.safetensors_file import FP8_NAME
 from engine.model.tensor_entry import TensorEntry
 from kernels.fp8_weights import FP8_DTYPE
 
@@ -21,6 +25,9 @@ _SAMPLE_BYTES = 4096
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, FP8_NAME: FP8_DTYPE}
 _EXACT = {FP8_DTYPE: FP8_NAME, torch.int32: "I32", torch.int8: "I8"}
 """Types of quantised weights, which are read as they are; others are converted to the dtype of the parameter."""
+
+_DESCRIPTION = {".gguf": "the metadata"}
+"""What says which shapes a model has, if it is not config.json."""
 
 _KV_SCALE = re.compile(r"model\.layers\.\d+\.self_attn\.(k_scale|v_scale|kv_scale|[kv]_proj\.output_scale)")
 
@@ -47,7 +54,7 @@ class CheckedWeights(NamedTuple):
 
 
 class WeightsReader:
-    """Fills parameters from a checkpoint folder and converts them to their dtype. A rank reads only its own part.
+    """Fills parameters from a checkpoint and converts them to their dtype. A rank reads only its own part.
 
     All headers are checked before the first byte is copied, so that a broken checkpoint is reported at once. Tensors
     are read in the order of `fill`; one file is open at a time, because pages of an open file count as used memory.
@@ -57,12 +64,13 @@ class WeightsReader:
         """Checks the checkpoint.
 
         Args:
-            path: folder with model.safetensors, or with model.safetensors.index.json and its shards.
+            path: the checkpoint.
             parts: name in the checkpoint -> part of each parameter of the model; their tensors are not used.
             progress: called after each tensor.
         Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another
             shape, or one that the model does not have; NaN or infinity.
         """
+        self._checkpoint = open_checkpoint(path)
         shards, self._stored_names, num_activation_scales, num_kv_scales = check_weights(path, parts)
         if num_activation_scales:
             _log.info(
@@ -92,13 +100,20 @@ class WeightsReader:
             file = self._file_of[name]
             try:
                 if file != self._open_file:
-                    self._open_file, self._reader = file, safe_open(file, framework="pt")
+                    self._open_file, self._reader = file, _open(self._checkpoint, file)
                 _fill(part, self._reader, self._stored_names[name], file)
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file}: cannot be read: {error}") from error
             self._loaded += self._sizes[name]
             if self._progress is not None:
                 self._progress(self._loaded, self._total)
+
+
+def _open(checkpoint: Checkpoint, file: Path) -> Any:
+    """Returns what reads tensors of a file by their names in it."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        return GgufTensors(file, checkpoint.tensors(file), checkpoint.num_rotated_heads)
+    return safe_open(file, framework="pt")
 
 
 def _fill(part: CheckpointPart, reader: Any, name: str, file: Path) -> None:
@@ -156,7 +171,8 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
             _check_entry(file, stored, entry, parts[name])
             stored_names[name] = stored
             sampled[stored] = entry
-            shards.setdefault(file, {})[name] = parts[name].tensor.numel() * ITEM_BYTES[entry.dtype]
+            num_bytes = parts[name].tensor.numel() * (entry.stop - entry.start) // math.prod(entry.shape)
+            shards.setdefault(file, {})[name] = num_bytes
         _check_samples(file, sampled)
     if missing := sorted(parts.keys() - stored_names.keys()):
         raise CheckpointError(f"{path}: {len(missing)} of {len(parts)} tensors are missing, the first is {missing[0]}")
@@ -164,19 +180,19 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
 
 
 def stored_dtypes(path: Path) -> set[torch.dtype]:
-    """Returns the dtypes of the tensors in a checkpoint folder, but for redundant ones, from the headers.
+    """Returns the dtypes of the tensors in a checkpoint, but for redundant ones, from the headers.
 
     Raises: CheckpointError: a file is missing, unreadable, truncated or corrupt.
     """
     checkpoint = open_checkpoint(path)
     decoder_name = checkpoint.decoder_names()
     return {
-        _DTYPES[entry.dtype]
+        _DTYPES.get(entry.dtype, torch.float32)  # blocks of integers stand for float32
         for file in checkpoint.weights_files()
         for stored, entry in checkpoint.tensors(file).items()
         if (name := decoder_name(stored)) is not None
         and not _is_ignorable(name)
-        and entry.dtype in _DTYPES  # others are reported by `check_weights`
+        and (entry.dtype in _DTYPES or entry.dtype in QUANTIZED_TYPES)  # others are reported by `check_weights`
     }
 
 
@@ -212,13 +228,15 @@ def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart
     if part.is_row_scale:  # one per row, or one for the whole matrix
         shapes += [(*part.shape, 1), (1,), (1, 1), ()]
     if entry.shape not in shapes:
+        description = _DESCRIPTION.get(file.suffix, "config.json")
         raise CheckpointError(
-            f"{file}: tensor {name} has shape {list(entry.shape)}, config.json requires {list(part.shape)}"
+            f"{file}: tensor {name} has shape {list(entry.shape)}, {description} requires {list(part.shape)}"
         )
     required = _EXACT.get(part.tensor.dtype)
     if required not in (None, entry.dtype):
         raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, quantization_config requires {required}")
-    if required is None and (entry.dtype not in _DTYPES or entry.dtype == FP8_NAME):
+    is_number = entry.dtype in _DTYPES or entry.dtype in QUANTIZED_TYPES
+    if required is None and (not is_number or entry.dtype == FP8_NAME):
         raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, supported for this tensor are F32, F16, BF16")
 
 

@@ -146,7 +146,6 @@ def test_a_failed_download_is_an_error_with_the_reason(fetch, error, message):
     [
         ("model.safetensors", "; pass the folder that holds it$"),
         ("model-00001-of-00002.safetensors", "; pass the folder that holds it$"),
-        ("llama-Q4_K_M.gguf", ". It is in the format of llama.cpp: serve the repository of the original weights in"),
         ("consolidated.safetensors", ". It is in the format of its publisher: download"),
         ("pytorch_model.bin", ". It is pickled weights: convert them with transformers"),
         ("notes.txt", "$"),
@@ -160,7 +159,7 @@ def test_a_file_is_rejected_with_its_format(tmp_path, name, words):
 
 
 def test_a_gguf_file_of_a_repository_is_rejected_without_a_request():
-    with pytest.raises(CheckpointError, match=r"hub id \(owner/name\); a GGUF file of a repository cannot be selected"):
+    with pytest.raises(CheckpointError, match=r"hub id \(owner/name\); download a GGUF file of a repository first"):
         resolve_model("owner/name:Q4_K_M", allow)
 
 

@@ -29,7 +29,10 @@ def folder(tmp_path: Path) -> Path:
     ("names", "words"),
     [
         ([], "config.json: no such file; a checkpoint is a folder with config.json$"),
-        (["llama-q4.gguf"], "with config.json. The folder has 'llama-q4.gguf', in the format of llama.cpp: serve"),
+        (
+            ["llama-q4.gguf"],
+            "with config.json. The folder has 'llama-q4.gguf', in the format of llama.cpp: pass the file",
+        ),
         (
             ["adapter_config.json", "adapter_model.safetensors"],
             "has 'adapter_config.json', a LoRA adapter: serve its base",

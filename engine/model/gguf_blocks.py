@@ -1,0 +1,138 @@
+"""Unpacks the blocks of GGUF files into integers with a scale and an offset per group of inputs.
+
+Layouts are those of ggml (ggml-common.h, ggml-quants.c). All numbers of a type have the form integer * scale + offset:
+K-quants multiply the scales and offsets of their 8 or 16 groups by two fp16 numbers of a block of 256.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from engine.model.gguf_file import QUANTIZED_TYPES
+from kernels.grouped_weights import GroupedWeights
+
+_Unpacked = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Integers [blocks, numbers] uint8, scales and offsets [blocks, groups] fp32."""
+
+
+def unpack(kind: str, data: torch.Tensor) -> GroupedWeights:
+    """Unpacks rows of a matrix.
+
+    Args:
+        kind: name of a type of `QUANTIZED_TYPES`.
+        data: [rows, bytes] uint8: whole blocks.
+    Returns: the rows; integers of Q5_0, Q5_1, Q8_0, Q5_K and Q6_K have 8 bits, others 4.
+    """
+    block = QUANTIZED_TYPES[kind]
+    num_rows = len(data)
+    values, scales, offsets = _UNPACK[kind](data.reshape(-1, block.num_bytes))
+    num_bits = 4 if kind in ("Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K") else 8
+    return GroupedWeights(
+        values.view(num_rows, -1), scales.reshape(num_rows, -1), offsets.reshape(num_rows, -1), num_bits
+    )
+
+
+def _half(data: torch.Tensor, start: int) -> torch.Tensor:
+    """Returns the fp16 number at a byte of each block, [blocks, 1] fp32."""
+    return data[:, start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(data: torch.Tensor) -> torch.Tensor:
+    """Returns the low halves of all bytes [blocks, n] before the high ones, [blocks, 2 n]."""
+    return torch.cat((data & 15, data >> 4), dim=1)
+
+
+def _bits(data: torch.Tensor, num_bits: int) -> torch.Tensor:
+    """Returns fields of bits [blocks, 8 / num_bits, n] of bytes [blocks, n], the lowest first."""
+    shifts = torch.arange(0, 8, num_bits, dtype=torch.uint8, device=data.device)
+    return (data[:, None, :] >> shifts[:, None]) & ((1 << num_bits) - 1)
+
+
+def _q4_0(data: torch.Tensor) -> _Unpacked:
+    scale = _half(data, 0)
+    return _nibbles(data[:, 2:]), scale, -8 * scale
+
+
+def _q4_1(data: torch.Tensor) -> _Unpacked:
+    return _nibbles(data[:, 4:]), _half(data, 0), _half(data, 2)
+
+
+def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
+    """Returns 32 bits of 4 bytes [blocks, 4] in their order, as 16."""
+    return (_bits(data, 1).transpose(1, 2).reshape(-1, 32)) << 4
+
+
+def _q5_0(data: torch.Tensor) -> _Unpacked:
+    scale = _half(data, 0)
+    return _nibbles(data[:, 6:]) | _fifth_bits(data[:, 2:6]), scale, -16 * scale
+
+
+def _q5_1(data: torch.Tensor) -> _Unpacked:
+    return _nibbles(data[:, 8:]) | _fifth_bits(data[:, 4:8]), _half(data, 0), _half(data, 2)
+
+
+def _q8_0(data: torch.Tensor) -> _Unpacked:
+    scale = _half(data, 0)
+    return data[:, 2:] ^ 128, scale, -128 * scale  # signed to unsigned
+
+
+def _scales_and_mins(data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns 8 scales and 8 minima of 6 bits, [blocks, 8] fp32 each, from 12 bytes."""
+    low, high = data[:, :4], data[:, 4:8]
+    rest = data[:, 8:12]
+    scales = torch.cat((low & 63, (rest & 15) | ((low >> 6) << 4)), dim=1)
+    minima = torch.cat((high & 63, (rest >> 4) | ((high >> 6) << 4)), dim=1)
+    return scales.float(), minima.float()
+
+
+def _pairs_of_32(data: torch.Tensor) -> torch.Tensor:
+    """Returns 256 half bytes of 128 bytes: of each 32 bytes the low halves, then the high ones."""
+    return _bits(data.reshape(-1, 32), 4).reshape(-1, 256)
+
+
+def _q4_k(data: torch.Tensor) -> _Unpacked:
+    scales, minima = _scales_and_mins(data[:, 4:16])
+    return _pairs_of_32(data[:, 16:]), _half(data, 0) * scales, -_half(data, 2) * minima
+
+
+def _q5_k(data: torch.Tensor) -> _Unpacked:
+    scales, minima = _scales_and_mins(data[:, 4:16])
+    fifth = _bits(data[:, 16:48], 1).reshape(-1, 256) << 4
+    return _pairs_of_32(data[:, 48:]) | fifth, _half(data, 0) * scales, -_half(data, 2) * minima
+
+
+def _q6_k(data: torch.Tensor) -> _Unpacked:
+    low = _bits(data[:, :128].reshape(-1, 64), 4).reshape(-1, 256)
+    high = _bits(data[:, 128:192].reshape(-1, 32), 2).reshape(-1, 256)
+    scales = _half(data, 208) * data[:, 192:208].contiguous().view(torch.int8).float()
+    return low | (high << 4), scales, -32 * scales
+
+
+def _q2_k(data: torch.Tensor) -> _Unpacked:
+    values = _bits(data[:, 16:80].reshape(-1, 32), 2).reshape(-1, 256)
+    scales, minima = (data[:, :16] & 15).float(), (data[:, :16] >> 4).float()
+    return values, _half(data, 80) * scales, -_half(data, 82) * minima
+
+
+def _q3_k(data: torch.Tensor) -> _Unpacked:
+    low = _bits(data[:, 32:96].reshape(-1, 32), 2).reshape(-1, 256)
+    third = _bits(data[:, :32], 1).reshape(-1, 256)
+    packed = data[:, 96:108]
+    high = _bits(packed[:, 8:], 2).reshape(-1, 16)
+    six_bits = torch.cat((packed[:, :8] & 15, packed[:, :8] >> 4), dim=1) | (high << 4)
+    scales = _half(data, 108) * (six_bits.float() - 32)
+    return low | (third << 2), scales, -4 * scales
+
+
+_UNPACK: dict[str, Callable[[torch.Tensor], _Unpacked]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

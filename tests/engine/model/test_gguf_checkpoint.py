@@ -1,0 +1,262 @@
+"""A GGUF file is the model of the folder that it was converted from."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import CheckpointError, ConfigError
+from engine.model.checkpoint import open_checkpoint
+from engine.model.config import ModelConfig
+from engine.model.fingerprint import weights_fingerprint
+from engine.model.gguf_file import QUANTIZED_TYPES
+from engine.model.gguf_tensors import GgufTensors
+from engine.model.implementation import choose_implementation
+from engine.model.loader import cpu_checkpoint_dtype
+from engine.model.model_folder import check_folder, local_model
+from engine.model.rotary_tables import rotary_tables
+from tests.support.engine.gguf import (
+    Tensor,
+    metadata_of,
+    plain,
+    save_gguf,
+    save_random_blocks,
+    tensors_of,
+    write_gguf,
+)
+from tests.support.engine.weights import loaded_parts
+
+NAMES = ("llama", "qwen2", "qwen3")
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return {name: part.tensor for name, part in loaded_parts(path).items()}
+
+
+def check_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_configuration_and_weights_are_those_of_the_folder(
+    make_checkpoint: Any, tmp_path: Path, name: str, is_tied: bool
+) -> None:
+    folder, path = make_checkpoint(name, tie_word_embeddings=is_tied), tmp_path / "model.gguf"
+    save_gguf(folder, path)
+    assert ModelConfig.from_dir(path) == ModelConfig.from_dir(folder)
+    assert choose_implementation(path, "auto") == "chairlift"
+    check_equal(weights(path), weights(folder))
+
+
+def test_biases_of_llama_are_in_the_order_of_their_rows(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder, path = make_checkpoint("llama", attention_bias=True, mlp_bias=True), tmp_path / "model.gguf"
+    save_gguf(folder, path)
+    assert ModelConfig.from_dir(path).traits == ModelConfig.from_dir(folder).traits
+    check_equal(weights(path), weights(folder))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F16", torch.float16), ("BF16", torch.bfloat16)])
+def test_16_bits_are_read_as_they_are(make_checkpoint: Any, tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    folder, path = make_checkpoint("qwen3"), tmp_path / "model.gguf"
+    save_gguf(folder, path, kind)
+    rounded = {
+        name: tensor.to(dtype).float() if tensor.ndim == 2 else tensor for name, tensor in weights(folder).items()
+    }
+    check_equal(weights(path), rounded)
+    assert ModelConfig.from_dir(path).checkpoint_dtype == str(dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
+def test_blocks_are_dequantised(make_checkpoint: Any, tmp_path: Path, kind: str) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 40, "num_hidden_layers": 1}
+    folder, path = make_checkpoint("qwen2", **sizes), tmp_path / "model.gguf"
+    save_random_blocks(folder, path, {"token_embd": "F16"} if kind == "F16" else {}, kind)
+    entries = open_checkpoint(path).tensors(path)
+    stored = GgufTensors(path, entries, lambda _: None)
+    found = weights(path)
+    assert torch.equal(found["model.layers.0.mlp.down_proj.weight"], stored.get_tensor("blk.0.ffn_down.weight"))
+    assert entries["blk.0.ffn_down.weight"].dtype == kind
+    config = ModelConfig.from_dir(path)
+    assert (config.checkpoint_dtype, cpu_checkpoint_dtype(path, config)) == ("bfloat16", "float32")
+
+
+def test_a_split_is_one_model(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder = make_checkpoint("llama")
+    metadata, tensors = metadata_of(folder), list(tensors_of(folder).items())
+    files = [tmp_path / f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for number, file in enumerate(files):
+        split = {"split.no": number, "split.count": 3, "split.tensors.count": len(tensors)}
+        write_gguf(file, split | (metadata if number == 0 else {}), dict(tensors[number::3]))
+    check_equal(weights(files[0]), weights(folder))
+    with pytest.raises(CheckpointError, match=r"split\.no is 1: pass the first file, m-00001-of-00003\.gguf"):
+        open_checkpoint(files[1]).weights_files()
+    shutil.copy(files[0], tmp_path / "other.gguf")
+    with pytest.raises(CheckpointError, match=r"split\.count is 3 and split\.no 0: expected a name like NAME-00001"):
+        open_checkpoint(tmp_path / "other.gguf").weights_files()
+    files[2].unlink()
+    with pytest.raises(CheckpointError, match=r"m-00003-of-00003\.gguf: missing, the split has 3 files"):
+        ModelConfig.from_dir(files[0])
+
+
+def test_the_rotation_of_llama_3_is_its_table(make_checkpoint: Any, tmp_path: Path) -> None:
+    """llama.cpp stores divisors of frequencies in place of the rope_scaling from which its converter computes them."""
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    folder, path = make_checkpoint("llama", rope_parameters=scaling), tmp_path / "model.gguf"
+    frequencies = 10000.0 ** -(torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    wavelengths = 2 * torch.pi / frequencies
+    blend = (64 / wavelengths - 1) / (4 - 1)
+    factors = torch.where(wavelengths < 64 / 4, 1.0, torch.where(wavelengths > 64, 8.0, 1 / ((1 - blend) / 8 + blend)))
+    tensors = tensors_of(folder) | {"rope_freqs.weight": plain(factors.float(), "F32")}
+    write_gguf(path, metadata_of(folder), tensors)
+    found, expected = (angles_at_1(source) for source in (path, folder))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)  # a few roundings to float32
+    assert (expected < 0.9 * frequencies).any()
+
+
+def angles_at_1(path: Path) -> torch.Tensor:
+    """The rotation of the second token."""
+    [rope] = set(ModelConfig.from_dir(path).traits.ropes)
+    cos, sin = rotary_tables(rope, 16, 600, torch.device("cpu"))
+    return torch.atan2(sin[1], cos[1])
+
+
+def test_a_linear_and_a_yarn_rotation_are_those_of_config_json(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder, path = make_checkpoint("qwen2"), tmp_path / "model.gguf"
+    metadata, tensors = metadata_of(folder), tensors_of(folder)
+    scaling = {"qwen2.rope.scaling.type": "linear", "qwen2.rope.scaling.factor": 4.0}
+    write_gguf(path, metadata | scaling, tensors)
+    [rope] = set(ModelConfig.from_dir(path).traits.ropes)
+    assert rope is not None
+    assert (rope.rope_type, rope.factor) == ("linear", 4.0)
+    scaling |= {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.original_context_length": 512}
+    write_gguf(path, metadata | scaling, tensors)
+    config = ModelConfig.from_dir(path)
+    [rope] = set(config.traits.ropes)
+    assert rope is not None
+    assert (rope.rope_type, rope.factor, config.max_position_embeddings) == ("yarn", 4.0, 2048)
+
+
+def test_tokens_that_end_an_answer_come_from_keys_and_texts(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder, path = make_checkpoint("llama"), tmp_path / "model.gguf"
+    tokens = {
+        "tokenizer.ggml.tokens": ["<|im_end|>", "<|eot_id|>", "a", "<|im_end|>"],
+        "tokenizer.ggml.token_type": [1, 3, 3, 3],
+        "tokenizer.ggml.eot_token_id": 7,
+    }
+    write_gguf(path, metadata_of(folder) | tokens, tensors_of(folder))
+    assert ModelConfig.from_dir(path).end_token_ids == {1, 2, 3, 7}
+
+
+def test_other_metadata_or_weights_are_another_model(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder = make_checkpoint("llama")
+    metadata, tensors = metadata_of(folder), tensors_of(folder)
+    paths = [tmp_path / str(number) / "a.gguf" for number in range(4)]
+    for path in paths:
+        path.parent.mkdir()
+    write_gguf(paths[0], metadata, tensors)
+    write_gguf(paths[1], metadata, tensors)
+    write_gguf(paths[2], metadata | {"general.name": "other"}, tensors)
+    write_gguf(paths[3], metadata, tensors | {"output_norm.weight": plain(torch.ones(64), "F32")})
+    assert weights_fingerprint(paths[0]) == weights_fingerprint(paths[1])
+    assert len({weights_fingerprint(path) for path in paths}) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"general.architecture": "mamba"},
+            "general.architecture is 'mamba', supported in GGUF are llama, qwen2, qwen3",
+        ),
+        ({"general.architecture": 3}, "general.architecture is 3, supported in GGUF"),
+        ({"llama.block_count": None}, "llama.block_count is missing"),
+        ({"llama.block_count": -1}, "llama.block_count is -1, expected an integer >= 1"),
+        ({"llama.block_count": 2000}, "num_hidden_layers is 2000, the maximum is 1024"),
+        (
+            {"llama.attention.head_count_kv": [2, 2]},
+            "llama.attention.head_count_kv is an array of 2 values, expected",
+        ),
+        ({"llama.attention.head_count_kv": 3}, "num_attention_heads is 4, not a multiple of num_key_value_heads 3"),
+        ({"llama.attention.value_length": 8}, "llama.attention.value_length is 8, heads have 16 dimensions"),
+        ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8, heads have 16 dimensions"),
+        ({"llama.attention.key_length": 16384}, "llama.attention.value_length is 16, heads have 16384 dimensions"),
+        ({"llama.expert_count": 8}, "llama.expert_count is 8, supported in GGUF is 0"),
+        ({"llama.attention.sliding_window": 8}, "llama.attention.sliding_window is 8, supported in GGUF is 0"),
+        (
+            {"llama.rope.scaling.type": "longrope"},
+            "llama.rope.scaling.type is 'longrope', supported in GGUF are none",
+        ),
+        ({"llama.rope.freq_base": -1.0}, "llama.rope.freq_base is -1.0, expected a number > 0"),
+        ({"split.count": 5000}, "split.count is 5000, the maximum is 1000"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model is 'llama', supported is 'gpt2'"),
+    ],
+)
+def test_metadata_that_are_not_supported_are_refused_by_name(
+    make_checkpoint: Any, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    folder, path = make_checkpoint("llama"), tmp_path / "model.gguf"
+    metadata = {key: value for key, value in (metadata_of(folder) | change).items() if value is not None}
+    write_gguf(path, metadata, tensors_of(folder))
+    with pytest.raises(CheckpointError, match=f"^{path}: {words}"):
+        check_folder(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("token_embd.weight", None, "tensor token_embd.weight is missing"),
+        (
+            "blk.1.attn_q.weight",
+            None,
+            "1 of 21 tensors are missing, the first is model.layers.1.self_attn.q_proj",
+        ),
+        ("blk.0.attn_rot_embd.weight", plain(torch.ones(4), "F32"), "tensor blk.0.attn_rot_embd.weight is not part of"),
+        ("blk.2.attn_norm.weight", plain(torch.ones(64), "F32"), "tensor blk.2.attn_norm.weight is not part of"),
+        ("blk.0.ffn_up.weight", plain(torch.ones(64, 64), "F16"), r"\[64, 64\], the metadata requires \[112, 64\]"),
+        ("output_norm.weight", plain(torch.full((64,), torch.nan), "F32"), "tensor output_norm.weight holds NaN"),
+        (
+            "rope_freqs.weight",
+            plain(torch.ones(4), "F32"),
+            r"is F32 of shape \[4\], expected F32 of \[8\]",
+        ),
+        (
+            "rope_freqs.weight",
+            plain(torch.zeros(8), "F32"),
+            r"short_factor is \[0.0, .* expected a list of numb",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    make_checkpoint: Any, tmp_path: Path, name: str, tensor: Tensor | None, words: str
+) -> None:
+    folder, path = make_checkpoint("llama"), tmp_path / "model.gguf"
+    tensors = {key: value for key, value in {**tensors_of(folder), name: tensor}.items() if value is not None}
+    write_gguf(path, metadata_of(folder), tensors)
+    with pytest.raises(CheckpointError, match=words):
+        weights(path)
+
+
+def test_a_file_is_a_model_of_this_machine(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    assert local_model(str(path)) is None
+    path.touch()
+    assert local_model(str(path)) == path
+
+
+def test_transformers_reads_no_gguf(make_checkpoint: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    save_gguf(make_checkpoint("llama"), path)
+    with pytest.raises(ConfigError, match="--model-impl transformers is not supported for GGUF files, such as"):
+        choose_implementation(path, "transformers")
