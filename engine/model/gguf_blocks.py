@@ -21,14 +21,13 @@ def unpack(kind: str, data: torch.Tensor) -> GroupedWeights:
     Args:
         kind: name of a type of `QUANTIZED_TYPES`.
         data: [rows, bytes] uint8: whole blocks.
-    Returns: the rows; integers of Q5_0, Q5_1, Q8_0, Q5_K and Q6_K have 8 bits, others 4.
+    Returns: the rows, with the bits and groups of the type.
     """
     block = QUANTIZED_TYPES[kind]
     num_rows = len(data)
     values, scales, offsets = _UNPACK[kind](data.reshape(-1, block.num_bytes))
-    num_bits = 4 if kind in ("Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K") else 8
     return GroupedWeights(
-        values.view(num_rows, -1), scales.reshape(num_rows, -1), offsets.reshape(num_rows, -1), num_bits
+        values.view(num_rows, -1), scales.reshape(num_rows, -1), offsets.reshape(num_rows, -1), block.num_bits
     )
 
 

@@ -13,8 +13,9 @@ from typing import Any
 from engine.errors import CheckpointError
 from engine.model.checkpoint_file import exists, open_regular
 from engine.model.config_fields import ConfigFields
-from engine.model.gguf_file import GgufHeader, read_gguf_header
+from engine.model.gguf_file import QUANTIZED_TYPES, GgufHeader, read_gguf_header
 from engine.model.gguf_tokenizer import check_tokenizer, end_token_ids, tokenizer_files
+from engine.model.gguf_weights import GgufWeights
 from engine.model.tensor_entry import TensorEntry
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -107,6 +108,9 @@ class GgufCheckpoint:
                 "long_factor": factors,
                 "attention_factor": 1.0,
             }
+        stored = GgufWeights.of(self._kinds(tensors))
+        if stored.kinds:
+            values["quantization_config"] = stored
         return ConfigFields(str(self.path), values)
 
     def generation_config(self) -> ConfigFields | None:
@@ -179,6 +183,16 @@ class GgufCheckpoint:
         if _EMBEDDING not in tensors:
             raise CheckpointError(f"{self.path}: tensor {_EMBEDDING} is missing")
         return self.tensors(tensors[_EMBEDDING])[_EMBEDDING].shape[0]
+
+    def _kinds(self, tensors: dict[str, Path]) -> dict[str, str]:
+        """Returns the types of matrices in blocks by the names of their layers in the decoder."""
+        kinds = {}
+        for file in dict.fromkeys(tensors.values()):
+            for stored, entry in self.tensors(file).items():
+                name = _decoder_name(stored)
+                if name is not None and len(entry.shape) == 2 and entry.dtype in QUANTIZED_TYPES:
+                    kinds[name.removesuffix(".weight")] = entry.dtype
+        return kinds
 
     def _numbers(self, file: Path, name: str, count: int) -> list[float]:
         """Returns the values of a small tensor."""

@@ -29,26 +29,34 @@ _READ_BYTES = 16 << 20
 
 
 class BlockType(NamedTuple):
-    """How a type stores numbers: in blocks of a fixed size along the inputs of a matrix."""
+    """How a type stores numbers: in blocks of a fixed size along the inputs of a matrix.
+
+    Attributes:
+        numbers, num_bytes: of a block.
+        num_bits: of an integer when it is unpacked, 4 or 8.
+        group_size: numbers that share a scale.
+    """
 
     name: str
     numbers: int
     num_bytes: int
+    num_bits: int = 0
+    group_size: int = 0
 
 
 TYPES = {
     0: BlockType("F32", 1, 4),
     1: BlockType("F16", 1, 2),
-    2: BlockType("Q4_0", 32, 18),
-    3: BlockType("Q4_1", 32, 20),
-    6: BlockType("Q5_0", 32, 22),
-    7: BlockType("Q5_1", 32, 24),
-    8: BlockType("Q8_0", 32, 34),
-    10: BlockType("Q2_K", 256, 84),
-    11: BlockType("Q3_K", 256, 110),
-    12: BlockType("Q4_K", 256, 144),
-    13: BlockType("Q5_K", 256, 176),
-    14: BlockType("Q6_K", 256, 210),
+    2: BlockType("Q4_0", 32, 18, 4, 32),
+    3: BlockType("Q4_1", 32, 20, 4, 32),
+    6: BlockType("Q5_0", 32, 22, 8, 32),
+    7: BlockType("Q5_1", 32, 24, 8, 32),
+    8: BlockType("Q8_0", 32, 34, 8, 32),
+    10: BlockType("Q2_K", 256, 84, 4, 16),
+    11: BlockType("Q3_K", 256, 110, 4, 16),
+    12: BlockType("Q4_K", 256, 144, 4, 32),
+    13: BlockType("Q5_K", 256, 176, 8, 32),
+    14: BlockType("Q6_K", 256, 210, 8, 16),
     30: BlockType("BF16", 1, 2),
 }
 """The types that are read, by their numbers in a file."""

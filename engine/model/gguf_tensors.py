@@ -47,6 +47,16 @@ class GgufTensors:
 
     get_slice = get_tensor
 
+    def get_blocks(self, name: str) -> torch.Tensor:
+        """Returns the blocks of a matrix, [rows, bytes] uint8.
+
+        Raises: CheckpointError, OSError: see `get_tensor`.
+        """
+        entry = self._entries[name]
+        blocks = self._bytes(entry.start, entry.stop).view(entry.shape[0], -1)
+        num_heads = self._num_rotated_heads(name)
+        return blocks if num_heads is None else in_halves(blocks, num_heads)
+
     def _plain(self, entry: TensorEntry) -> torch.Tensor:
         return self._bytes(entry.start, entry.stop).view(_DTYPES[entry.dtype]).view(entry.shape)
 

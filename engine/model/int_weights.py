@@ -5,6 +5,7 @@ Three tools write them: GPTQ (arXiv:2210.17323; AutoGPTQ, GPTQModel), AWQ (arXiv
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,6 +123,10 @@ class IntWeights:
             has_input_order=weights.raw("actorder", None) == "group",
             quantizes_inputs=bool(inputs.names),
         )
+
+    def form(self, names: Iterable[str]) -> tuple[int, int | None]:  # noqa: ARG002 - all layers have the same
+        """Returns bits of an integer and inputs of a group; None: all."""
+        return self.num_bits, self.group_size
 
     def holds(self, module: str) -> bool:
         """Whether a linear layer is quantised; `module` is its name, such as `model.layers.0.mlp.up_proj`."""

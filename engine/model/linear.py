@@ -7,6 +7,7 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span, rows_of, stacked
+from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.quantization_config import QuantizedWeights
 from engine.model.stored_matrix import StoredMatrix, allocate_matrix, check_matrix
@@ -109,9 +110,10 @@ class Linear:
         num_bytes = num_rows * self._dtype.itemsize if self._has_bias else 0
         stored = self._quantized
         if isinstance(stored, kept):
-            if isinstance(stored, IntWeights):
-                num_groups = self._in_features.size // (stored.group_size or self._in_features.size)
-                return num_bytes + num_weights * stored.num_bits // 8 + 8 * num_groups * num_rows
+            if isinstance(stored, IntWeights | GgufWeights):
+                num_bits, group_size = stored.form(self._out_features)
+                num_groups = self._in_features.size // (group_size or self._in_features.size)
+                return num_bytes + num_weights * num_bits // 8 + 8 * num_groups * num_rows
             scales = [part.tensor for part in self.checkpoint_parts().values() if part.is_scale]
             return num_bytes + num_weights + sum(tensor.nbytes for tensor in scales)
         if is_quantized_on_load:

@@ -11,6 +11,7 @@ from engine.model.config import ModelConfig
 from engine.model.decoder import HEAD_NAME, Decoder
 from engine.model.dummy_weights import RandomWeights
 from engine.model.fp8 import Fp8Weights
+from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
 from engine.model.weights import Progress, WeightsReader, check_weights, stored_dtypes
@@ -157,9 +158,9 @@ def load_model(
         CheckpointError: see `WeightsReader`.
         ConfigError: the group cannot share the model.
     """
-    if load_format == "dummy" and isinstance(config.quantized, IntWeights):
+    if load_format == "dummy" and isinstance(config.quantized, IntWeights | GgufWeights):
         raise ConfigError(
-            "--load-format dummy is not supported with quantization_config "
+            "--load-format dummy is not supported with weights "
             f"of {config.quantized.num_bits} bits: random integers are no weights that a model computes with"
         )
     model = Decoder(

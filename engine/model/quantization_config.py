@@ -5,9 +5,10 @@ from typing import TypeAlias
 
 from engine.model.config_fields import ConfigFields
 from engine.model.fp8 import Fp8Weights
+from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 
-QuantizedWeights: TypeAlias = Fp8Weights | IntWeights
+QuantizedWeights: TypeAlias = Fp8Weights | IntWeights | GgufWeights
 
 _METHODS: dict[str, Callable[[ConfigFields], QuantizedWeights]] = {
     "fp8": Fp8Weights.from_fp8,
@@ -25,6 +26,8 @@ def read_quantization_config(fields: ConfigFields) -> QuantizedWeights | None:
     """
     if "quantization_config" not in fields:
         return None
+    if isinstance(stored := fields.raw("quantization_config"), GgufWeights):
+        return stored
     section = fields.section("quantization_config")
     method = section.raw("quant_method", "absent")
     if method == "compressed-tensors":

@@ -7,6 +7,8 @@ import torch
 from engine.errors import CheckpointError, ConfigError
 from engine.model.checkpoint_part import CheckpointPart, FusedSpan, Rows, Span, rows_of, stacked
 from engine.model.fp8 import Fp8Weights
+from engine.model.gguf_matrix import GgufMatrix, check_gguf_matrix
+from engine.model.gguf_weights import GgufWeights
 from engine.model.int_matrix import IntMatrix, check_int_matrix
 from engine.model.int_weights import IntWeights
 from engine.model.quantization_config import QuantizedWeights
@@ -89,6 +91,8 @@ def check_matrix(stored: QuantizedWeights | None, rows: Rows, columns: Span, *, 
     """
     if isinstance(stored, IntWeights):
         check_int_matrix(stored, rows, columns)
+    if isinstance(stored, GgufWeights):
+        check_gguf_matrix(stored, rows, columns)
     if not isinstance(stored, Fp8Weights) or not stored.has_blocks:
         return
     if is_reordered:
@@ -125,4 +129,6 @@ def allocate_matrix(
         return DenseMatrix(rows, columns, dtype, device)
     if isinstance(stored, IntWeights):
         return IntMatrix(stored, rows, columns, dtype, device)
+    if isinstance(stored, GgufWeights):
+        return GgufMatrix(stored, rows, columns, dtype, device)
     return Fp8Matrix(stored, rows, columns, dtype, device)

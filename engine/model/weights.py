@@ -117,7 +117,9 @@ def _open(checkpoint: Checkpoint, file: Path) -> Any:
 
 
 def _fill(part: CheckpointPart, reader: Any, name: str, file: Path) -> None:
-    if part.is_row_scale:
+    if part.tensor.dtype is torch.uint8:
+        values = part.read(reader.get_blocks(name))
+    elif part.is_row_scale:
         scales = reader.get_tensor(name).flatten()
         values = scales if scales.numel() == 1 else part.read(scales)
     else:
@@ -171,7 +173,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
             _check_entry(file, stored, entry, parts[name])
             stored_names[name] = stored
             sampled[stored] = entry
-            num_bytes = parts[name].tensor.numel() * (entry.stop - entry.start) // math.prod(entry.shape)
+            num_bytes = (entry.stop - entry.start) * parts[name].tensor.numel() // math.prod(parts[name].shape)
             shards.setdefault(file, {})[name] = num_bytes
         _check_samples(file, sampled)
     if missing := sorted(parts.keys() - stored_names.keys()):
@@ -225,12 +227,15 @@ def _is_redundant(file: Path, name: str, entry: TensorEntry, parts: dict[str, Ch
 
 def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart) -> None:
     shapes = [part.shape]
+    if part.tensor.dtype is torch.uint8:  # blocks of a GGUF file
+        block = QUANTIZED_TYPES[entry.dtype]
+        shapes = [(part.shape[0], part.shape[1] // block.num_bytes * block.numbers)]
     if part.is_row_scale:  # one per row, or one for the whole matrix
         shapes += [(*part.shape, 1), (1,), (1, 1), ()]
     if entry.shape not in shapes:
         description = _DESCRIPTION.get(file.suffix, "config.json")
         raise CheckpointError(
-            f"{file}: tensor {name} has shape {list(entry.shape)}, {description} requires {list(part.shape)}"
+            f"{file}: tensor {name} has shape {list(entry.shape)}, {description} requires {list(shapes[0])}"
         )
     required = _EXACT.get(part.tensor.dtype)
     if required not in (None, entry.dtype):

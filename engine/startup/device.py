@@ -5,6 +5,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.fp8 import Fp8Weights
+from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
 from engine.startup.gpu import has_gpu
@@ -16,7 +17,7 @@ def kept_weights(config: EngineConfig, device_type: str) -> Kept:
     """Returns the kinds of quantised weights of a checkpoint that the kernels of a device multiply as they are."""
     if config.uses_torch_kernels(device_type):
         return ()
-    return {"cpu": (IntWeights,), "cuda": (Fp8Weights, IntWeights)}[device_type]
+    return {"cpu": (IntWeights, GgufWeights), "cuda": (Fp8Weights, IntWeights, GgufWeights)}[device_type]
 
 
 def mixes_experts(config: EngineConfig, device_type: str) -> bool:

@@ -9,6 +9,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.model.fp8 import Fp8Weights
+from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
 from engine.startup.progress import StartupProgress
@@ -57,7 +58,7 @@ def model_forms(
         stored = model.quantized
         if isinstance(stored, Fp8Weights) and isinstance(stored, kept):
             weights = "fp8 blocks" if stored.has_blocks else "fp8 checkpoint"
-        if isinstance(stored, IntWeights) and isinstance(stored, kept) and weights is None:
+        if isinstance(stored, IntWeights | GgufWeights) and isinstance(stored, kept) and weights is None:
             weights = "int4 groups" if stored.num_bits == 4 else "int8 groups"
         gate: Gate = model.gate
         mixture = next((mixture for mixture in model.traits.mixtures if mixture is not None), None)

@@ -1,7 +1,9 @@
 """A GGUF file is the model of the folder that it was converted from."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,17 +14,20 @@ from engine.model.checkpoint import open_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.fingerprint import weights_fingerprint
 from engine.model.gguf_file import QUANTIZED_TYPES
-from engine.model.gguf_tensors import GgufTensors
+from engine.model.gguf_weights import GgufWeights
 from engine.model.implementation import choose_implementation
-from engine.model.loader import cpu_checkpoint_dtype
+from engine.model.loader import check_checkpoint, cpu_checkpoint_dtype, load_model, weights_bytes
 from engine.model.model_folder import check_folder, local_model
 from engine.model.rotary_tables import rotary_tables
+from kernels.families import cpu_ops, reference_ops
+from kernels.interface import KernelOps
 from tests.support.engine.gguf import (
     Tensor,
     metadata_of,
     plain,
     save_gguf,
     save_random_blocks,
+    save_twin,
     tensors_of,
     write_gguf,
 )
@@ -71,18 +76,111 @@ def test_16_bits_are_read_as_they_are(make_checkpoint: Any, tmp_path: Path, kind
     assert ModelConfig.from_dir(path).checkpoint_dtype == str(dtype).removeprefix("torch.")
 
 
-@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
-def test_blocks_are_dequantised(make_checkpoint: Any, tmp_path: Path, kind: str) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 40, "num_hidden_layers": 1}
-    folder, path = make_checkpoint("qwen2", **sizes), tmp_path / "model.gguf"
-    save_random_blocks(folder, path, {"token_embd": "F16"} if kind == "F16" else {}, kind)
-    entries = open_checkpoint(path).tensors(path)
-    stored = GgufTensors(path, entries, lambda _: None)
-    found = weights(path)
-    assert torch.equal(found["model.layers.0.mlp.down_proj.weight"], stored.get_tensor("blk.0.ffn_down.weight"))
-    assert entries["blk.0.ffn_down.weight"].dtype == kind
+SIZES = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 40, "num_hidden_layers": 1}
+MIXED = {"attn_v": "Q6_K", "ffn_down": "Q5_K", "token_embd": "Q8_0"}
+"""As in Q4_K_M: the types of some matrices differ from those with which they are multiplied."""
+
+
+def twins(make_checkpoint: Any, folder: Path, name: str, kinds: dict[str, str], default: str) -> tuple[Path, Path]:
+    """A GGUF file with random blocks, and a folder with the numbers that they stand for."""
+    original, path, twin = make_checkpoint(name, **SIZES), folder / "model.gguf", folder / "twin"
+    save_random_blocks(original, path, kinds, default)
+    save_twin(path, original, twin)
+    return path, twin
+
+
+def outputs(path: Path, ops: KernelOps) -> list[torch.Tensor]:
+    """Results of the linear layers for random inputs, and the embeddings."""
+    model = load_model(path, ModelConfig.from_dir(path), ops)
+    layer = model.layers[0]
+    linears = [layer.qkv, layer.o, layer.feed_forward.gate_up, layer.feed_forward.down]
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(5, size, generator=generator) for size in (256, 256, 256, 512)]
+    return [linear(ops, x) for linear, x in zip(linears, inputs, strict=True)] + [model.embed_tokens]
+
+
+@pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
+@pytest.mark.parametrize(
+    ("name", "kinds", "default"),
+    [
+        *(("qwen2", {}, kind) for kind in QUANTIZED_TYPES),
+        ("llama", MIXED, "Q4_K"),
+        ("qwen3", {"attn_q.": "F16"}, "Q8_0"),
+    ],
+)
+def test_blocks_give_the_results_of_their_numbers(
+    make_checkpoint: Any,
+    tmp_path: Path,
+    name: str,
+    kinds: dict[str, str],
+    default: str,
+    make_ops: Callable[[], KernelOps],
+) -> None:
+    path, twin = twins(make_checkpoint, tmp_path, name, kinds, default)
+    for found, expected in zip(outputs(path, make_ops()), outputs(twin, make_ops()), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_matrices_stay_in_blocks_unless_one_beside_them_is_not(make_checkpoint: Any, tmp_path: Path) -> None:
+    path, _ = twins(make_checkpoint, tmp_path, "qwen2", {"attn_q.": "F16", "ffn_up": "Q6_K"}, "Q4_K")
     config = ModelConfig.from_dir(path)
+    stored = config.quantized
+    assert isinstance(stored, GgufWeights)
+    prefix = "model.layers.0."
+    assert stored.kinds == {
+        f"{prefix}self_attn.o_proj": "Q4_K",
+        f"{prefix}mlp.gate_proj": "Q4_K",
+        f"{prefix}mlp.up_proj": "Q6_K",
+        f"{prefix}mlp.down_proj": "Q4_K",
+    }
+    assert stored.form([f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"]) == (8, 16)
+    assert stored.form([f"{prefix}mlp.down_proj"]) == (4, 32)
     assert (config.checkpoint_dtype, cpu_checkpoint_dtype(path, config)) == ("bfloat16", "float32")
+
+
+def test_memory_is_that_of_the_unpacked_integers(make_checkpoint: Any, tmp_path: Path) -> None:
+    path, twin = twins(make_checkpoint, tmp_path, "llama", {}, "Q4_K")
+    config, plain_config = ModelConfig.from_dir(path), ModelConfig.from_dir(twin)
+    num_weights = 256 * (256 + 2 * 128 + 256 + 2 * 512 + 512)
+    difference = weights_bytes(plain_config, torch.float32) - weights_bytes(config, torch.float32, kept=(GgufWeights,))
+    assert difference == num_weights * 4 - num_weights // 2 - num_weights // 32 * 8
+    assert weights_bytes(config, torch.float32) == weights_bytes(plain_config, torch.float32)
+
+
+def test_ranks_hold_shards_of_the_blocks(make_checkpoint: Any, tmp_path: Path) -> None:
+    path, _ = twins(make_checkpoint, tmp_path, "llama", {}, "Q8_0")
+    whole = weights(path)
+    for index in (0, 1):
+        group: Any = SimpleNamespace(rank=index, size=2)
+        parts = loaded_parts(path, group=group)
+        for name, dim in (("self_attn.q_proj", 0), ("self_attn.o_proj", 1), ("mlp.up_proj", 0), ("mlp.down_proj", 1)):
+            name = f"model.layers.0.{name}.weight"
+            assert torch.equal(parts[name].tensor, whole[name].chunk(2, dim)[index]), name
+
+
+def test_ranks_need_whole_blocks(make_checkpoint: Any, tmp_path: Path) -> None:
+    path, _ = twins(make_checkpoint, tmp_path, "llama", {}, "Q4_K")
+    group: Any = SimpleNamespace(rank=0, size=2)
+    with pytest.raises(
+        ConfigError, match=r"128 inputs of model\.layers\.0\.self_attn\.o_proj, not .* 256 of a block in Q4_K"
+    ):
+        check_checkpoint(path, ModelConfig.from_dir(path), torch.float32, group=group)
+
+
+def test_a_scale_that_is_not_finite_is_refused_by_name(make_checkpoint: Any, tmp_path: Path) -> None:
+    path, _ = twins(make_checkpoint, tmp_path, "llama", {}, "Q8_0")
+    entry = open_checkpoint(path).tensors(path)["blk.0.ffn_up.weight"]
+    data = bytearray(path.read_bytes())
+    data[entry.start : entry.start + 2] = b"\x00\x7c"  # infinity in fp16
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"tensor model\.layers\.0\.mlp\.up_proj\.weight holds NaN or infinity"):
+        outputs(path, reference_ops())
+
+
+def test_random_weights_are_not_in_blocks(make_checkpoint: Any, tmp_path: Path) -> None:
+    path, _ = twins(make_checkpoint, tmp_path, "llama", {}, "Q8_0")
+    with pytest.raises(ConfigError, match="--load-format dummy is not supported with weights of 8 bits"):
+        load_model(path, ModelConfig.from_dir(path), reference_ops(), load_format="dummy")
 
 
 def test_a_split_is_one_model(make_checkpoint: Any, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Writes GGUF files: any metadata and tensors, or a checkpoint of `transformers` as llama.cpp converts it."""
 
 import json
+import shutil
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from engine.model.gguf_checkpoint import GgufCheckpoint
+from engine.model.gguf_tensors import GgufTensors
 
 TYPE_NUMBERS = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
@@ -184,7 +188,7 @@ def save_gguf(folder: Path, path: Path, kind: str = "F32") -> None:
 
 
 def save_random_blocks(folder: Path, path: Path, kinds: Mapping[str, str], default: str, *, seed: int = 0) -> None:
-    """Writes a checkpoint as a GGUF file with random matrices in blocks.
+    """Writes a checkpoint as a GGUF file with random matrices.
 
     kinds: part of a tensor's name -> its type; `default` has all other matrices.
     """
@@ -192,11 +196,19 @@ def save_random_blocks(folder: Path, path: Path, kinds: Mapping[str, str], defau
     for name, tensor in tensors.items():
         if len(tensor.shape) == 2:
             kind = next((kind for part, kind in kinds.items() if part in name), default)
-            tensors[name] = random_blocks(kind, *tensor.shape, generator)
+            if kind in _DTYPES:
+                values = torch.randn(tensor.shape, generator=generator) * tensor.shape[1] ** -0.5
+                tensors[name] = plain(values, kind)
+            else:
+                tensors[name] = random_blocks(kind, *tensor.shape, generator)
     write_gguf(path, metadata_of(folder), tensors)
 
 
-def replace_weights(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    """Replaces tensors of a checkpoint folder."""
-    stored = load_file(folder / "model.safetensors")
-    save_file({**stored, **weights}, folder / "model.safetensors", metadata={"format": "pt"})
+def save_twin(path: Path, original: Path, folder: Path) -> None:
+    """Writes a copy of the folder that a GGUF file was made of, with the numbers that are in the file."""
+    checkpoint = GgufCheckpoint(path)
+    entries, names = checkpoint.tensors(path), checkpoint.decoder_names()
+    stored = GgufTensors(path, entries, checkpoint.num_rotated_heads)
+    shutil.copytree(original, folder)
+    weights = {str(names(name)): stored.get_tensor(name).contiguous() for name in entries}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
