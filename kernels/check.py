@@ -214,6 +214,9 @@ def _pointwise_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]
     stored = f"{dtype_name(forms.weights_dtype)}, {forms.hidden_size} wide"
     indices = inputs.int64([_NUM_TOKENS - 1, 0, 5])
     yield KernelCase("gather_rows", form, allowed, lambda ops, _: (ops.gather_rows(x, indices),))
+    yield KernelCase(
+        "gather_rows", f"{stored}, tied", allowed, lambda ops, _: (ops.gather_rows(ops.pack_tied(table)[0], indices),)
+    )
     if forms.weights_dtype is not forms.dtype:
         yield KernelCase("gather_rows", stored, allowed, lambda ops, _: (ops.gather_rows(table, indices),))
     yield KernelCase("rms_norm", form, allowed, lambda ops, _: (ops.rms_norm(x, weight, forms.eps),))

@@ -47,6 +47,9 @@ class Routing(NamedTuple):
     gate: Literal["silu_and_mul", "gelu_and_mul"]
 
 
+Table: TypeAlias = Any
+"""Rows that `gather_rows` takes: a tensor, or what `pack_tied` returned."""
+
 Experts: TypeAlias = Any
 """Experts of a layer as returned by `pack_experts`; opaque outside of the family that packed them."""
 
@@ -123,10 +126,18 @@ class KernelOps(Protocol):
         """
         ...
 
-    def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def pack_tied(self, table: torch.Tensor) -> tuple[Table, LinearWeights]:
+        """Packs an embedding [N, n] that is the output head too; returns what `gather_rows` and `linear` take.
+
+        They share memory, unless the head is quantised.
+        """
+        ...
+
+    def gather_rows(self, table: Table, indices: torch.Tensor) -> torch.Tensor:
         """Table [N, n], indices [T] int64 -> rows [T, n]: embeddings, and hidden states of the rows that sample.
 
-        The result has the dtype of activations, to which a family may widen a table of weights.
+        The table is a tensor or from `pack_tied`. The result has the dtype of activations, to which a family may widen
+        a table of weights.
         """
         ...
 

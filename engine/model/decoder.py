@@ -11,10 +11,10 @@ from engine.model.norm import Norm
 from engine.model.rotary_tables import rotary_tables
 from engine.model.sharding import Sharding
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
-from kernels.interface import AdapterOps, KernelOps, KVCache, LinearWeights, LowRank
+from kernels.interface import AdapterOps, KernelOps, KVCache, LinearWeights, LowRank, Table
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 
-HEAD_NAME = "lm_head.weight"
+EMBEDDING_NAME, HEAD_NAME = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Decoder:
@@ -36,7 +36,7 @@ class Decoder:
         device: torch.device,
         group: ParallelGroup = SINGLE_RANK,
     ) -> None:
-        """Allocates embedding and norms, uninitialised; `load` allocates the other weights.
+        """Allocates norms, uninitialised; `load` allocates the other weights.
 
         Raises:
             ConfigError: the model cannot be divided among the ranks.
@@ -52,7 +52,7 @@ class Decoder:
         ropes = config.traits.ropes
         tables = {rope: rotary_tables(rope, config.head_dim, max_positions, device) for rope in dict.fromkeys(ropes)}
         self._vocabulary_rows = sharding.vocabulary_rows
-        self.embed_tokens = self._vocabulary_matrix(device)
+        self.embed_tokens: Table = None
         self._packed_lm_head: LinearWeights = None
         traits = config.traits
         self._embedding_scale = traits.embedding_scale / traits.stream_unit
@@ -70,9 +70,10 @@ class Decoder:
 
         Together these are all weights, each once.
         """
-        parts = self._base_parts()
+        matrix = self._vocabulary_matrix(torch.device("meta"))
+        parts = self._embedding_parts(matrix) | self._norm_parts()
         if not self.config.tie_word_embeddings:
-            parts |= self._head_parts(self._vocabulary_matrix(torch.device("meta")))
+            parts |= self._head_parts(matrix)
         for layer in self.layers:
             parts |= layer.checkpoint_parts()
         return parts
@@ -82,19 +83,27 @@ class Decoder:
 
         So memory holds the packed weights and one matrix in the format of the checkpoint, never the whole checkpoint.
         """
-        fill(self._base_parts())
+        fill(self._norm_parts())
+        self.norm.finish()
         for layer in self.layers:
             layer.load(fill)
-        self.norm.finish()
-        lm_head = self.embed_tokens
-        if self.config.tie_word_embeddings and self._embedding_scale != 1.0:
-            lm_head = lm_head.clone()  # packing may share its memory, which is scaled below
+        embedding = self._vocabulary_matrix(self.device)
+        fill(self._embedding_parts(embedding))
+        if self.shares_head:
+            self.embed_tokens, self._packed_lm_head = self._ops.pack_tied(embedding)
+            return
+        self.embed_tokens = embedding
+        lm_head = embedding.clone() if self.config.tie_word_embeddings else self._vocabulary_matrix(self.device)
         if not self.config.tie_word_embeddings:
-            lm_head = self._vocabulary_matrix(self.device)
             fill(self._head_parts(lm_head))
         self._packed_lm_head = self._ops.pack_linear(lm_head, None, for_logits=True)
         if self._embedding_scale != 1.0:
-            self.embed_tokens.mul_(self._embedding_scale)
+            embedding.mul_(self._embedding_scale)
+
+    @property
+    def shares_head(self) -> bool:
+        """Whether embedding and output head are the same numbers."""
+        return self.config.tie_word_embeddings and self._embedding_scale == 1.0
 
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
         """Returns rows and columns of all linear layers that adapters can change, by their names in the checkpoint."""
@@ -107,11 +116,11 @@ class Decoder:
             for linear in layer.adaptable:
                 linear.set_adapters(ops, adapters)
 
-    def _base_parts(self) -> dict[str, CheckpointPart]:
-        return {
-            "model.embed_tokens.weight": self._vocabulary_part(self.embed_tokens),
-            "model.norm.weight": CheckpointPart.whole(self.norm.weight),
-        }
+    def _norm_parts(self) -> dict[str, CheckpointPart]:
+        return {"model.norm.weight": CheckpointPart.whole(self.norm.weight)}
+
+    def _embedding_parts(self, matrix: torch.Tensor) -> dict[str, CheckpointPart]:
+        return {EMBEDDING_NAME: self._vocabulary_part(matrix)}
 
     def _head_parts(self, matrix: torch.Tensor) -> dict[str, CheckpointPart]:
         return {HEAD_NAME: self._vocabulary_part(matrix)}

@@ -8,7 +8,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
-from engine.model.decoder import HEAD_NAME, Decoder
+from engine.model.decoder import EMBEDDING_NAME, HEAD_NAME, Decoder
 from engine.model.dummy_weights import RandomWeights
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
@@ -83,7 +83,7 @@ def weights_bytes(
 ) -> int:
     """Returns the bytes of the packed weights, without allocating them.
 
-    An output head that is tied to the embedding is packed as a separate copy.
+    An output head that is tied to the embedding shares its memory, unless it is quantised or embeddings are scaled.
 
     Args:
         config: the configuration of the model.
@@ -102,8 +102,11 @@ def weights_bytes(
         num_bytes += linear.packed_bytes(is_quantized_on_load=quantization is not None, kept=kept)
         for name in linear.checkpoint_parts():
             del tensors[name]
-    head = model.embed_tokens if config.tie_word_embeddings else tensors.pop(HEAD_NAME)
-    num_bytes += head.numel() + 4 * len(head) if quantization == "int8" else head.nbytes
+    head = tensors[EMBEDDING_NAME] if config.tie_word_embeddings else tensors.pop(HEAD_NAME)
+    if quantization == "int8":
+        num_bytes += head.numel() + 4 * len(head)
+    elif not model.shares_head:
+        num_bytes += head.nbytes
     return num_bytes + sum(tensor.nbytes for tensor in tensors.values())
 
 

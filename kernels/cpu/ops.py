@@ -144,7 +144,12 @@ class CpuOps:
         finally:
             self._step = None
 
-    def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def pack_tied(self, table: torch.Tensor) -> tuple[torch.Tensor | PackedLinear, PackedLinear]:
+        """Packs the head; rows are gathered from its panels, or from the table if the head is in int8."""
+        head = self.pack_linear(table, None, for_logits=True)
+        return (table if self._quantize else head), head
+
+    def gather_rows(self, table: torch.Tensor | PackedLinear, indices: torch.Tensor) -> torch.Tensor:
         """Indexes the table; the result is fp32."""
         return self._emit(emit_gather_rows, table, indices)
 

@@ -10,33 +10,35 @@ from kernels.cpu.arrays import check_fp32, check_stored
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
 from kernels.cpu.intrinsics import floats_at, longs_at, shorts_at
 from kernels.cpu.jit import exp_nonpositive, inline, kernel
-from kernels.cpu.linear import FLOAT_KINDS, Kind
+from kernels.cpu.linear import FLOAT_KINDS, Kind, PackedLinear
 from kernels.cpu.recording import Recording
 from kernels.cpu.soft_cap import cap_scores
+from kernels.cpu.tile import LANES
 from kernels.cpu.two_bytes import bf16_to_fp32, fp16_to_fp32
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Longs
 
 _X, _OUT, _N, _WEIGHT, _RESIDUAL = range(FIRST_OPERAND, FIRST_OPERAND + 5)
-_INDICES, _KIND = range(FIRST_OPERAND + 3, FIRST_OPERAND + 5)  # of GATHER_ROWS, after _N
+_INDICES, _KIND, _ROWS_PER_PANEL = range(FIRST_OPERAND + 3, FIRST_OPERAND + 6)  # of GATHER_ROWS, after _N
 
 _FP32, _BF16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS)
 
 
-def emit_gather_rows(recording: Recording, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Table [N, n] fp32, bf16 or fp16, indices [T] int64 -> [T, n] fp32.
+def emit_gather_rows(recording: Recording, table: torch.Tensor | PackedLinear, indices: torch.Tensor) -> torch.Tensor:
+    """Table [N, n] fp32, bf16 or fp16, or a linear layer with such weights, indices [T] int64 -> [T, n] fp32.
 
     Raises: ValueError: of another type, or not contiguous.
     """
-    check_stored(table=table)
-    if not table.is_contiguous():
-        raise ValueError(f"table of shape {list(table.shape)} is not contiguous")
-    n = table.shape[1]
+    values, rows_per_panel = (table.weight, LANES) if isinstance(table, PackedLinear) else (table, 1)
+    check_stored(table=values)
+    if not values.is_contiguous():
+        raise ValueError(f"table of shape {list(values.shape)} is not contiguous")
+    n = values.shape[1]
     out = recording.empty(indices, n)
-    kind = int(FLOAT_KINDS[table.dtype])
-    recording.emit(Opcode.GATHER_ROWS, indices, table.data_ptr(), out.data_ptr(), n, indices.data_ptr(), kind)
-    recording.keep(table)
+    operands = out.data_ptr(), n, indices.data_ptr(), int(FLOAT_KINDS[values.dtype]), rows_per_panel
+    recording.emit(Opcode.GATHER_ROWS, indices, values.data_ptr(), *operands)
+    recording.keep(values)
     return out
 
 
@@ -144,10 +146,13 @@ def norm_row(x: "Floats", weight: "Floats", eps: np.float32, out: "Floats") -> N
 def gather_rows_item(row: "Longs", item: int) -> None:
     """Copies some rows, widened to fp32."""
     begin, end, n, kind = first_row(item, row), first_row(item + 1, row), row[_N], row[_KIND]
-    indices = longs_at(row[_INDICES], end)
+    indices, rows_per_panel = longs_at(row[_INDICES], end), row[_ROWS_PER_PANEL]
     for i in range(begin, end):
         start, target = indices[i] * n, floats_at(row[_OUT] + 4 * n * i, n)
-        if kind == _FP32:
+        if rows_per_panel > 1:
+            lane = indices[i] % rows_per_panel
+            _gather_lane(row[_X], kind, (indices[i] - lane) * n + lane, rows_per_panel, target)
+        elif kind == _FP32:
             target[:] = floats_at(row[_X] + 4 * start, n)
         elif kind == _BF16_WEIGHTS:
             halves = shorts_at(row[_X] + 2 * start, n)
@@ -157,6 +162,21 @@ def gather_rows_item(row: "Longs", item: int) -> None:
             halves = shorts_at(row[_X] + 2 * start, n)
             for j in range(n):
                 target[j] = fp16_to_fp32(halves[j])
+
+
+@inline
+def _gather_lane(table: int, kind: int, start: int, step: int, target: "Floats") -> None:
+    """Copies every step-th value from `start` on: a row of panels [rows / step, n, step]."""
+    n = len(target)
+    if kind == _FP32:
+        values = floats_at(table + 4 * start, n * step)
+        for j in range(n):
+            target[j] = values[j * step]
+    else:
+        halves = shorts_at(table + 2 * start, n * step)
+        for j in range(n):
+            half = halves[j * step]
+            target[j] = bf16_to_fp32(half) if kind == _BF16_WEIGHTS else fp16_to_fp32(half)
 
 
 @kernel

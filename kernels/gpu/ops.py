@@ -168,6 +168,10 @@ class GpuOps:
         finally:
             self.rotate_and_store, self._attention = rotate, attend
 
+    def pack_tied(self, table: torch.Tensor) -> tuple[torch.Tensor, PackedLinear]:
+        """Returns the table for both uses."""
+        return table, self.pack_linear(table, None, for_logits=True)
+
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Indexes the table."""
         return table.index_select(0, indices)

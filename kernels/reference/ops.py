@@ -73,6 +73,10 @@ class ReferenceOps:
         """Returns the step itself."""
         return step
 
+    def pack_tied(self, table: torch.Tensor) -> tuple[torch.Tensor, Weights]:
+        """Returns the table for both uses."""
+        return table, (table, None)
+
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Indexes the table."""
         return table[indices]

@@ -4,6 +4,7 @@ Tolerance: 2e-5 absolute, in fp32, on logits of unit standard deviation. Each te
 """
 
 import weakref
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from engine.model.decoder import Decoder
 from engine.model.loader import load_model, weights_bytes
 from kernels.families import cpu_ops, reference_ops
 from kernels.metadata import AttentionMetadata
-from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
+from tests.support.engine.weights import BLOCK_SIZES, PeakBytes, save_block_scaled
 from tests.support.kernels.batches import assert_same_bits, poison_cache
 
 TOLERANCE = 2e-5
@@ -245,6 +246,16 @@ def test_embeddings_are_shared_when_tied(make_checkpoint):
     assert not model.compute_logits(torch.ones(1, config.hidden_size)).any()
 
 
+def test_a_tied_head_and_the_embedding_are_one_matrix_in_memory_on_a_cpu(make_checkpoint):
+    path = make_checkpoint("llama", tie_word_embeddings=True, vocab_size=20_011)
+    config = ModelConfig.from_dir(path)
+    with PeakBytes() as memory:
+        model = load_model(path, config, cpu_ops())
+    assert model.shares_head
+    head_bytes = config.vocab_size * config.hidden_size * 4
+    assert memory.bytes < weights_bytes(config, torch.float32) + head_bytes // 4
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_checkpoint_parts_are_those_of_the_file_and_share_no_memory(make_checkpoint, tied):
     path = make_checkpoint("qwen3", attention_bias=True, tie_word_embeddings=tied)
@@ -259,8 +270,14 @@ def test_checkpoint_parts_are_those_of_the_file_and_share_no_memory(make_checkpo
     assert all(stop <= start for (_, stop), (start, _) in pairwise(spans))
     saved = load_file(path / "model.safetensors")
     assert {name: t.shape for name, t in tensors.items()} == {name: t.shape for name, t in saved.items()}
-    num_tied_bytes = model.embed_tokens.nbytes if tied else 0  # packed apart
-    assert weights_bytes(config, torch.float32) == sum(t.nbytes for t in saved.values()) + num_tied_bytes
+    assert weights_bytes(config, torch.float32) == sum(t.nbytes for t in saved.values())
+    if tied:  # and a copy of the head with a scale per row
+        head = saved["model.embed_tokens.weight"]
+        untied = replace(config, tie_word_embeddings=False)
+        assert weights_bytes(config, torch.float32, quantization="int8") == weights_bytes(
+            untied, torch.float32, quantization="int8"
+        )
+        assert weights_bytes(untied, torch.float32) == weights_bytes(config, torch.float32) + head.nbytes
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from engine.model.decoder import Decoder
 from engine.model.fp8 import Fp8Weights
 from engine.model.loader import cpu_checkpoint_dtype, resolve_dtype, weights_bytes
 from engine.model.shapes import find_shape
-from kernels.cpu.linear import pack_linear
+from kernels.families import cpu_ops
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.targets import TARGETS
 from tests.support.engine.weights import PeakBytes
@@ -102,9 +101,7 @@ def test_packing_on_a_cpu_takes_memory_for_the_packed_weights_and_one_matrix(qua
     shape = ModelConfig.from_dir(find_shape("llama-3.2-1b"))
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_layers": 4, "num_heads": 8, "vocab_size": 2048}
     config = replace(shape, **sizes)
-    ops = SimpleNamespace(
-        pack_linear=lambda weight, bias, **_: pack_linear(weight, bias, quantize=quantize), silu_and_mul=None
-    )
+    ops = cpu_ops(quantization="int8" if quantize else None)
     peak = peak_bytes_while_loading(config, ops, dtype, torch.device("cpu"))
     largest_matrix = 2 * config.intermediate_size * config.hidden_size * dtype.itemsize
     work_bytes = 14 * 2**20

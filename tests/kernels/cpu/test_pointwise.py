@@ -38,6 +38,19 @@ def test_weights_of_two_bytes_are_widened(dtype, n):
         assert_same_bits(actual, wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_rows_are_gathered_from_a_tied_head(dtype, quantization):
+    """From its panels, exactly; of a head in int8 the table itself stays."""
+    ops, table = cpu_ops(quantization=quantization), torch.randn(50, 33).to(dtype)
+    rows, head = ops.pack_tied(table)
+    assert (rows is head) == (quantization is None)
+    indices = torch.arange(50).flip(0)
+    assert_same_bits(ops.gather_rows(rows, indices), table[indices].float())
+    x = torch.randn(3, 33)
+    assert_same_bits(ops.linear(x, head), ops.linear(x, ops.pack_linear(table, None, for_logits=True)))
+
+
 @pytest.mark.parametrize("num_tokens", SIZES)
 @pytest.mark.parametrize("n", [1, 33, 256])
 def test_rms_norm_equals_reference(num_tokens, n):
