@@ -1,6 +1,7 @@
-"""Finds the local folder of a model, downloading it if necessary."""
+"""Finds the local folder or file of a model, downloading it if necessary."""
 
 import io
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,12 @@ _DESCRIPTION = [
 ]
 """The files that an engine reads, besides the weights."""
 
+_GGUF_ID = re.compile(r"([^:]+):([A-Za-z0-9_]{1,32})")
+"""A repository, and the type at the end of the name of a file in it."""
+
+_OF_IMAGES = "mmproj"
+"""Beginning of the names of GGUF files with the vision part of a model."""
+
 _WEIGHTS = "model*.safetensors"
 """Not consolidated.safetensors, a second copy that some repositories hold, nor other formats."""
 
@@ -36,14 +43,15 @@ _WEIGHTS = "model*.safetensors"
 def resolve_model(
     name_or_dir: str, check: Callable[[Path], object], progress: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """Finds a checkpoint folder, or downloads it from the Hugging Face hub.
+    """Finds a checkpoint, or downloads it from the Hugging Face hub.
 
     Args:
-        name_or_dir: a folder, or the id of a hub repository such as `Qwen/Qwen3-0.6B`.
+        name_or_dir: a folder or GGUF file; the id of a hub repository, such as `Qwen/Qwen3-0.6B`; or that of a
+            repository with GGUF files and a type, such as `Qwen/Qwen3-0.6B-GGUF:Q8_0`.
         check: called with a folder that has all files of a repository but its weights, before these are downloaded;
             raises if the model cannot be served.
         progress: called with a description of the progress.
-    Returns: the folder.
+    Returns: the folder or file.
     Raises: CheckpointError: the name is not a folder, and cannot be downloaded; or what `check` raises.
     """
     if (path := local_model(name_or_dir)) is not None:
@@ -51,13 +59,12 @@ def resolve_model(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about disk space; an error follows if it is too small
+            if (of_gguf := _GGUF_ID.fullmatch(name_or_dir)) is not None:
+                return _download_gguf(of_gguf[1], of_gguf[2], progress)
             check(_download(name_or_dir, _DESCRIPTION, progress))
             return _download(name_or_dir, [*_DESCRIPTION, _WEIGHTS], progress)
     except HFValidationError:
-        of_gguf = "; download a GGUF file of a repository first (hf download), and pass its path" * (":" in name_or_dir)
-        raise CheckpointError(
-            f"{name_or_dir}: no such folder, and not a Hugging Face hub id (owner/name){of_gguf}"
-        ) from None
+        raise CheckpointError(f"{name_or_dir}: no such folder, and not a Hugging Face hub id (owner/name)") from None
     except RepositoryNotFoundError:
         raise CheckpointError(
             f"{name_or_dir}: no such folder, and the Hugging Face hub has no such model (a private one needs HF_TOKEN)"
@@ -67,6 +74,25 @@ def resolve_model(
         raise CheckpointError(
             f"{name_or_dir}: no such folder, and cannot be fetched from the Hugging Face hub: {reason}"
         ) from error
+
+
+def _download_gguf(name: str, kind: str, progress: Callable[[str], None]) -> Path:
+    """Downloads the one GGUF file of a repository with a name for a type, or the files of a split.
+
+    Returns: the file, or the first of the split.
+    Raises: CheckpointError: there is none, or several.
+    """
+    of_any_case = "".join(f"[{letter.lower()}{letter.upper()}]" if letter.isalpha() else letter for letter in kind)
+    patterns = [f"*[-.]{of_any_case}{end}.gguf" for end in ("", "-00001-of-?????")]
+    folder = _download(name, [patterns[0], f"*[-.]{of_any_case}-?????-of-?????.gguf"], progress)
+    files = [path for pattern in patterns for path in sorted(folder.rglob(pattern))]
+    files = [path for path in files if not path.name.startswith(_OF_IMAGES)]
+    if len(files) != 1:
+        found = f"{len(files)} files: {', '.join(path.name for path in files[:5])}" if files else "none"
+        raise CheckpointError(
+            f"{name}:{kind}: expected one GGUF file with {kind} at the end of its name, found {found}"
+        )
+    return files[0]
 
 
 def _download(name: str, patterns: list[str], progress: Callable[[str], None]) -> Path:

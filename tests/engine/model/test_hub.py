@@ -158,9 +158,64 @@ def test_a_file_is_rejected_with_its_format(tmp_path, name, words):
         resolve_model(str(file), allow)
 
 
-def test_a_gguf_file_of_a_repository_is_rejected_without_a_request():
-    with pytest.raises(CheckpointError, match=r"hub id \(owner/name\); download a GGUF file of a repository first"):
-        resolve_model("owner/name:Q4_K_M", allow)
+GGUF_FILES = [
+    "model-Q4_K_M.gguf",
+    "model-q8_0.gguf",
+    "model-F16.gguf",
+    "model-BF16.gguf",
+    "mmproj-F16.gguf",
+    "Q6_K/model-Q6_K-00001-of-00002.gguf",
+    "Q6_K/model-Q6_K-00002-of-00002.gguf",
+    "a-Q2_K.gguf",
+    "b-Q2_K.gguf",
+]
+
+
+@pytest.fixture
+def repository(tmp_path, fetch):
+    """A folder with GGUF files, which the fake hub returns; -> the calls."""
+    for name in GGUF_FILES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    return fetch(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fetched"),
+    [
+        ("Q4_K_M", GGUF_FILES[:1]),
+        ("q4_k_m", GGUF_FILES[:1]),
+        ("Q8_0", GGUF_FILES[1:2]),
+        ("F16", [GGUF_FILES[2], GGUF_FILES[4]]),
+        ("BF16", GGUF_FILES[3:4]),
+        ("Q6_K", GGUF_FILES[5:7]),
+    ],
+)
+def test_one_gguf_file_of_a_repository_is_fetched(tmp_path, repository, kind, fetched):
+    assert resolve_model(f"owner/name:{kind}", allow) == tmp_path / fetched[0]
+    ((repo_id, patterns),) = repository
+    assert repo_id == "owner/name"
+    assert [name for name in GGUF_FILES if any(fnmatch(name, pattern) for pattern in patterns)] == fetched
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("Q5_K", "found none"),
+        ("K_M", "found none"),
+        ("Q2_K", r"found 2 files: a-Q2_K\.gguf, b-Q2_K\.gguf"),
+    ],
+)
+@pytest.mark.usefixtures("repository")
+def test_other_than_one_gguf_file_is_refused(kind, words):
+    message = f"^owner/name:{kind}: expected one GGUF file with {kind} at the end of its name, {words}$"
+    with pytest.raises(CheckpointError, match=message):
+        resolve_model(f"owner/name:{kind}", allow)
+
+
+def test_what_is_no_type_is_no_id():
+    with pytest.raises(CheckpointError, match=r"owner/name:\*: no such folder, and not a Hugging Face hub id"):
+        resolve_model("owner/name:*", allow)
 
 
 @pytest.mark.parametrize(
