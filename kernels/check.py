@@ -16,7 +16,7 @@ import torch
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ExpertOps, KernelOps, KVCache, Routing
+from kernels.interface import KernelOps, KVCache, Routing
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
@@ -272,15 +272,16 @@ def _mixture_case(
     packed: Callable[[KernelOps, torch.Tensor, torch.Tensor | None], object],
     form: str,
 ) -> KernelCase:
-    """Some experts, all of which have tokens; the choice among more of them differs in nothing."""
+    """Some experts, which the router chooses by the first inputs, far from a tie; more of them differ in nothing."""
     number, hidden, inner = min(experts.num_experts, _MAX_EXPERTS), forms.hidden_size, experts.inner_size
     routing = experts.routing._replace(top_k=min(experts.routing.top_k, number))
-    x, router = inputs.random(_NUM_TOKENS, hidden), inputs.weights(number, hidden) * hidden**-0.5
+    x, router = inputs.random(_NUM_TOKENS, hidden), torch.eye(number, hidden).to(inputs.weights(1))
+    for token in x:
+        token[:number] = torch.tensor(inputs.order(number)).to(token)
     gate_up = [inputs.weights(2 * inner, hidden) * hidden**-0.5 for _ in range(number)]
     down = [inputs.weights(hidden, inner) for _ in range(number)]
 
     def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
-        assert isinstance(ops, ExpertOps), f"{ops.name} computes no mixtures of experts"
         first, second = ([packed(ops, weight, None) for weight in weights] for weights in (gate_up, down))
         return (ops.mix_experts(x, ops.pack_experts(router, first, second, routing)),)
 

@@ -4,7 +4,7 @@ This module imports no family: see `kernels.families`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -222,6 +222,27 @@ class KernelOps(Protocol):
         """Draws one token per row of logits [S, vocab_size] float32, by the rules of `kernels.sampling`."""
         ...
 
+    def pack_experts(
+        self,
+        router: torch.Tensor,
+        gate_up: Sequence[LinearWeights],
+        down: Sequence[LinearWeights],
+        routing: Routing,
+    ) -> Experts:
+        """Lays out the router [num_experts, in], and the packed layers of each expert, all of one shape and format.
+
+        Raises: ValueError: a format that the family does not multiply by experts.
+        """
+        ...
+
+    def mix_experts(self, x: torch.Tensor, experts: Experts) -> torch.Tensor:
+        """Computes a mixture of experts (arXiv:2101.03961, section 2): x [T, in] -> [T, out].
+
+        Probabilities of experts are the softmax of router x, in fp32. The result is the sum of the chosen experts'
+        down(gate(gate_up(x))), each times its probability, in the order of their numbers.
+        """
+        ...
+
 
 class AdapterOps(Protocol):
     """Operations of families that compute adapters of linear layers."""
@@ -232,27 +253,4 @@ class AdapterOps(Protocol):
 
     def add_adapters(self, y: torch.Tensor, x: LinearInput, adapters: Adapters, tokens: AdaptedTokens) -> None:
         """Adds B (A x) to y, the results of a linear layer of inputs x, for these tokens, in place."""
-        ...
-
-
-@runtime_checkable
-class ExpertOps(Protocol):
-    """Operations of families that compute mixtures of experts."""
-
-    def pack_experts(
-        self,
-        router: torch.Tensor,
-        gate_up: Sequence[LinearWeights],
-        down: Sequence[LinearWeights],
-        routing: Routing,
-    ) -> Experts:
-        """Lays out the router [num_experts, in], and the packed layers of each expert, all of one shape and format."""
-        ...
-
-    def mix_experts(self, x: LinearInput, experts: Experts) -> torch.Tensor:
-        """Computes a mixture of experts (arXiv:2101.03961, section 2): x [T, in] -> [T, out].
-
-        Probabilities of experts are the softmax of router x, in fp32. The result is the sum of the chosen experts'
-        down(gate(gate_up(x))), each times its probability, in the order of their numbers.
-        """
         ...

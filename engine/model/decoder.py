@@ -156,7 +156,8 @@ class Decoder:
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, kv_cache, next_norm in zip(self.layers, kv_caches, next_norms, strict=True):
             x = layer.attention(x, positions, kv_cache, metadata, adapted)
-            x, residual = self._ops.add_rms_norm(x, residual, layer.mlp_norm.weight, eps, for_linear=True)
+            for_linear = layer.feed_forward.is_linear_input
+            x, residual = self._ops.add_rms_norm(x, residual, layer.mlp_norm.weight, eps, for_linear=for_linear)
             x = layer.mlp(x, adapted)
             for_linear = next_norm is not self.norm  # the rows for the logits are gathered first
             x, residual = self._ops.add_rms_norm(x, residual, next_norm.weight, eps, for_linear=for_linear)

@@ -117,14 +117,12 @@ class Family:
         read_traits: reads the traits of a model from its config.json; raises CheckpointError for a bad field.
         defaults: values of fields that config.json may lack, as in the configuration class of `transformers`.
         activation_field: the field that names the activation of the feed-forward networks.
-        has_experts: whether layers may be mixtures of experts, which not all kernels compute.
     """
 
     architecture: str
     read_traits: Callable[[ConfigFields], DecoderTraits]
     defaults: Mapping[str, Any]
     activation_field: str = "hidden_act"
-    has_experts: bool = False
 
     def activation(self, fields: ConfigFields) -> Any:
         """Returns what config.json, or else the default of the family, names as activation."""

@@ -8,7 +8,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span
 from engine.model.family import Gate, Mixture
 from engine.model.linear import Linear, LinearFactory
-from kernels.interface import ExpertOps, Experts, KernelOps, LinearInput, Routing
+from kernels.interface import Experts, KernelOps, LinearInput, Routing
 from kernels.metadata import AdaptedTokens
 
 
@@ -23,6 +23,11 @@ class FeedForward(Protocol):
     @property
     def adaptable(self) -> tuple[Linear, ...]:
         """Linear layers that adapters can change."""
+        ...
+
+    @property
+    def is_linear_input(self) -> bool:
+        """Whether its inputs go to linear layers only, which may take them quantised."""
         ...
 
     def own_parts(self) -> dict[str, CheckpointPart]:
@@ -74,6 +79,11 @@ class GatedFeedForward:
         """Both linear layers."""
         return self.linears
 
+    @property
+    def is_linear_input(self) -> bool:
+        """They do."""
+        return True
+
     def own_parts(self) -> dict[str, CheckpointPart]:
         """Returns nothing: all weights are of linear layers."""
         return {}
@@ -116,7 +126,6 @@ class MixtureOfExperts:
             dtype, device: of the router, which no checkpoint quantises.
         Raises: CheckpointError: only some experts are quantised.
         """
-        assert isinstance(ops, ExpertOps), f"{ops.name} computes no mixtures of experts"
         self._ops = ops
         self._routing = Routing(mixture.top_k, mixture.normalizes, gate)
         self._router_name = f"{prefix}{mixture.module}.gate.weight"
@@ -142,6 +151,11 @@ class MixtureOfExperts:
         """None: each expert sees its own tokens."""
         return ()
 
+    @property
+    def is_linear_input(self) -> bool:
+        """They go to the router too, which chooses by exact inputs."""
+        return False
+
     def own_parts(self) -> dict[str, CheckpointPart]:
         """Returns the part of the router."""
         return {self._router_name: CheckpointPart.whole(self._router)}
@@ -151,9 +165,10 @@ class MixtureOfExperts:
         fill(self.own_parts())
         for linear in self.linears:
             linear.load(self._ops, fill)
-        gate_up, down = ([layer.packed for layer in layers] for layers in (self._gate_up, self._down))
+        gate_up, down = ([layer.take_packed() for layer in layers] for layers in (self._gate_up, self._down))
         self._experts = self._ops.pack_experts(self._router, gate_up, down, self._routing)
 
     def __call__(self, x: LinearInput, _adapted: AdaptedTokens | None, /) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
+        assert isinstance(x, torch.Tensor), "the norm was for a linear layer"
         return self._ops.mix_experts(x, self._experts)

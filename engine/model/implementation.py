@@ -46,9 +46,7 @@ _LIMITS = {"num_hidden_layers": 1024, "n_layer": 1024, "vocab_size": 2**24, "hid
 _INSTEAD = "serve another model, or this one with transformers' own generate"
 
 
-def choose_implementation(
-    path: Path, model_impl: ModelImpl, *, tensor_parallel_size: int = 1, mixes_experts: bool = True
-) -> Implementation:
+def choose_implementation(path: Path, model_impl: ModelImpl, *, tensor_parallel_size: int = 1) -> Implementation:
     """Returns what computes the checkpoint in a folder.
 
     Args:
@@ -56,23 +54,17 @@ def choose_implementation(
         model_impl: `auto` selects chairlift for the architectures that it has, and transformers for others and for
             activations that chairlift does not have.
         tensor_parallel_size: number of ranks; transformers has one.
-        mixes_experts: whether the kernels of the device compute mixtures of experts; `auto` selects transformers for
-            them otherwise.
 
     Raises:
         CheckpointError: config.json is unreadable, or its model cannot be served.
-        ConfigError: transformers is not installed, or does not divide a model among ranks; or chairlift is requested
-            for a mixture of experts that the device does not compute.
+        ConfigError: transformers is not installed, or does not divide a model among ranks.
     """
     fields = open_checkpoint(path).config()
     names, text = fields.raw("architectures"), text_fields(fields)
     text_names = text.raw("architectures")
     is_native = isinstance(text_names, list) and any(
-        architecture in text_names and family.has_gate_of(text) and (mixes_experts or not family.has_experts)
-        for architecture, family in FAMILIES.items()
+        architecture in text_names and family.has_gate_of(text) for architecture, family in FAMILIES.items()
     )
-    if model_impl == "chairlift" and not mixes_experts and isinstance(text_names, list):
-        _check_without_experts(text_names)
     if model_impl == "chairlift" or (model_impl == "auto" and is_native):
         return "chairlift"  # whose own configuration refuses what it does not support
     if is_gguf(path):
@@ -80,7 +72,7 @@ def choose_implementation(
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise fields.error("architectures", f"is {names!r}, expected a list of names")
     _check_architecture(fields, names[0])
-    model = _describe(fields, names[0], mixes_experts=mixes_experts)
+    model = _describe(fields, names[0])
     if tensor_parallel_size > 1:
         raise ConfigError(
             f"--tensor-parallel-size {tensor_parallel_size} is not supported for {model}, which is computed by "
@@ -94,20 +86,9 @@ def choose_implementation(
     return "transformers"
 
 
-def _check_without_experts(names: list[object]) -> None:
-    for architecture, family in FAMILIES.items():
-        if family.has_experts and architecture in names:
-            raise ConfigError(
-                f"--model-impl chairlift computes {architecture}, whose layers are mixtures of experts, on a CPU or "
-                "with --kernels torch: use --model-impl auto, which leaves it to transformers"
-            )
-
-
-def _describe(fields: ConfigFields, name: str, *, mixes_experts: bool) -> str:
-    """Returns the architecture, with what keeps Chairlift from computing it if it is a native one."""
+def _describe(fields: ConfigFields, name: str) -> str:
+    """Returns the architecture, with the setting that keeps Chairlift from computing it if it is a native one."""
     family = FAMILIES.get(name)
-    if family is not None and family.has_experts and not mixes_experts:
-        return f"{name} on a GPU"
     if family is None or family.has_gate_of(fields):
         return name
     return f"{name} with {family.activation_field} {family.activation(fields)!r}"

@@ -77,10 +77,10 @@ class Linear:
         """Whether the checkpoint quantises it."""
         return self._quantized is not None
 
-    @property
-    def packed(self) -> LinearWeights:
-        """The packed weights, after `load`."""
-        return self._packed
+    def take_packed(self) -> LinearWeights:
+        """Returns the packed weights after `load`, and forgets them: an operation on several layers holds them."""
+        packed, self._packed = self._packed, None
+        return packed
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills, without memory."""

@@ -42,7 +42,6 @@ def check_folder(
     is_without_weights: bool = False,
     model_impl: ModelImpl = "auto",
     tensor_parallel_size: int = 1,
-    mixes_experts: bool = True,
 ) -> ModelConfig | None:
     """Checks that a folder has the files of a supported model, or that a GGUF file describes one.
 
@@ -50,7 +49,7 @@ def check_folder(
         model_dir: the checkpoint.
         is_dummy: weights will be random, and a tokenizer is optional.
         is_without_weights: they will be downloaded if the rest can be served.
-        model_impl, tensor_parallel_size, mixes_experts: see `choose_implementation`.
+        model_impl, tensor_parallel_size: see `choose_implementation`.
     Returns: the checked config.json; None: transformers computes the model, and checks more of it.
 
     Raises:
@@ -58,9 +57,7 @@ def check_folder(
         ConfigError: see `choose_implementation`.
     """
     checkpoint = open_checkpoint(model_dir)
-    implementation = choose_implementation(
-        model_dir, model_impl, tensor_parallel_size=tensor_parallel_size, mixes_experts=mixes_experts
-    )
+    implementation = choose_implementation(model_dir, model_impl, tensor_parallel_size=tensor_parallel_size)
     config = ModelConfig.from_dir(model_dir) if implementation == "chairlift" else None
     if not (is_dummy or is_without_weights):
         checkpoint.weights_files()

@@ -30,10 +30,8 @@ ServedModel: TypeAlias = "ModelConfig | TransformersConfig"
 _log = logging.getLogger(__name__)
 
 
-def open_model(model_dir: Path, config: EngineConfig, *, mixes_experts: bool = True) -> ServedModel:
+def open_model(model_dir: Path, config: EngineConfig) -> ServedModel:
     """Returns the configuration of a checkpoint.
-
-    mixes_experts: see `choose_implementation`.
 
     Raises:
         CheckpointError: the model cannot be served; says why.
@@ -44,7 +42,6 @@ def open_model(model_dir: Path, config: EngineConfig, *, mixes_experts: bool = T
         is_dummy=config.load_format == "dummy",
         model_impl=config.model_impl,
         tensor_parallel_size=config.tensor_parallel_size,
-        mixes_experts=mixes_experts,
     )
     if native is not None:
         return native

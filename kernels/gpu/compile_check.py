@@ -45,6 +45,9 @@ ALLOWANCES = (
     Allowance(frozenset({"sm_100"}), "_rms_norm_kernel", "rows of 18944", {"3.7": 16}),  # fp32 weights, 8-bit results
     Allowance(_NVIDIA, "_rotate_and_store_kernel", "float32", {"3.6": 8, "3.7": 8}),
     Allowance(frozenset({"sm_89", "sm_120"}), "_product_kernel", "scales per block", {"3.7": 8}),
+    Allowance(frozenset({"sm_75"}), "_expert_product_kernel", "scales per block", {"3.7": 8}),
+    Allowance(frozenset({"sm_89"}), "_expert_product_kernel", "scales per block", {"3.7": 40}),
+    Allowance(frozenset({"gfx942"}), "_expert_product_kernel", "scales per block", {"3.6": 56}),
     Allowance(frozenset({"sm_110"}), "grouped_product_kernel", "4 bits in groups of 32", {"3.7": 8}),
     Allowance(frozenset({"sm_80"}), "grouped_product_kernel", "4 bits in groups of 32", {"3.6": 8, "3.7": 8}),
     Allowance(frozenset({"sm_100"}), "grouped_product_kernel", "4 bits in groups of 32", {"3.6": 8}),

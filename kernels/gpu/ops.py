@@ -11,6 +11,7 @@ import torch
 from kernels.fp8_weights import has_block_scales
 from kernels.gpu.attention_backends import Attention
 from kernels.gpu.block_scales import BlockScaledLinear, pack_block_scaled
+from kernels.gpu.experts import PackedExperts, mix_experts, pack_experts
 from kernels.gpu.gate import gelu_and_mul, silu_and_mul
 from kernels.gpu.grouped_linear import GroupedLinear, grouped_span, pack_grouped
 from kernels.gpu.kernel_cache import use_kernel_cache
@@ -30,7 +31,7 @@ from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import TiledLinear, tiled_linear
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import Step
+from kernels.interface import Routing, Step
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import greedy_batch
 from kernels.torch_attention import torch_attention
@@ -181,6 +182,23 @@ class GpuOps:
         if self._batch_invariant or not isinstance(packed, PackedLinear):
             return self._tiled_linear(x, packed)
         return linear(x, packed)
+
+    def pack_experts(
+        self, router: torch.Tensor, gate_up: Sequence[TiledLinear], down: Sequence[TiledLinear], routing: Routing
+    ) -> PackedExperts:
+        """Copies the experts into one tensor per layer; refuses integers of 4 and 8 bits."""
+        return pack_experts(router, gate_up, down, routing)
+
+    def mix_experts(self, x: torch.Tensor, experts: PackedExperts) -> torch.Tensor:
+        """Computes the experts that the router chooses for each token."""
+        return mix_experts(
+            x,
+            experts,
+            linear=self.linear,
+            gate=self.gelu_and_mul if experts.routing.gate == "gelu_and_mul" else self.silu_and_mul,
+            target=self._target,
+            batch_invariant=self._batch_invariant,
+        )
 
     def paged_attention(
         self,

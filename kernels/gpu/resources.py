@@ -22,8 +22,8 @@ class Resources:
         stack_bytes: local memory of each thread: registers that were spilled, and arrays indexed at run time.
         binary_bytes: size of the cubin or hsaco.
         exposed_exponentials: see `count_exposed_exponentials`; 0 for targets without `wgmma`.
-        has_serial_products: whether the binary waits for `wgmma` more often than its PTX: ptxas makes every product
-            synchronous if other instructions use the registers of one in flight.
+        has_serial_products: whether the binary waits for `wgmma` more often per product than its PTX: ptxas makes every
+            product synchronous if other instructions use the registers of one in flight.
     """
 
     kernel: str
@@ -58,7 +58,7 @@ def read_resources(compiled: Any) -> Resources:
         stack_bytes=stack,
         binary_bytes=len(binary),
         exposed_exponentials=count_exposed_exponentials(ptx),
-        has_serial_products="wgmma.mma_async" in ptx and _count_waits(binary) > ptx.count("wgmma.wait_group"),
+        has_serial_products="wgmma.mma_async" in ptx and _has_serial_products(ptx, binary),
     )
 
 
@@ -91,8 +91,11 @@ def count_exposed_exponentials(ptx: str) -> int:
     return num_exposed
 
 
-def _count_waits(cubin: bytes) -> int:
-    return _inspect(cubin, triton.knobs.nvidia.nvdisasm.path, "--print-code").count("WARPGROUP.DEPBAR")
+def _has_serial_products(ptx: str, cubin: bytes) -> bool:
+    """Compares waits per product, because ptxas unrolls loops."""
+    code = _inspect(cubin, triton.knobs.nvidia.nvdisasm.path, "--print-code")
+    num_waits, num_products = code.count("WARPGROUP.DEPBAR"), len(re.findall(r"\b[A-Z]GMMA\b", code))
+    return num_waits * ptx.count("wgmma.mma_async") > num_products * ptx.count("wgmma.wait_group")
 
 
 def _inspect(cubin: bytes, *command: str) -> str:

@@ -15,6 +15,7 @@ import torch
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
 from kernels.gpu.block_scales import BlockScaledLinear
+from kernels.gpu.expert_specializations import expert_calls, live_expert_calls
 from kernels.gpu.grouped_linear import grouped_span, pack_grouped
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.linear import PackedLinear
@@ -342,6 +343,7 @@ FAMILIES = {
     "batch_invariant": Family(_invariant_specializations, _live_invariant),
     "block_scaled": Family(_block_scaled_specializations, _live_block_scaled),
     "grouped": Family(_grouped_specializations, _live_grouped),
+    "experts": Family(expert_calls, live_expert_calls),
     "rows": Family(row_calls, live_row_calls),
     "sample": Family(_sampling_specializations, _live_sampling),
 }

@@ -146,7 +146,7 @@ def test_a_prompt_chunk_behind_a_long_prefix_divides_its_keys_and_answers_as_on_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["StableLM", "Qwen3-MoE"])  # on a CPU Chairlift computes the second itself
+@pytest.mark.parametrize("family", ["StableLM", "OLMoE"])
 def test_a_model_that_transformers_computes_answers_as_on_a_cpu(
     gpu: SimpleNamespace, tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,8 +158,40 @@ def test_a_model_that_transformers_computes_answers_as_on_a_cpu(
     with caplog.at_level("INFO"):
         on_gpu = answers(build(tmp_path, num_gpu_blocks_override=24))
     assert bool(FakeGraphs.seen) == (family == "StableLM")
-    assert ("Steps run without CUDA graphs" in caplog.text) == (family == "Qwen3-MoE")
+    assert ("Steps run without CUDA graphs" in caplog.text) == (family == "OLMoE")
     assert on_gpu == answers(build(tmp_path, num_gpu_blocks_override=24, device="cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_a_mixture_of_experts_answers_as_on_a_cpu(
+    gpu: SimpleNamespace, servable: Callable[..., Path], quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its kernels checked at start, and its steps recorded: their shapes do not depend on the router."""
+    use_checked_products(monkeypatch)
+    sizes = {"moe_intermediate_size": 48, "mlp_only_layers": []} if quantization else {"mlp_only_layers": [1]}
+    path = servable("qwen3_moe", num_hidden_layers=2, hidden_size=64, **sizes)
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if case.kernel == "mixture of experts"],
+    )
+    FakeGraphs.seen.clear()
+    parts = build(path, num_gpu_blocks_override=24, kernel_check="fail", quantization=quantization)
+    on_gpu = answers(parts)
+    assert FakeGraphs.seen
+    if quantization is None:
+        assert on_gpu == answers(build(path, num_gpu_blocks_override=24, device="cpu"))
+
+
+def test_a_mixture_of_experts_in_integers_is_refused(
+    gpu: SimpleNamespace, servable: Callable[..., Path], tmp_path: Path
+) -> None:
+    original = servable("qwen3_moe", dtype="float32", hidden_size=64, intermediate_size=128, moe_intermediate_size=64)
+    integers, twin = (shutil.copytree(original, tmp_path / name) for name in ("integers", "twin"))
+    quantise_checkpoint(original, integers, twin, Scheme("gptq"))
+    with pytest.raises(ConfigError, match=r"a mixture of experts in integers .* on a GPU: use --device cpu, or"):
+        build(integers)
+    build(integers, kernels="torch", num_gpu_blocks_override=24)
 
 
 def test_torch_attention_serves_beside_triton_kernels(gpu: SimpleNamespace, model_dir: Path) -> None:

@@ -30,5 +30,4 @@ MIXTRAL = Family(
         "rope_theta": 1000000.0,
         "eos_token_id": 2,
     },
-    has_experts=True,
 )

@@ -74,5 +74,4 @@ QWEN3_MOE = Family(
         "num_local_experts": 128,
         "num_experts_per_tok": 8,
     },
-    has_experts=True,
 )

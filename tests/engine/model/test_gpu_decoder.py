@@ -48,6 +48,8 @@ CHECKPOINTS = {
     "mistral window": ("mistral", {"sliding_window": 8}),
     "qwen2, window in some layers": ("qwen2", SLIDING),
     "qwen3": ("qwen3", {}),
+    "qwen3 with experts": ("qwen3_moe", {}),
+    "mixtral": ("mixtral", {}),
     "gemma2": ("gemma2", {"sliding_window": 8}),
     "gemma3": ("gemma3", {"sliding_window": 8}),
 }

@@ -55,20 +55,6 @@ def test_an_activation_that_the_native_decoder_lacks_is_left_to_transformers(
     assert choose_implementation(path, "chairlift") == "chairlift"  # which refuses it
 
 
-@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
-def test_mixtures_of_experts_are_left_to_transformers_where_kernels_lack_them(tmp_path, architecture):
-    path = config_json(tmp_path, architectures=[architecture])
-    assert choose_implementation(path, "auto") == "chairlift"
-    assert choose_implementation(path, "auto", mixes_experts=False) == "transformers"
-    message = rf"--model-impl chairlift computes {architecture}, whose layers .* on a CPU or with --kernels torch: use"
-    with pytest.raises(ConfigError, match=message):
-        choose_implementation(path, "chairlift", mixes_experts=False)
-    with pytest.raises(ConfigError, match=rf"2 is not supported for {architecture} on a GPU, which is computed by"):
-        choose_implementation(path, "auto", mixes_experts=False, tensor_parallel_size=2)
-    dense = config_json(tmp_path, architectures=["Qwen3ForCausalLM"])
-    assert choose_implementation(dense, "chairlift", mixes_experts=False) == "chairlift"
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

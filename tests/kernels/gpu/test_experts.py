@@ -1,0 +1,203 @@
+"""Mixtures of experts on a GPU: the list of tokens by expert, values against fp64, and bits in any batch."""
+
+import pytest
+import torch
+
+from kernels.gpu.expert_rows import expert_rows
+from kernels.gpu.ops import GpuOps
+from kernels.gpu.targets import TARGETS
+from kernels.grouped_weights import GroupedWeights
+from kernels.interface import Routing
+from tests.support.engine.weights import quantized_in_blocks
+from tests.support.kernels.batches import assert_close, assert_same_bits
+
+NUM_EXPERTS, HIDDEN, INNER = 7, 48, 40
+ROUTINGS = [
+    Routing(top_k=2, normalizes=True, gate="silu_and_mul"),
+    Routing(top_k=3, normalizes=False, gate="gelu_and_mul"),
+    Routing(top_k=1, normalizes=False, gate="silu_and_mul"),
+    Routing(top_k=NUM_EXPERTS, normalizes=True, gate="silu_and_mul"),
+]
+
+
+def normal(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 5, 700])
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("block_m", [16, 64])
+def test_every_pair_is_in_one_tile_of_its_expert(device, seed, num_tokens, routing, block_m):
+    logits = normal(seed, num_tokens, NUM_EXPERTS)
+    logits[:, 3] -= 4  # an expert that few tokens choose
+    rows = expert_rows(logits.to(device), routing, block_m)
+    probabilities, chosen = logits.softmax(dim=1).topk(routing.top_k)
+    chosen, order = chosen.sort(dim=1)
+    weights = probabilities.gather(1, order)
+    if routing.normalizes:
+        weights /= weights.sum(dim=1, keepdim=True)
+    torch.testing.assert_close(rows.weights.cpu(), weights, rtol=1e-5, atol=1e-6)
+    expert_of = chosen.flatten()
+    pairs = rows.pairs.cpu()
+    assert pairs.tolist() == expert_of.argsort(stable=True).tolist()
+    listed = []
+    for expert, first, end in rows.tiles.tolist():
+        if expert >= 0:
+            assert first < end <= first + block_m
+            assert expert_of[pairs[first:end]].eq(expert).all()
+            listed += range(first, end)
+    assert listed == list(range(len(pairs)))
+    full_or_last = -(-expert_of.bincount(minlength=NUM_EXPERTS) // block_m)
+    assert (rows.tiles[:, 0] >= 0).sum() == full_or_last.sum()
+
+
+def test_equal_logits_choose_the_first_experts_and_nan_spoils_its_token_only(device):
+    logits = torch.zeros(3, NUM_EXPERTS)
+    logits[1, 5] = torch.nan
+    logits[2] = torch.nan
+    rows = expert_rows(logits.to(device), ROUTINGS[0], 16)
+    assert rows.tiles.cpu()[:, 0].tolist()[:2] == [0, 1]
+    assert rows.pairs.cpu().tolist() == [0, 2, 4, 1, 3, 5]
+    assert rows.weights.isnan().any(dim=1).tolist() == [False, True, True]
+    assert rows.weights[0].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("num_experts", [1, 300])
+def test_any_number_of_experts(device, seed, num_experts):
+    logits = normal(seed, 90, num_experts)
+    rows = expert_rows(logits.to(device), Routing(1, normalizes=True, gate="silu_and_mul"), 16)
+    assert rows.pairs.cpu().tolist() == logits.argmax(dim=1).argsort(stable=True).tolist()
+    assert rows.weights.eq(1).all()
+
+
+def make_weights(seed, dtype, hidden=HIDDEN, inner=INNER, num_experts=NUM_EXPERTS):
+    router = normal(seed, num_experts, hidden).to(dtype)
+    gate_up = [(normal(seed + 10 + i, 2 * inner, hidden) * hidden**-0.5).to(dtype) for i in range(num_experts)]
+    down = [(normal(seed + 900 + i, hidden, inner) * inner**-0.5).to(dtype) for i in range(num_experts)]
+    return router, gate_up, down
+
+
+def exact_mixture(x, logits, gate_up, down, routing):
+    """Every token by itself, in fp64, with the router's own logits: a tie is no error."""
+    rows = []
+    for token, row in zip(x.double(), logits.double(), strict=True):
+        weights, chosen = row.softmax(dim=0).topk(routing.top_k)
+        if routing.normalizes:
+            weights = weights / weights.sum()
+        total = torch.zeros(x.shape[1], dtype=torch.float64)
+        for weight, expert in zip(weights, chosen.tolist(), strict=True):
+            gate, up = (gate_up[expert].double() @ token).chunk(2)
+            is_silu = routing.gate == "silu_and_mul"
+            gated = torch.nn.functional.silu(gate) if is_silu else torch.nn.functional.gelu(gate, approximate="tanh")
+            total += weight * (down[expert].double() @ (gated * up))
+        rows.append(total)
+    return torch.stack(rows)
+
+
+@pytest.fixture
+def make_ops(device, target):
+    return lambda target=target, **options: GpuOps(device, target, num_processors=132, **options)
+
+
+def pack(ops, device, router, gate_up, down, routing):
+    packed = [[ops.pack_linear(matrix.to(device), None) for matrix in matrices] for matrices in (gate_up, down)]
+    return ops.pack_experts(router.to(device), *packed, routing)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_tokens", "routing"),
+    [
+        *((torch.float32, number, routing) for number in (1, 70) for routing in ROUTINGS),
+        (torch.bfloat16, 33, ROUTINGS[0]),
+        (torch.float16, 33, ROUTINGS[1]),
+    ],
+)
+def test_values_are_those_of_fp64(make_ops, device, seed, dtype, num_tokens, routing):
+    ops, (router, gate_up, down) = make_ops(), make_weights(seed, dtype)
+    x = normal(seed + 5, num_tokens, HIDDEN).to(device, dtype)
+    experts = pack(ops, device, router, gate_up, down, routing)
+    logits = ops.linear(x, experts.router).cpu()
+    out = ops.mix_experts(x, experts)
+    assert out.dtype is dtype
+    expected = exact_mixture(x.cpu(), logits, gate_up, down, routing)
+    # roundings to the dtype of gate_up, of the gate, and of each expert's result, of unit scale
+    allowed = {torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}[dtype]
+    assert (out.cpu().double() - expected).abs().max() < allowed
+
+
+@pytest.mark.parametrize("hidden", [300, 256])
+def test_inputs_and_outputs_beyond_a_tile(make_ops, device, seed, hidden):
+    weights = make_weights(seed, torch.float32, hidden=hidden, inner=136, num_experts=2)
+    ops, routing = make_ops(), Routing(1, normalizes=True, gate="silu_and_mul")
+    experts = pack(ops, device, *weights, routing)
+    x = normal(seed + 5, 150, hidden).to(device)
+    expected = exact_mixture(x.cpu(), ops.linear(x, experts.router).cpu(), *weights[1:], routing)
+    assert (ops.mix_experts(x, experts).cpu().double() - expected).abs().max() < 5e-5
+
+
+@pytest.mark.parametrize("form", ["channels", "blocks"])
+@pytest.mark.parametrize("has_float8", [True, False])
+def test_8_bit_experts_are_within_their_rounding_of_their_values(make_ops, device, target, seed, form, has_float8):
+    """Of weights: the same values; of inputs: 3 bits of mantissa, twice."""
+    if device.type == "cuda" and (target.fp8_dtype is not None) != has_float8:
+        pytest.skip("the other kind of GPU")
+    if not has_float8 and form == "channels":
+        pytest.skip("refused: there is no such product")
+    chosen = target if device.type == "cuda" or has_float8 else TARGETS["sm_80"]
+    float8 = {"quantize_inputs": has_float8, "input_group_size": 128 if form == "blocks" else None}
+    ops, routing = make_ops(chosen, **float8), ROUTINGS[0]
+    router, gate_up, down = make_weights(seed, torch.float32, hidden=256, inner=128, num_experts=4)
+    packed, values = [[], []], [[], []]
+    for place, matrices in enumerate((gate_up, down)):
+        for matrix in matrices:
+            if form == "blocks":
+                codes, scales = quantized_in_blocks(matrix)
+                value = codes.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+            else:
+                scales = matrix.abs().amax(dim=1) / 448
+                codes = (matrix / scales[:, None]).to(torch.float8_e4m3fn)
+                value = codes.float() * scales[:, None]
+            packed[place].append(ops.pack_quantized(codes.to(device), scales.to(device), None, torch.float32))
+            values[place].append(value)
+    experts = ops.pack_experts(router.to(device), *packed, routing)
+    assert experts.down.weight.itemsize == 1
+    x = normal(seed + 5, 40, 256).to(device)
+    out = ops.mix_experts(x, experts).cpu().double()
+    expected = exact_mixture(x.cpu(), ops.linear(x, experts.router).cpu(), *values, routing)
+    error = (out - expected).norm() / expected.norm()
+    assert error < (0.06 if has_float8 else 1e-5)
+
+
+def test_a_token_has_the_same_bits_in_any_batch(make_ops, device, seed):
+    ops, weights = make_ops(batch_invariant=True), make_weights(seed, torch.float32)
+    experts = pack(ops, device, *weights, ROUTINGS[0])
+    x = normal(seed + 5, 150, HIDDEN).to(device)
+    whole = ops.mix_experts(x, experts)
+    for rows in (slice(149, 150), slice(40, 49), slice(1, 150)):
+        assert_same_bits(ops.mix_experts(x[rows], experts), whole[rows])
+
+
+def test_no_tokens_give_no_rows(make_ops, device):
+    experts = pack(make_ops(), device, *make_weights(0, torch.float32), ROUTINGS[0])
+    assert make_ops().mix_experts(torch.empty(0, HIDDEN, device=device), experts).shape == (0, HIDDEN)
+
+
+def test_nan_stays_in_its_token(make_ops, device, seed):
+    ops = make_ops()
+    experts = pack(ops, device, *make_weights(seed, torch.float32), ROUTINGS[0])
+    x = normal(seed + 5, 20, HIDDEN).to(device)
+    right = ops.mix_experts(x, experts)
+    x[7, 3] = torch.nan
+    out = ops.mix_experts(x, experts)
+    assert out[7].isnan().all()
+    others = torch.arange(20) != 7
+    assert_close(out.cpu()[others], right.cpu()[others])
+
+
+def test_integers_are_refused(make_ops, device):
+    values = torch.zeros(32, 32, dtype=torch.uint8, device=device)
+    scales = torch.ones(32, 1, device=device)
+    ops = make_ops()
+    packed = [ops.pack_grouped(GroupedWeights(values, scales, scales, 4), None, torch.float32)]
+    with pytest.raises(ValueError, match="experts in integers of 4 or 8 bits have no product on a GPU"):
+        ops.pack_experts(torch.ones(1, 32, device=device), packed, packed, ROUTINGS[0])
