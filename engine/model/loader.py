@@ -14,7 +14,7 @@ from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
-from engine.model.weights import Progress, WeightsReader, check_weights, stored_dtypes
+from engine.model.weights import Progress, WeightsReader, check_weights, exact_dtype
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.dtypes import dtype_name
 from kernels.families import reference_ops
@@ -58,8 +58,8 @@ def resolve_dtype(name: str, checkpoint_dtype: str, *, is_fp32_only: bool = Fals
 def cpu_checkpoint_dtype(path: Path | None, config: ModelConfig) -> str:
     """Returns the name of the dtype that holds all weights of a checkpoint without rounding.
 
-    This is the dtype of the tensors in the files if all have the same. It is float32 otherwise, for 8-bit floats, which
-    are converted, and if embeddings are multiplied by a factor as they are loaded.
+    This is `exact_dtype` of the files. It is float32 for 8-bit floats, which are converted, and if embeddings are
+    multiplied by a factor as they are loaded.
 
     Args:
         path: the checkpoint folder; None: without files, the weights will be random.
@@ -69,8 +69,7 @@ def cpu_checkpoint_dtype(path: Path | None, config: ModelConfig) -> str:
     traits = config.traits
     if isinstance(config.quantized, Fp8Weights) or traits.embedding_scale != traits.stream_unit:
         return "float32"
-    dtypes = {config.checkpoint_dtype} if path is None else {dtype_name(dtype) for dtype in stored_dtypes(path)}
-    return dtypes.pop() if len(dtypes) == 1 else "float32"
+    return config.checkpoint_dtype if path is None else dtype_name(exact_dtype(path))
 
 
 def weights_bytes(

@@ -22,6 +22,7 @@ from engine.model.tensor_entry import TensorEntry
 from kernels.fp8_weights import FP8_DTYPE
 
 _SAMPLE_BYTES = 4096
+_MAX_VECTOR_BYTES = 16 << 20  # 4 bytes for each of the most hidden units
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, FP8_NAME: FP8_DTYPE}
 _EXACT = {FP8_DTYPE: FP8_NAME, torch.int32: "I32", torch.int8: "I8"}
 """Types of quantised weights, which are read as they are; others are converted to the dtype of the parameter."""
@@ -181,21 +182,43 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
     return CheckedWeights(shards, stored_names, num_activation_scales, num_kv_scales)
 
 
-def stored_dtypes(path: Path) -> set[torch.dtype]:
-    """Returns the dtypes of the tensors in a checkpoint, but for redundant ones, from the headers.
+def exact_dtype(path: Path) -> torch.dtype:
+    """Returns the dtype that holds all tensors of a checkpoint, but for redundant ones, without rounding.
+
+    It is that of all tensors, or float32 if they differ. Vectors in float32, such as the norms of GGUF files in 16
+    bits, count as tensors of another dtype that holds their numbers.
 
     Raises: CheckpointError: a file is missing, unreadable, truncated or corrupt.
     """
     checkpoint = open_checkpoint(path)
     decoder_name = checkpoint.decoder_names()
-    return {
-        _DTYPES.get(entry.dtype, torch.float32)  # blocks of integers stand for float32
-        for file in checkpoint.weights_files()
-        for stored, entry in checkpoint.tensors(file).items()
-        if (name := decoder_name(stored)) is not None
-        and not _is_ignorable(name)
-        and (entry.dtype in _DTYPES or entry.dtype in QUANTIZED_TYPES)  # others are reported by `check_weights`
-    }
+    dtypes: set[torch.dtype] = set()
+    vectors: list[tuple[Path, TensorEntry]] = []
+    for file in checkpoint.weights_files():
+        for stored, entry in checkpoint.tensors(file).items():
+            name = decoder_name(stored)
+            if name is None or _is_ignorable(name):
+                continue
+            if entry.dtype == "F32" and len(entry.shape) == 1:
+                vectors.append((file, entry))
+            elif entry.dtype in QUANTIZED_TYPES:  # stands for numbers in float32
+                dtypes.add(torch.float32)
+            elif entry.dtype in _DTYPES:  # others are reported by `check_weights`
+                dtypes.add(_DTYPES[entry.dtype])
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    is_exact = dtype.itemsize == 2 and all(_holds(dtype, file, entry) for file, entry in vectors)
+    return dtype if is_exact else torch.float32
+
+
+def _holds(dtype: torch.dtype, file: Path, vector: TensorEntry) -> bool:
+    """Whether a dtype has all numbers of a vector in float32."""
+    if vector.stop - vector.start > _MAX_VECTOR_BYTES:
+        return False
+    with open_regular(file) as reader:
+        reader.seek(vector.start)
+        data = bytearray(reader.read(vector.stop - vector.start))
+    values = torch.frombuffer(data, dtype=torch.float32) if data else torch.empty(0)
+    return torch.equal(values.to(dtype).float(), values)
 
 
 def _check_samples(file: Path, entries: dict[str, TensorEntry]) -> None:

@@ -19,6 +19,7 @@ from engine.model.implementation import choose_implementation
 from engine.model.loader import check_checkpoint, cpu_checkpoint_dtype, load_model, weights_bytes
 from engine.model.model_folder import check_folder, local_model
 from engine.model.rotary_tables import rotary_tables
+from kernels.dtypes import dtype_name
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import KernelOps
 from tests.support.engine.gguf import (
@@ -73,7 +74,11 @@ def test_16_bits_are_read_as_they_are(make_checkpoint: Any, tmp_path: Path, kind
         name: tensor.to(dtype).float() if tensor.ndim == 2 else tensor for name, tensor in weights(folder).items()
     }
     check_equal(weights(path), rounded)
-    assert ModelConfig.from_dir(path).checkpoint_dtype == str(dtype).removeprefix("torch.")
+    config = ModelConfig.from_dir(path)
+    assert config.checkpoint_dtype == dtype_name(dtype)
+    assert cpu_checkpoint_dtype(path, config) == "float32", "norms of the checkpoint have more bits"
+    save_gguf(make_checkpoint("qwen3", dtype=dtype_name(dtype)), path, kind)
+    assert cpu_checkpoint_dtype(path, config) == dtype_name(dtype)
 
 
 SIZES = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 40, "num_hidden_layers": 1}
