@@ -57,7 +57,6 @@ def decode_plan(
     head_dim: int,
     sliding_window: int | None,
     num_processors: int,
-    chunk_keys: int | None = None,
 ) -> DecodePlan:
     """Returns the plan of the first num_rows rows; launches its kernel once per step.
 
@@ -66,18 +65,13 @@ def decode_plan(
         num_rows: rows of one query token.
         num_heads, num_kv_heads, head_dim: as of the queries and the cache.
         sliding_window: keys before the window are in no chunk.
-        num_processors: multiprocessors of the device.
-        chunk_keys: keys of a chunk, a multiple of CHUNK_UNIT; None: chosen on the device from the total of all lengths.
-            With a fixed number, the result of a row does not depend on the other rows.
-    Raises: ValueError: chunk_keys is not a positive multiple of CHUNK_UNIT.
+        num_processors: multiprocessors of the device; with the total of all lengths they decide the length of chunks.
     """
-    if chunk_keys is not None and (chunk_keys < 1 or chunk_keys % CHUNK_UNIT):
-        raise ValueError(f"chunk_keys is {chunk_keys}; expected a positive multiple of {CHUNK_UNIT}")
-    key = (decode_plan, num_rows, num_heads, num_kv_heads, head_dim, sliding_window, num_processors, chunk_keys)
+    key = (decode_plan, num_rows, num_heads, num_kv_heads, head_dim, sliding_window, num_processors)
     plan: DecodePlan | None = metadata.derived.get(key)
     if plan is None:
         max_splits = -(-_ROUNDS * PROGRAMS_PER_PROCESSOR * num_processors // num_kv_heads)
-        num_chunks = _max_num_chunks(num_rows, metadata.max_seq_len, max_splits, chunk_keys)
+        num_chunks = _max_num_chunks(num_rows, metadata.max_seq_len, max_splits)
         device = metadata.seq_lens.device
         plan = metadata.derived[key] = DecodePlan(
             chunks=torch.empty((num_chunks, 4), dtype=torch.int32, device=device),
@@ -95,7 +89,6 @@ def decode_plan(
             num_chunks,
             sliding_window or 0,
             max_splits,
-            (chunk_keys or 0) // CHUNK_UNIT,
             CHUNK_UNIT=CHUNK_UNIT,
             MAX_CHUNKS_PER_ROW=MAX_CHUNKS_PER_ROW,
             ROWS_AT_ONCE=_ROWS_AT_ONCE,
@@ -105,18 +98,17 @@ def decode_plan(
     return plan
 
 
-def _max_num_chunks(num_rows: int, max_seq_len: int, max_splits: int, chunk_keys: int | None) -> int:
+def _max_num_chunks(num_rows: int, max_seq_len: int, max_splits: int) -> int:
     """Returns the most chunks that any row lengths up to max_seq_len need.
 
-    If the device chooses the length of chunks, all splits together cut rows in at most max_splits places.
+    All splits together cut rows in at most max_splits places.
     """
-    longest = -(-max_seq_len // (chunk_keys or CHUNK_UNIT))
-    num_chunks = num_rows * max(1, min(longest, MAX_CHUNKS_PER_ROW))
-    return min(num_chunks, num_rows + max_splits) if chunk_keys is None else num_chunks
+    longest = max(1, min(-(-max_seq_len // CHUNK_UNIT), MAX_CHUNKS_PER_ROW))
+    return min(num_rows * longest, num_rows + max_splits)
 
 
 @triton.jit(
-    do_not_specialize=["seq_lens_ptr", "num_rows", "num_chunks", "sliding_window", "max_splits", "fixed_units"],
+    do_not_specialize=["seq_lens_ptr", "num_rows", "num_chunks", "sliding_window", "max_splits"],
 )
 def _decode_plan_kernel(  # type: ignore[no-untyped-def]
     chunks_ptr,
@@ -126,22 +118,19 @@ def _decode_plan_kernel(  # type: ignore[no-untyped-def]
     num_chunks,
     sliding_window,
     max_splits,
-    fixed_units,
     CHUNK_UNIT: tl.constexpr,
     MAX_CHUNKS_PER_ROW: tl.constexpr,
     ROWS_AT_ONCE: tl.constexpr,
     BLOCK_CHUNKS: tl.constexpr,
 ):
     """Each program sums up all rows, then writes its own BLOCK_CHUNKS chunks; the first also writes first_chunks."""
-    chunk_units = fixed_units
-    if fixed_units == 0:
-        total = 0
-        for start in range(0, num_rows, ROWS_AT_ONCE):
-            rows = start + tl.arange(0, ROWS_AT_ONCE)
-            seq_lens = tl.load(seq_lens_ptr + rows, mask=rows < num_rows, other=0)
-            first_units, end_units = _units(seq_lens, sliding_window, CHUNK_UNIT)
-            total += tl.sum(end_units - first_units, 0)
-        chunk_units = tl.maximum(tl.cdiv(total, max_splits), 1)
+    total = 0
+    for start in range(0, num_rows, ROWS_AT_ONCE):
+        rows = start + tl.arange(0, ROWS_AT_ONCE)
+        seq_lens = tl.load(seq_lens_ptr + rows, mask=rows < num_rows, other=0)
+        first_units, end_units = _units(seq_lens, sliding_window, CHUNK_UNIT)
+        total += tl.sum(end_units - first_units, 0)
+    chunk_units = tl.maximum(tl.cdiv(total, max_splits), 1)
 
     chunks = tl.program_id(0) * BLOCK_CHUNKS + tl.arange(0, BLOCK_CHUNKS)
     row_of = tl.full((BLOCK_CHUNKS,), -1, tl.int32)

@@ -29,7 +29,6 @@ def paged_attention(
     soft_cap: float | None = None,
     target: Target,
     num_processors: int,
-    chunk_keys: int | None = None,
     out: torch.Tensor | None = None,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
@@ -49,7 +48,6 @@ def paged_attention(
         soft_cap: scores become soft_cap * tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118); None: they are unchanged.
         target: architecture of the device; decides the tiles.
         num_processors: multiprocessors of the device; they decide the length of chunks of keys.
-        chunk_keys: keys of a chunk of one-token rows; None: chosen from the lengths of all of them, see `decode_plan`.
         out: [T, num_heads * head_dim], contiguous, dtype of q, for the result; None: it is allocated.
         batch_invariant: all rows go to the prefill kernel, whose order of summation then is the same for a token that
             is decoded, in a chunk, or behind a cached prefix.
@@ -76,7 +74,6 @@ def paged_attention(
                 head_dim=head_dim,
                 sliding_window=sliding_window,
                 num_processors=num_processors,
-                chunk_keys=chunk_keys,
             ),
             scale=scale,
             sliding_window=sliding_window,

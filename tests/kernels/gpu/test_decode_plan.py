@@ -73,11 +73,11 @@ LENGTHS = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("seq_lens", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("sliding_window", [None, 1, 300])
-@pytest.mark.parametrize("chunk_keys", [None, 128, 512])
-def test_chunks_of_a_row_are_the_keys_of_its_window(device, monkeypatch, seq_lens, sliding_window, chunk_keys):
+@pytest.mark.parametrize("num_processors", [1, NUM_PROCESSORS])
+def test_chunks_of_a_row_are_the_keys_of_its_window(device, monkeypatch, seq_lens, sliding_window, num_processors):
     if seq_lens is LENGTHS["borders of chunks"]:
         monkeypatch.setattr("kernels.gpu.decode_plan._BLOCK_CHUNKS", 16)
-    plan = make_plan(seq_lens, device, sliding_window=sliding_window, chunk_keys=chunk_keys)
+    plan = make_plan(seq_lens, device, sliding_window=sliding_window, num_processors=num_processors)
     for seq_len, chunks in zip(seq_lens, chunks_by_row(plan), strict=True):
         starts, ends = [start for start, _ in chunks], [end for _, end in chunks]
         first_key = max(0, seq_len - sliding_window) if sliding_window else 0
@@ -86,9 +86,6 @@ def test_chunks_of_a_row_are_the_keys_of_its_window(device, monkeypatch, seq_len
         assert all(start < end for start, end in chunks) or (seq_len == 0 and len(chunks) == 1)
         assert all(end % CHUNK_UNIT == 0 for end in ends[:-1])
         assert len(chunks) <= MAX_CHUNKS_PER_ROW
-        if chunk_keys is not None:
-            longest = max(chunk_keys, -(-seq_len // MAX_CHUNKS_PER_ROW))
-            assert max(end - start for start, end in chunks) <= -(-longest // CHUNK_UNIT) * CHUNK_UNIT
 
 
 def test_random_lengths_never_exceed_the_bound_of_the_list(device):
@@ -113,18 +110,6 @@ def test_padding_and_the_largest_length_do_not_change_the_chunks(device):
     alone = chunks_by_row(make_plan(seq_lens, device))
     padded = chunks_by_row(make_plan([*seq_lens, *[0] * 7], device, max_seq_len=131_072))
     assert padded == [*alone, *[[(0, 0)]] * 7]
-
-
-def test_chunks_of_a_fixed_length_do_not_depend_on_other_rows(device):
-    seq_lens = [700, 1, 5000, 512, 513]
-    alone = [chunks_by_row(make_plan([seq_len], device, chunk_keys=512))[0] for seq_len in seq_lens]
-    assert chunks_by_row(make_plan(seq_lens, device, chunk_keys=512)) == alone
-
-
-@pytest.mark.parametrize("chunk_keys", [0, -128, 100])
-def test_a_length_of_chunks_that_is_no_multiple_of_the_unit_is_rejected(device, chunk_keys):
-    with pytest.raises(ValueError, match=f"chunk_keys is {chunk_keys}; expected a positive multiple of 128"):
-        make_plan([10], device, chunk_keys=chunk_keys)
 
 
 def test_layers_share_the_plan_of_a_step(device):

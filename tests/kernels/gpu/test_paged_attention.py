@@ -234,7 +234,7 @@ def test_random_batches_equal_reference(device, target, seed, batch_index):
     check(batch, device, target, sliding_window=draw(1, 120) if draw(0, 2) else None)
 
 
-def run_decode(q, cache, metadata, device, *, num_processors=NUM_PROCESSORS, chunk_keys=None, **options):
+def run_decode(q, cache, metadata, device, *, num_processors=NUM_PROCESSORS, **options):
     """Calls the decode kernel on all rows."""
     metadata = to_device(metadata, device)
     options = {"sliding_window": None, **options}
@@ -246,22 +246,21 @@ def run_decode(q, cache, metadata, device, *, num_processors=NUM_PROCESSORS, chu
         head_dim=q.shape[2],
         sliding_window=options["sliding_window"],
         num_processors=num_processors,
-        chunk_keys=chunk_keys,
     )
     return run_kernel(decode_attention, q, cache, metadata, device, DECODE_TILE, plan=plan, **options)
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("chunk_keys", [None, 128, 256])
+@pytest.mark.parametrize("num_processors", [1, NUM_PROCESSORS])
 @pytest.mark.parametrize("sliding_window", [None, 150])
-def test_chunks_of_a_row_are_merged_to_its_attention(device, float8, monkeypatch, chunk_keys, sliding_window):
-    """Rows of one to four chunks beside each other; chunks are merged two at a time."""
+def test_chunks_of_a_row_are_merged_to_its_attention(device, float8, monkeypatch, num_processors, sliding_window):
+    """Rows of one to four chunks of 128 or 256 keys beside each other; chunks are merged two at a time."""
     monkeypatch.setattr("kernels.gpu.decode_attention._CHUNKS_AT_ONCE", 2)
     batch = make_ragged_batch([1] * 5, [1, 400, 128, 129, 300], num_heads=3, num_kv_heads=1, head_dim=80)
     options = {"scale": batch.scale, "sliding_window": sliding_window}
     for kv_dtype in (torch.float32, float8):
         cache, stored = make_cache(batch, kv_dtype, device)
-        out = run_decode(batch.q, cache, batch.metadata, device, chunk_keys=chunk_keys, **options)
+        out = run_decode(batch.q, cache, batch.metadata, device, num_processors=num_processors, **options)
         assert_close(out, expect(batch, batch.q, stored, **options))
 
 
@@ -281,24 +280,6 @@ def test_padding_does_not_change_a_bit_of_decode_rows(device):
     q, metadata = torch.cat((batch.q, torch.randn(5, 4, 64))), replace(padded(batch.metadata, 5), max_seq_len=10_000)
     out = run_decode(q, cache, metadata, device, num_processors=1, scale=batch.scale)
     assert torch.equal(out[:3], alone)
-
-
-def test_rows_in_chunks_of_fixed_length_do_not_depend_on_other_rows(device, target):
-    batch = make_ragged_batch([1] * 3, [400, 700, 133])
-    cache, _ = make_cache(batch, torch.float32, device)
-    metadata = to_device(batch.metadata, device)
-    options = {"scale": batch.scale, "target": target, "num_processors": NUM_PROCESSORS, "chunk_keys": 256}
-    together = paged_attention(batch.q.to(device), cache, metadata, **options)
-    for row in range(3):
-        alone = replace(
-            metadata,
-            query_start_loc=metadata.query_start_loc[:2],
-            seq_lens=metadata.seq_lens[row : row + 1],
-            block_table=metadata.block_table[row : row + 1],
-            slot_mapping=metadata.slot_mapping[row : row + 1],
-        )
-        q = batch.q[row : row + 1].to(device)
-        assert torch.equal(paged_attention(q, cache, alone, **options), together[row : row + 1])
 
 
 def test_padded_decode_rows_are_zeros_and_read_nothing(device):
