@@ -8,6 +8,7 @@ tokenizer.json that llama.cpp's name stands for, so that token ids are those of 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from engine.model.gguf_file import GgufHeader
@@ -23,6 +24,15 @@ _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 """Names of special tokens in tokenizer_config.json and in keys such as tokenizer.ggml.bos_token_id."""
+
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""Fields of generation_config.json and the ends of keys such as general.sampling.temp."""
 
 _END_KEYS = ("eos", "eot", "eom")
 _END_TEXTS = frozenset(
@@ -110,7 +120,7 @@ def end_token_ids(header: GgufHeader) -> list[int]:
 
 
 def tokenizer_files(header: GgufHeader) -> dict[str, bytes]:
-    """Returns tokenizer.json and tokenizer_config.json.
+    """Returns tokenizer.json, tokenizer_config.json and, for defaults of sampling, generation_config.json.
 
     Raises: CheckpointError: the kind is not supported, or tokens, types or merges do not fit each other.
     """
@@ -136,7 +146,7 @@ def tokenizer_files(header: GgufHeader) -> dict[str, bytes]:
             raise fields.error(
                 f"tokenizer.ggml.{_SPECIAL[name]}_token_id", f"is {token_id}, {_TOKENS} has {len(tokens)} tokens"
             )
-    tokenizer = {
+    tokenizer: Json = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -161,10 +171,13 @@ def tokenizer_files(header: GgufHeader) -> dict[str, bytes]:
     config: Json = {name: tokens[token_id] for name, token_id in special.items() if token_id is not None}
     if templates := _templates(header):
         config["chat_template"] = templates
-    return {
-        "tokenizer.json": json.dumps(tokenizer, ensure_ascii=False).encode(),
-        "tokenizer_config.json": json.dumps(config, ensure_ascii=False).encode(),
-    }
+    files = {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+    keys = {name: f"general.sampling.{key}" for name, key in _SAMPLING.items()}
+    values = {name: fields.raw(key, None) for name, key in keys.items()}
+    sampling = {name: value for name, value in values.items() if isinstance(value, int | float) and isfinite(value)}
+    if sampling:
+        files["generation_config.json"] = sampling
+    return {name: json.dumps(content, ensure_ascii=False).encode() for name, content in files.items()}
 
 
 def _named_id(header: GgufHeader, key: str) -> int | None:

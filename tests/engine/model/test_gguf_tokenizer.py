@@ -133,6 +133,16 @@ def test_named_templates_are_kept(tmp_path: Path) -> None:
     assert "chat_template" not in json.loads(found["tokenizer_config.json"])
 
 
+def test_defaults_of_sampling_are_those_of_a_folder(tmp_path: Path) -> None:
+    assert "generation_config.json" not in files_of(tmp_path)
+    sampling = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "penalty_repeat": 1.05, "mirostat": 2}
+    found = files_of(tmp_path, {f"general.sampling.{key}": value for key, value in sampling.items()})
+    expected = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.05}
+    assert json.loads(found["generation_config.json"]) == expected
+    found = files_of(tmp_path, {"general.sampling.temp": float("nan"), "general.sampling.top_k": "many"})
+    assert "generation_config.json" not in found, "neither is a number"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
