@@ -57,6 +57,11 @@ PROOFS = [
     Proof(r"make run( &)?$", How.SERVE, says=r"(?s)Smoke test\..{200,}Serving; Ctrl-C"),
     Proof(r"make run MODEL=/path/to/checkpoint", How.SERVE),
     Proof(
+        r"make run MODEL=/path/to/model-Q4_K_M\.gguf",
+        How.PARSE,
+        because="no such file comes with the project: tests/integration/test_gguf.py serves one with random weights",
+    ),
+    Proof(
         r"make run MODEL=\w",
         How.PARSE,
         because="fetched from the hub: tests/engine/model/test_hub.py does so from a fake hub",
