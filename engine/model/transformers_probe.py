@@ -185,7 +185,6 @@ class _LayerCall(NamedTuple):
     shape: LayerShape
     sliding_window: int | None
     soft_cap: float | None
-    has_sinks: bool
     has_tensor_scale: bool
 
 
@@ -217,9 +216,7 @@ class _Recorder:
             )
         head_dim = max(key_dim, call.value.shape[3])
         shape = LayerShape(num_heads, num_kv_heads, -(-head_dim // _HEAD_MULTIPLE) * _HEAD_MULTIPLE)
-        self.layers[index] = _LayerCall(
-            shape, call.sliding_window, call.soft_cap, call.sinks is not None, isinstance(call.scale, torch.Tensor)
-        )
+        self.layers[index] = _LayerCall(shape, call.sliding_window, call.soft_cap, isinstance(call.scale, torch.Tensor))
         return call.value.new_empty(1, num_tokens, num_heads, call.value.shape[3])
 
 
@@ -281,8 +278,6 @@ def _unrecordable(model: Any, calls: Sequence[_LayerCall]) -> str | None:
     """Returns what makes a step depend on values that the host must know."""
     if any(hasattr(module, "is_concatenated") for module in model.modules()):  # of transformers' experts
         return "its layers choose experts by values"
-    if any(call.has_sinks for call in calls):
-        return "its attention has sinks"
     if any(call.has_tensor_scale for call in calls):
         return "its attention scale is a tensor"
     if len({call.shape for call in calls}) > 1:

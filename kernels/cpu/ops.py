@@ -34,7 +34,6 @@ from kernels.grouped_weights import GroupedWeights
 from kernels.interface import LowRank, Quantization, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
-from kernels.torch_attention import torch_attention
 
 _GATES = {"silu_and_mul": emit_silu_and_mul, "gelu_and_mul": emit_gelu_and_mul}
 
@@ -220,12 +219,7 @@ class CpuOps:
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Computes causal attention of a ragged batch over a paged cache; with sinks in plain PyTorch."""
-        if sinks is not None:
-            assert self._step is None, "a step with sinks is not recorded"
-            return torch_attention(
-                q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
-            )
+        """Computes causal attention of a ragged batch over a paged cache."""
         plans = self._plans if self._step else {}
         group_size = q.shape[1] // kv_cache.num_kv_heads
 
@@ -241,6 +235,7 @@ class CpuOps:
                 scale=scale,
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,
+                sinks=sinks,
             )
 
         return self._emit(emit)

@@ -33,8 +33,8 @@ _LOWEST = np.float32(-3.0e38)  # finite, because -inf - -inf would be NaN in row
 _Q, _Q_STEP, _K, _V, _K_SCALES, _V_SCALES, _OUT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, _WINDOW = range(
     FIRST_OPERAND, FIRST_OPERAND + 12
 )
-_PLAN, _QUERY_START, _SEQ_LENS, _TABLE, _TABLE_STEP, _GROUP_SIZE, _SOFT_CAP = range(
-    FIRST_OPERAND + 12, FIRST_OPERAND + 19
+_PLAN, _QUERY_START, _SEQ_LENS, _TABLE, _TABLE_STEP, _GROUP_SIZE, _SOFT_CAP, _SINKS = range(
+    FIRST_OPERAND + 12, FIRST_OPERAND + 20
 )
 
 
@@ -49,7 +49,7 @@ def emit_plan(recording: Recording, metadata: AttentionMetadata, group_size: int
     max_items = metadata.num_tokens * group_size // MAX_ROWS + metadata.num_reqs
     plan = torch.zeros(1 + max_items, 3, dtype=torch.int64)
     recording.keep((plan, metadata))
-    operands = [0] * 18
+    operands = [0] * (_GROUP_SIZE + 1 - FIRST_OPERAND)
     operands[_PLAN - FIRST_OPERAND], operands[_GROUP_SIZE - FIRST_OPERAND] = plan.data_ptr(), group_size
     operands[_QUERY_START - FIRST_OPERAND] = metadata.query_start_loc.data_ptr()
     recording.emit(Opcode.PLAN_ATTENTION, metadata.seq_lens, *operands)
@@ -66,8 +66,9 @@ def emit_paged_attention(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """See `kernels.interface.KernelOps.paged_attention`.
+    """See `kernels.interface.KernelOps.paged_attention`; sinks may be in any dtype, and are read now.
 
     Raises: ValueError: not fp32, shapes disagree, or heads that are not contiguous.
     """
@@ -80,6 +81,9 @@ def emit_paged_attention(
             f"q {list(q.shape)} with strides {q.stride()} does not fit a cache of {kv_cache.num_kv_heads} heads of "
             f"{kv_cache.head_dim}"
         )
+    if sinks is not None and sinks.shape != (num_heads,):
+        raise ValueError(f"sinks have shape {list(sinks.shape)}, there are {num_heads} heads")
+    exact_sinks = None if sinks is None else sinks.float().contiguous()
     out = recording.empty(q, num_heads * head_dim)
     recording.emit(
         Opcode.PAGED_ATTENTION,
@@ -103,9 +107,10 @@ def emit_paged_attention(
         metadata.block_table.stride(0),
         num_heads // kv_cache.num_kv_heads,
         int(np.float32(soft_cap or 0.0).view(np.int32)),  # its bits
+        0 if exact_sinks is None else exact_sinks.data_ptr(),
         value=scale,
     )
-    recording.keep((kv_cache, metadata, plan))
+    recording.keep((kv_cache, metadata, plan, exact_sinks))
     return out
 
 
@@ -203,7 +208,7 @@ def _find_places(row: "Longs", item: _Item, request_table: "Ints") -> None:
 
 @inline
 def _load_queries(row: "Longs", item: _Item, scale: np.float32) -> None:
-    """Lays the scaled queries out for `score_keys`, and initialises the sums."""
+    """Lays the scaled queries out for `score_keys`, and initialises the sums; a sink is the first score seen."""
     q, acc = floats_at(item.q, (item.head_dim, item.height)), floats_at(item.acc, (item.height, item.padded_dim))
     states = floats_at(item.states, (item.height, 2))
     floats_at(item.zeros, _STEP)[:] = np.float32(0)
@@ -214,7 +219,10 @@ def _load_queries(row: "Longs", item: _Item, scale: np.float32) -> None:
         for d in range(item.head_dim):
             q[d, i] = source[d] * scale
         acc[i, :] = np.float32(0)
-        states[i, 0], states[i, 1] = _LOWEST, np.float32(0)
+        if row[_SINKS] != 0:
+            states[i, 0], states[i, 1] = floats_at(row[_SINKS], head + 1)[head], np.float32(1)
+        else:
+            states[i, 0], states[i, 1] = _LOWEST, np.float32(0)
 
 
 @inline

@@ -208,6 +208,16 @@ def _slots(block_ids, keys, kv_head, num_kv_heads, BLOCK_SIZE: tl.constexpr):  #
 
 
 @triton.jit
+def add_sink(row_max, row_sum, sinks_ptr, heads, is_used):  # type: ignore[no-untyped-def]
+    """Returns the sum of weights with that of each row's sink, a score without a value; it counts once per row.
+
+    A sink far above all scores, or the only score, makes the sum large enough for a result of zero, and stays finite.
+    """
+    sinks = tl.load(sinks_ptr + heads, mask=is_used, other=0.0).to(tl.float32) * LOG2_E
+    return row_sum + tl.exp2(tl.minimum(sinks[:, None] - row_max, 100.0))
+
+
+@triton.jit
 def weighted_mean(acc, row_sum, IS_QUANTIZED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns the result of the state of `attend`, [BLOCK_M, padded head size] fp32; zeros where it has seen no key."""
     total = tl.where(row_sum == 0.0, 1.0, row_sum)

@@ -39,6 +39,7 @@ class Attention(Protocol):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `KernelOps`."""
         ...
@@ -117,8 +118,13 @@ class FlashInferAttention:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Plans the step at its first layer, then computes the attention of a layer."""
+        """Plans the step at its first layer, then computes the attention of a layer; with sinks by PyTorch, slowly."""
+        if sinks is not None:
+            return torch_attention(
+                q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+            )
         if metadata is not self._metadata:
             self._metadata, self._pages = metadata, _pages(metadata)
             self._planned.clear()
@@ -180,8 +186,16 @@ class FlashAttention:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Computes the attention of a layer; the library gets views of the cache, [blocks, tokens, heads, head_dim]."""
+        """Computes the attention of a layer; with sinks by PyTorch, slowly.
+
+        The library gets views of the cache, [blocks, tokens, heads, head_dim].
+        """
+        if sinks is not None:
+            return torch_attention(
+                q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+            )
         out, _ = self._attention(
             q.contiguous(),
             kv_cache.k.transpose(1, 2),

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.attend import LOG2_E, attend, dot_queries, start_state, weighted_mean
+from kernels.gpu.attend import LOG2_E, add_sink, attend, dot_queries, start_state, weighted_mean
 from kernels.gpu.decode_plan import CHUNK_UNIT, MAX_CHUNKS_PER_ROW, DecodePlan
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.launch import BoundKernel, is_compile_only
@@ -32,6 +32,7 @@ def decode_attention(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    sinks: torch.Tensor | None,
     tile: AttentionTile,
 ) -> None:
     """Writes the attention of the rows of a plan, of one query token each: the first rows of the batch.
@@ -42,7 +43,7 @@ def decode_attention(
         kv_cache: contiguous.
         metadata: the batch.
         plan: of `decode_plan`, for this batch and window.
-        scale, sliding_window, soft_cap: as of `paged_attention`.
+        scale, sliding_window, soft_cap, sinks: as of `paged_attention`.
         tile: of `kernels.gpu.tiles`.
     """
     assert CHUNK_UNIT % tile.block_n == 0, f"steps of {tile.block_n} keys cross the borders of chunks"
@@ -56,6 +57,7 @@ def decode_attention(
         kv_cache.is_quantized,
         sliding_window is not None,
         soft_cap is not None,
+        sinks is not None,
     )
     launch(
         (num_chunks, kv_cache.num_kv_heads),
@@ -67,6 +69,7 @@ def decode_attention(
         kv_cache.v,
         kv_cache.k_scales,
         kv_cache.v_scales,
+        q if sinks is None else sinks,
         plan.chunks,
         metadata.block_table,
         q.stride(0),
@@ -88,6 +91,7 @@ def _bind(
     is_quantized: bool,
     has_window: bool,
     has_soft_cap: bool,
+    has_sinks: bool,
 ) -> tuple[BoundKernel, BoundKernel]:
     """Returns the kernel, and the one that merges the chunks of rows."""
     padded_head_dim = triton.next_power_of_2(head_dim)
@@ -102,6 +106,7 @@ def _bind(
         IS_QUANTIZED=is_quantized,
         HAS_WINDOW=has_window,
         HAS_SOFT_CAP=has_soft_cap,
+        HAS_SINKS=has_sinks,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -128,6 +133,7 @@ def _decode_attention_kernel(  # type: ignore[no-untyped-def]
     v_ptr,
     k_scales_ptr,
     v_scales_ptr,
+    sinks_ptr,
     chunks_ptr,
     block_table_ptr,
     q_stride_token,
@@ -144,6 +150,7 @@ def _decode_attention_kernel(  # type: ignore[no-untyped-def]
     IS_QUANTIZED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     chunk = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -180,6 +187,8 @@ def _decode_attention_kernel(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     acc, row_max, row_sum = state[0], state[1], state[2]
 
+    if HAS_SINKS and end_key == seq_len:  # with the last chunk
+        row_sum = add_sink(row_max, row_sum, sinks_ptr, heads, group < GROUP_SIZE)
     out = weighted_mean(acc, row_sum, IS_QUANTIZED)
     num_heads = num_kv_heads * GROUP_SIZE
     if is_whole_row:

@@ -34,7 +34,6 @@ from kernels.grouped_weights import GroupedWeights
 from kernels.interface import Routing, Step
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import greedy_batch
-from kernels.torch_attention import torch_attention
 
 
 class _RowFormat(TypedDict, total=False):
@@ -211,11 +210,12 @@ class GpuOps:
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attends by Triton kernels or another library; with sinks by plain PyTorch, which waits for the device."""
-        attention = self._attention if sinks is None else partial(torch_attention, sinks=sinks)
-        if attention is not self._triton_attention and is_compile_only():  # batches have no content
+        """Attends by Triton kernels or another library."""
+        if self._attention is not self._triton_attention and is_compile_only():  # batches have no content
             return torch.empty_like(q).flatten(1)
-        return attention(q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+        return self._attention(
+            q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+        )
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False

@@ -27,6 +27,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
     target: Target,
     num_processors: int,
     out: torch.Tensor | None = None,
@@ -46,6 +47,8 @@ def paged_attention(
         scale: softmax scale, positive.
         sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
         soft_cap: scores become soft_cap * tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118); None: they are unchanged.
+        sinks: [num_heads], a score of each head without a value, which takes part in the softmax
+            (arXiv:2309.17453); None: none.
         target: architecture of the device; decides the tiles.
         num_processors: multiprocessors of the device; they decide the length of chunks of keys.
         out: [T, num_heads * head_dim], contiguous, dtype of q, for the result; None: it is allocated.
@@ -54,7 +57,7 @@ def paged_attention(
     Returns: [T, num_heads * head_dim], dtype of q; tokens behind those of the last row are not written.
     Raises: ValueError: shapes or dtypes disagree or are not supported.
     """
-    _check(q, kv_cache, metadata, scale, sliding_window, soft_cap)
+    _check(q, kv_cache, metadata, scale, sliding_window, soft_cap, sinks)
     num_tokens, num_heads, head_dim = q.shape
     shape = (target, head_dim, 8 * q.itemsize, 8 * kv_cache.k.itemsize, num_heads // kv_cache.num_kv_heads)
     if out is None:
@@ -78,6 +81,7 @@ def paged_attention(
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            sinks=sinks,
             tile=tiles.decode_tile(*shape),
         )
 
@@ -91,6 +95,7 @@ def paged_attention(
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            sinks=sinks,
             tile=tiles.prefill_tile(*shape, batch_invariant=batch_invariant),
             num_processors=num_processors,
             batch_invariant=batch_invariant,
@@ -118,6 +123,7 @@ def _check(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> None:
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, cached_head_dim = kv_cache.k.shape
@@ -142,6 +148,10 @@ def _check(
         )
     if not (kv_cache.k.is_contiguous() and kv_cache.v.is_contiguous()):
         raise ValueError("the cache is not contiguous")
+    if sinks is not None and (sinks.shape != (num_heads,) or sinks.stride() != (1,)):
+        raise ValueError(
+            f"sinks have shape {list(sinks.shape)}, strides {sinks.stride()}; expected [{num_heads}], (1,)"
+        )
     if scale <= 0 or (sliding_window is not None and sliding_window < 1) or (soft_cap is not None and soft_cap <= 0):
         raise ValueError(
             f"scale {scale}, sliding_window {sliding_window}, soft_cap {soft_cap}: expected positive numbers or None"

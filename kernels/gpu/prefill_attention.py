@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.attend import LOG2_E, add_values, attend, dot_queries, start_state, weighted_mean
+from kernels.gpu.attend import LOG2_E, add_sink, add_values, attend, dot_queries, start_state, weighted_mean
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.launch import BoundKernel, is_compile_only
 from kernels.gpu.prefill_plan import CHUNK_UNIT, ROWS_AT_ONCE, find_row, prefill_plan
@@ -36,6 +36,7 @@ def prefill_attention(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    sinks: torch.Tensor | None,
     tile: AttentionTile,
     num_processors: int,
     batch_invariant: bool = False,
@@ -48,7 +49,7 @@ def prefill_attention(
         kv_cache: contiguous.
         metadata: the batch; rows before first_row have one query token each.
         first_row: the first row to compute.
-        scale, sliding_window, soft_cap: as of `paged_attention`.
+        scale, sliding_window, soft_cap, sinks: as of `paged_attention`.
         tile: of `kernels.gpu.tiles`.
         num_processors: multiprocessors of the device.
         batch_invariant: a token's result is the same bits with any other tokens in its tile.
@@ -76,6 +77,7 @@ def prefill_attention(
         kv_cache.is_quantized,
         sliding_window is not None,
         soft_cap is not None,
+        sinks is not None,
         batch_invariant,
     )
     is_divided = plan.max_divided_tiles > 0
@@ -90,6 +92,7 @@ def prefill_attention(
             kv_cache.v,
             kv_cache.k_scales,
             kv_cache.v_scales,
+            q if sinks is None else sinks,
             plan.rows,
             metadata.query_start_loc,
             metadata.seq_lens,
@@ -125,6 +128,7 @@ def _bind(
     is_quantized: bool,
     has_window: bool,
     has_soft_cap: bool,
+    has_sinks: bool,
     is_invariant: bool,
 ) -> tuple[tuple[BoundKernel, BoundKernel], BoundKernel]:
     """Returns the kernel of steps whose tiles are all whole, that of other steps, and the one that merges chunks."""
@@ -140,6 +144,7 @@ def _bind(
         IS_QUANTIZED=is_quantized,
         HAS_WINDOW=has_window,
         HAS_SOFT_CAP=has_soft_cap,
+        HAS_SINKS=has_sinks,
         LATE_VALUES=tile.late_values,
         IS_INVARIANT=is_invariant,
         CHUNK_UNIT=CHUNK_UNIT,
@@ -182,6 +187,7 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     v_ptr,
     k_scales_ptr,
     v_scales_ptr,
+    sinks_ptr,
     plan_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
@@ -203,6 +209,7 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     IS_QUANTIZED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     LATE_VALUES: tl.constexpr,
     IS_INVARIANT: tl.constexpr,
     IS_DIVIDED: tl.constexpr,
@@ -300,6 +307,12 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
             v_ptr, kv_head, num_kv_heads, q.dtype, HEAD_DIM, BLOCK_SIZE, IS_MASKED=True,
         )  # fmt: skip
 
+    if HAS_SINKS:
+        if IS_DIVIDED:  # with the first chunk
+            if index % num_chunks == 0:
+                row_sum = add_sink(row_max, row_sum, sinks_ptr, heads, rows < BLOCK_Q * GROUP_SIZE)
+        else:
+            row_sum = add_sink(row_max, row_sum, sinks_ptr, heads, rows < BLOCK_Q * GROUP_SIZE)
     out = weighted_mean(acc, row_sum, IS_QUANTIZED)
     if IS_DIVIDED and num_chunks > 1:
         part_rows = ((part.to(tl.int64) * num_kv_heads + kv_head) * BLOCK_M + rows)[:, None]

@@ -58,6 +58,7 @@ class AttentionShape:
     kv_dtype: torch.dtype = torch.bfloat16
     sliding_window: int | None = None
     soft_cap: float | None = None
+    has_sinks: bool = False
 
     def label(self) -> str:
         """Description for reports."""
@@ -65,6 +66,7 @@ class AttentionShape:
             f"head size {self.head_dim}, group {self.group_size}, blocks of {self.block_size}, "
             f"{str(self.dtype).removeprefix('torch.')}, cache {str(self.kv_dtype).removeprefix('torch.')}"
             f"{', window' if self.sliding_window else ''}{', soft cap' if self.soft_cap else ''}"
+            f"{', sinks' if self.has_sinks else ''}"
         )
 
 
@@ -80,6 +82,7 @@ def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShap
     if not everything:
         yield shape
         yield replace(shape, head_dim=256, block_size=64)
+        yield replace(shape, head_dim=64, group_size=8, sliding_window=128, has_sinks=True)
         yield replace(shape, head_dim=80, group_size=7, dtype=fp16, kv_dtype=fp16, sliding_window=1024, soft_cap=50.0)
         if target.fp8_dtype is not None:
             yield replace(shape, kv_dtype=target.fp8_dtype, block_size=128)
@@ -93,6 +96,7 @@ def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShap
             yield from (replace(sized, block_size=block_size) for block_size in (16, 32, 64, 128))
             yield replace(sized, sliding_window=1024)
             yield replace(sized, soft_cap=50.0)
+            yield replace(sized, sliding_window=1024, has_sinks=True)
             yield replace(sized, sliding_window=1024, soft_cap=50.0)
             yield replace(sized, dtype=fp16, kv_dtype=fp16 if kv_dtype is bf16 else kv_dtype)
         yield from (
@@ -137,6 +141,7 @@ def _attention_call(
             scale=shape.head_dim**-0.5,
             sliding_window=shape.sliding_window,
             soft_cap=shape.soft_cap,
+            sinks=torch.empty(heads, dtype=shape.dtype, device=_META) if shape.has_sinks else None,
             target=target,
             num_processors=_NUM_PROCESSORS,
             batch_invariant=batch_invariant,

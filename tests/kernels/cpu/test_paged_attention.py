@@ -55,6 +55,21 @@ def test_soft_caps_equal_reference(mix, soft_cap, dtype):
 
 @pytest.mark.sampled
 @DTYPES
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("sliding_window", [None, 13])
+def test_sinks_equal_reference(mix, sliding_window, dtype):
+    """Below all scores, between them and above them; the last so far that the result is zero."""
+    sinks = torch.tensor([-100.0, 0.5, 6.0, 1000.0], dtype=torch.bfloat16)
+    check(make_ragged_batch(*MIXES[mix]), dtype, sliding_window=sliding_window, sinks=sinks)
+
+
+def test_a_sink_for_each_head_is_required():
+    with pytest.raises(ValueError, match=re.escape("sinks have shape [3], there are 4 heads")):
+        attend(make_ragged_batch([1], [1]), sinks=torch.zeros(3))
+
+
+@pytest.mark.sampled
+@DTYPES
 @pytest.mark.parametrize("group_size", [1, 2, 3, 4, 6, 8, 12, 16])
 @pytest.mark.parametrize("num_kv_heads", [1, 3])
 def test_paged_attention_equals_reference_for_group_size(group_size, num_kv_heads, dtype):
@@ -112,12 +127,14 @@ def test_paged_attention_reads_queries_inside_a_fused_projection():
 
 @pytest.mark.sampled
 @DTYPES
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"soft_cap": 2.0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"soft_cap": 2.0}, {"has_sinks": True}], ids=str)
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 64), (3, 128), (16, 32), (2, 80)])
 def test_a_row_has_the_same_bits_alone_and_in_any_chunks(num_heads, head_dim, options, dtype):
     """Slots after a chunk hold NaN while it is computed, as they are not written yet."""
     query_lens, seq_lens = [1, 5, 1, 40, 75], [33, 20, 90, 70, 75]
     batch = make_ragged_batch(query_lens, seq_lens, num_heads=num_heads, num_kv_heads=1, head_dim=head_dim)
+    if options == {"has_sinks": True}:
+        options = {"sinks": torch.linspace(-1, 3, num_heads)}
     together = attend(batch, dtype, **options).split(query_lens)
     for row, query_len in enumerate(query_lens):
         for chunk_len in {1, 3, 13, 32, query_len}:

@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from kernels.families import reference_ops
-from kernels.gpu.attention_backends import UnsupportedBackendError, attention_backend
+from kernels.gpu.attention_backends import (
+    FlashAttention,
+    FlashInferAttention,
+    UnsupportedBackendError,
+    attention_backend,
+)
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.launch import compile_only
 from kernels.gpu.ops import GpuOps
@@ -261,16 +266,16 @@ def test_a_backend_replaces_attention_and_is_not_called_while_kernels_are_compil
         assert ops.paged_attention(q, None, None, scale=0.5).shape == (3, 256)
     assert not calls
     assert ops.paged_attention(q, None, None, scale=0.5, sliding_window=3).shape == (3, 256)
-    assert calls == [{"scale": 0.5, "sliding_window": 3, "soft_cap": None}]
+    assert calls == [{"scale": 0.5, "sliding_window": 3, "soft_cap": None, "sinks": None}]
 
 
-@pytest.mark.parametrize("attention", [None, lambda *_, **__: pytest.fail("it has no sinks")], ids=["triton", "other"])
-def test_sinks_are_computed_by_torch_whatever_computes_the_rest(attention, target):
+@pytest.mark.parametrize(
+    "library",
+    [FlashInferAttention(FakeFlashInfer(), CPU), FlashAttention(SimpleNamespace(flash_attn_varlen_func=None))],
+    ids=["flashinfer", "flash-attn"],
+)
+def test_sinks_are_computed_by_torch_where_a_library_has_none(library):
     batch = make_ragged_batch(QUERY_LENS, SEQ_LENS)
-    sinks = torch.linspace(-1.0, 3.0, batch.q.shape[1])
-    options = {"scale": batch.scale, "sliding_window": 7, "sinks": sinks}
+    options = {"scale": batch.scale, "sliding_window": 7, "sinks": torch.linspace(-1.0, 3.0, batch.q.shape[1])}
     expected = paged_attention(batch.q, fill_cache(reference_ops(), batch), batch.metadata, **options)
-    ops = GpuOps(CPU, target, num_processors=132, attention=attention)
-    with compile_only():
-        assert ops.paged_attention(batch.q, None, None, **options).shape == expected.shape
-    assert_close(ops.paged_attention(batch.q, gpu_cache(batch, torch.float32), batch.metadata, **options), expected)
+    assert_close(library(batch.q, gpu_cache(batch, torch.float32), batch.metadata, **options), expected)

@@ -106,7 +106,7 @@ def check(
 def run_kernel(kernel, q, cache, metadata, device, tile, **options):
     """Calls the decode or the prefill kernel; elements of the result that it does not write are NaN."""
     out = torch.full((len(q), q[0].numel()), torch.nan, device=device)
-    options = {"sliding_window": None, "soft_cap": None, **options}
+    options = {"sliding_window": None, "soft_cap": None, "sinks": None, **options}
     kernel(out, q.to(device), cache, to_device(metadata, device), tile=tile, **options)
     return out.cpu()
 
@@ -198,6 +198,21 @@ def test_paged_attention_caps_scores(device, target, soft_cap, sliding_window):
     check(batch, device, target, soft_cap=soft_cap, sliding_window=sliding_window, extra_atol=extra_atol)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("sliding_window", [None, 20])
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["", "batch-invariant"])
+def test_sinks_take_part_in_the_softmax(device, target, dtype, sliding_window, batch_invariant):
+    """Below all scores, between them and above them; the last so far that the result is zero."""
+    batch = make_ragged_batch([1, 1, 9, 40], [40, 133, 77, 150])
+    cache, stored = make_cache(batch, dtype, device)
+    q, sinks = batch.q.to(dtype), torch.tensor([-100.0, 0.5, 6.0, 1000.0], dtype=dtype)
+    options = {"scale": batch.scale, "sliding_window": sliding_window}
+    metadata = to_device(replace(batch.metadata, num_one_token_reqs=2), device)
+    machine = {"target": target, "num_processors": NUM_PROCESSORS, "batch_invariant": batch_invariant}
+    out = paged_attention(q.to(device), cache, metadata, sinks=sinks.to(device), **options, **machine)
+    assert_close(out.cpu(), expect(batch, q, stored, sinks=sinks, **options))
+
+
 def test_a_soft_cap_makes_a_difference(device, target):
     """The scores of the test above are large enough for the cap to change them."""
     batch = make_ragged_batch([1, 9], [40, 77])
@@ -257,7 +272,7 @@ def test_chunks_of_a_row_are_merged_to_its_attention(device, float8, monkeypatch
     """Rows of one to four chunks of 128 or 256 keys beside each other; chunks are merged two at a time."""
     monkeypatch.setattr("kernels.gpu.decode_attention._CHUNKS_AT_ONCE", 2)
     batch = make_ragged_batch([1] * 5, [1, 400, 128, 129, 300], num_heads=3, num_kv_heads=1, head_dim=80)
-    options = {"scale": batch.scale, "sliding_window": sliding_window}
+    options = {"scale": batch.scale, "sliding_window": sliding_window, "sinks": torch.tensor([-1.0, 2.0, 1000.0])}
     for kv_dtype in (torch.float32, float8):
         cache, stored = make_cache(batch, kv_dtype, device)
         out = run_decode(batch.q, cache, batch.metadata, device, num_processors=num_processors, **options)
@@ -319,6 +334,7 @@ PREFIXED = {
     "window": {"sliding_window": 700},
     "window, late values, soft cap": {"sliding_window": 700, "late_values": True, "soft_cap": 3.0},
     "fp8": {"kv_dtype": True},
+    "sinks": {"sinks": torch.tensor([-1.0, 2.0, 1000.0])},
     "window, fp8": {"sliding_window": 700, "kv_dtype": True},
 }
 
