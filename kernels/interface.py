@@ -33,18 +33,30 @@ class LowRank(NamedTuple):
     first_row: int = 0
 
 
+class ClampedGate(NamedTuple):
+    """The gate of gpt-oss (arXiv:2508.10925): (up + 1) * gate * sigmoid(alpha * gate), of clamped halves.
+
+    Attributes:
+        alpha: factor in the sigmoid.
+        limit: largest value of gate, and largest absolute value of up.
+    """
+
+    alpha: float
+    limit: float
+
+
 class Routing(NamedTuple):
     """How a mixture of experts chooses those of a token: the `top_k` with the largest probabilities.
 
     Attributes:
         top_k: experts of a token.
         normalizes: whether these probabilities are scaled to a sum of one.
-        gate: name of the operation of `KernelOps` between the layers of an expert.
+        gate: between the layers of an expert, the name of an operation of `KernelOps`, or a clamped gate.
     """
 
     top_k: int
     normalizes: bool
-    gate: Literal["silu_and_mul", "gelu_and_mul"]
+    gate: Literal["silu_and_mul", "gelu_and_mul"] | ClampedGate
 
 
 Table: TypeAlias = Any
@@ -228,8 +240,11 @@ class KernelOps(Protocol):
         gate_up: Sequence[LinearWeights],
         down: Sequence[LinearWeights],
         routing: Routing,
+        router_bias: torch.Tensor | None = None,
     ) -> Experts:
-        """Lays out the router [num_experts, in], and the packed layers of each expert, all of one shape and format.
+        """Lays out the router [num_experts, in] and its bias [num_experts], and the packed layers of each expert.
+
+        Layers are of one shape and format, all with biases or all without.
 
         Raises: ValueError: a format that the family does not multiply by experts.
         """
@@ -238,7 +253,7 @@ class KernelOps(Protocol):
     def mix_experts(self, x: torch.Tensor, experts: Experts) -> torch.Tensor:
         """Computes a mixture of experts (arXiv:2101.03961, section 2): x [T, in] -> [T, out].
 
-        Probabilities of experts are the softmax of router x, in fp32. The result is the sum of the chosen experts'
+        Probabilities of experts are the softmax of the router's results, in fp32. Returns the sum of the chosen experts'
         down(gate(gate_up(x))), each times its probability, in the order of their numbers.
         """
         ...

@@ -20,6 +20,7 @@ from kernels.cpu.linear import linear_item, num_linear_items, num_pack_items, pa
 from kernels.cpu.paged_attention import attention_item, num_attention_items, plan_item
 from kernels.cpu.pointwise import (
     add_rms_norm_item,
+    clamped_gate_item,
     gather_rows_item,
     gelu_and_mul_item,
     rms_norm_item,
@@ -37,6 +38,7 @@ _PLAN_ATTENTION, _PAGED_ATTENTION = int(Opcode.PLAN_ATTENTION), int(Opcode.PAGED
 _GELU_AND_MUL, _ADAPT, _SOFT_CAP = int(Opcode.GELU_AND_MUL), int(Opcode.ADAPT), int(Opcode.SOFT_CAP)
 _ROUTE, _PACK_EXPERT_ROWS = int(Opcode.ROUTE), int(Opcode.PACK_EXPERT_ROWS)
 _EXPERT_LINEAR, _COMBINE = int(Opcode.EXPERT_LINEAR), int(Opcode.COMBINE)
+_CLAMPED_GATE = int(Opcode.CLAMPED_GATE)
 
 COUNTER_BYTES = 64
 """Counters of one instruction: a cache line each, to avoid false sharing between instructions."""
@@ -97,6 +99,8 @@ def _run_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
         route_item(row)
     elif opcode == _COMBINE:
         combine_item(row, item)
+    elif opcode == _CLAMPED_GATE:
+        clamped_gate_item(row, value, item)
     else:
         silu_and_mul_item(row, item)
 

@@ -88,9 +88,13 @@ class Routed(NamedTuple):
 
 
 def pack_experts(
-    router: torch.Tensor, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], routing: Routing
+    router: torch.Tensor,
+    gate_up: Sequence[PackedLinear],
+    down: Sequence[PackedLinear],
+    routing: Routing,
+    router_bias: torch.Tensor | None = None,
 ) -> PackedExperts:
-    """Packs the router [num_experts, hidden], and collects the packed layers of the experts.
+    """Packs the router [num_experts, hidden] and its bias, and collects the packed layers of the experts.
 
     Raises: ValueError: the numbers of experts differ, their layers have different shapes or formats, or top_k is not
         between 1 and their number.
@@ -103,7 +107,7 @@ def pack_experts(
         forms = {(layer.in_features, layer.out_features, layer.kind, layer.group_size) for layer in layers}
         if len(forms) > 1:
             raise ValueError(f"layers of experts differ: {sorted(forms)}")
-    return PackedExperts(pack_linear(router, None, quantize=False), tuple(gate_up), tuple(down), routing)
+    return PackedExperts(pack_linear(router, router_bias, quantize=False), tuple(gate_up), tuple(down), routing)
 
 
 def emit_route(recording: Recording, logits: torch.Tensor, routing: Routing) -> Routed:

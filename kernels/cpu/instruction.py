@@ -44,6 +44,7 @@ class Opcode(IntEnum):
     PACK_EXPERT_ROWS = 13
     EXPERT_LINEAR = 14
     COMBINE = 15
+    CLAMPED_GATE = 16
 
 
 @kernel

@@ -18,6 +18,7 @@ from kernels.cpu.linear import PackedLinear, emit_linear, pack_grouped, pack_lin
 from kernels.cpu.paged_attention import emit_paged_attention, emit_plan
 from kernels.cpu.pointwise import (
     emit_add_rms_norm,
+    emit_clamped_gate,
     emit_gather_rows,
     emit_gelu_and_mul,
     emit_rms_norm,
@@ -31,7 +32,7 @@ from kernels.cpu.second_compiler import SecondCompiler
 from kernels.cpu.worker_pool import Program, WorkerPool
 from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import LowRank, Quantization, Routing, Step
+from kernels.interface import ClampedGate, LowRank, Quantization, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
 
@@ -165,10 +166,15 @@ class CpuOps:
         self._emit(emit_add_adapters, y, x, adapters, tokens)
 
     def pack_experts(
-        self, router: torch.Tensor, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], routing: Routing
+        self,
+        router: torch.Tensor,
+        gate_up: Sequence[PackedLinear],
+        down: Sequence[PackedLinear],
+        routing: Routing,
+        router_bias: torch.Tensor | None = None,
     ) -> PackedExperts:
         """Packs the router in its own dtype, which is never quantised."""
-        return pack_experts(router, gate_up, down, routing)
+        return pack_experts(router, gate_up, down, routing, router_bias)
 
     def mix_experts(self, x: torch.Tensor, experts: PackedExperts) -> torch.Tensor:
         """Computes the experts that the router chooses for each token."""
@@ -176,7 +182,11 @@ class CpuOps:
         def emit(recording: Recording) -> torch.Tensor:
             routed = emit_route(recording, emit_linear(recording, x, experts.router), experts.routing)
             gate_up = emit_expert_linear(recording, x, experts.gate_up, routed, is_of_tokens=True)
-            gated = _GATES[experts.routing.gate](recording, gate_up)
+            gate = experts.routing.gate
+            if isinstance(gate, ClampedGate):
+                gated = emit_clamped_gate(recording, gate_up, gate)
+            else:
+                gated = _GATES[gate](recording, gate_up)
             return emit_combine(
                 recording, emit_expert_linear(recording, gated, experts.down, routed, is_of_tokens=False), routed
             )

@@ -9,17 +9,19 @@ import torch
 from kernels.cpu.arrays import check_fp32, check_stored
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
 from kernels.cpu.intrinsics import floats_at, longs_at, shorts_at
-from kernels.cpu.jit import exp_nonpositive, inline, kernel
+from kernels.cpu.jit import bits_float, exp_nonpositive, inline, kernel
 from kernels.cpu.linear import FLOAT_KINDS, Kind, PackedLinear
 from kernels.cpu.recording import Recording
 from kernels.cpu.soft_cap import cap_scores
 from kernels.cpu.tile import LANES
 from kernels.cpu.two_bytes import bf16_to_fp32, fp16_to_fp32
+from kernels.interface import ClampedGate
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Longs
 
 _X, _OUT, _N, _WEIGHT, _RESIDUAL = range(FIRST_OPERAND, FIRST_OPERAND + 5)
+_LIMIT = FIRST_OPERAND + 3  # of CLAMPED_GATE, after _N: its bits
 _INDICES, _KIND, _ROWS_PER_PANEL = range(FIRST_OPERAND + 3, FIRST_OPERAND + 6)  # of GATHER_ROWS, after _N
 
 _FP32, _BF16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS)
@@ -95,6 +97,19 @@ def emit_gelu_and_mul(recording: Recording, gate_up: torch.Tensor) -> torch.Tens
     Raises: ValueError: not fp32, or not contiguous.
     """
     return _emit_gate(recording, Opcode.GELU_AND_MUL, gate_up)
+
+
+def emit_clamped_gate(recording: Recording, gate_up: torch.Tensor, gate: ClampedGate) -> torch.Tensor:
+    """[T, 2 * n] -> [T, n]: (up + 1) * g * sigmoid(alpha * g) of the first half g and the second half up, clamped.
+
+    Raises: ValueError: not fp32, or not contiguous.
+    """
+    check_rows(gate_up=gate_up)
+    n = gate_up.shape[1] // 2
+    out = recording.empty(gate_up, n)
+    limit = int(np.float32(gate.limit).view(np.int32))
+    recording.emit(Opcode.CLAMPED_GATE, gate_up, gate_up.data_ptr(), out.data_ptr(), n, limit, value=gate.alpha)
+    return out
 
 
 def _emit_gate(recording: Recording, opcode: Opcode, gate_up: torch.Tensor) -> torch.Tensor:
@@ -218,6 +233,24 @@ def _gelu_row(gate: "Floats", up: "Floats", out: "Floats") -> None:
         x = gate[j]
         y = np.float32(2 * math.sqrt(2 / math.pi)) * x * (np.float32(1) + np.float32(0.044715) * x * x)
         out[j] = x * _sigmoid(y) * up[j]
+
+
+@inline
+def _clamped_row(gate: "Floats", up: "Floats", alpha: np.float32, limit: np.float32, out: "Floats") -> None:
+    """NaN is below no limit and above none, and stays."""
+    for j in range(out.shape[0]):
+        g = limit if gate[j] > limit else gate[j]
+        u = limit if up[j] > limit else -limit if up[j] < -limit else up[j]
+        out[j] = (u + np.float32(1)) * g * _sigmoid(alpha * g)
+
+
+@kernel
+def clamped_gate_item(row: "Longs", alpha: np.float32, item: int) -> None:
+    """Gates some rows by the clamped gate."""
+    n, limit = row[_N], bits_float(np.int32(row[_LIMIT]))
+    for i in range(first_row(item, row), first_row(item + 1, row)):
+        gate, up = floats_at(row[_X] + 8 * n * i, n), floats_at(row[_X] + 8 * n * i + 4 * n, n)
+        _clamped_row(gate, up, alpha, limit, floats_at(row[_OUT] + 4 * n * i, n))
 
 
 @kernel

@@ -10,11 +10,11 @@ import torch
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
 from kernels.gpu.experts import ExpertLinear, PackedExperts, mix_experts
-from kernels.gpu.gate import silu_and_mul
+from kernels.gpu.gate import clamped_gate, silu_and_mul
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.row_specializations import Call
 from kernels.gpu.targets import Target
-from kernels.interface import Routing
+from kernels.interface import ClampedGate, Routing
 
 _META = torch.device("meta")
 
@@ -30,6 +30,7 @@ class _Shape(NamedTuple):
 
 _QWEN3_30B = _Shape(128, 8, 2048, 768)
 _MIXTRAL_RANK = _Shape(8, 2, 4096, 3584)
+_GPT_OSS_20B = _Shape(32, 4, 2880, 2880)
 _UNEVEN = _Shape(60, 4, 1000, 96)
 
 
@@ -39,6 +40,7 @@ def expert_calls(target: Target, everything: bool) -> Iterator[Call]:
     for dtype in dict.fromkeys((half, torch.float16, torch.float32) if everything else (half,)):
         for shape in (_QWEN3_30B, _MIXTRAL_RANK, _UNEVEN) if everything else (_QWEN3_30B, _UNEVEN):
             yield _call(3, shape, dtype, None, target)
+        yield _call(3, _GPT_OSS_20B, dtype, None, target, gate=ClampedGate(1.702, 7.0), has_bias=True)
         for form in ("scales per block", "scales per channel"):
             if form == "scales per block" or target.fp8_dtype is not None:
                 yield _call(3, _QWEN3_30B, dtype, form, target)
@@ -52,20 +54,30 @@ def live_expert_calls(target: Target, generator: random.Random) -> Iterator[Call
         yield _call(num_tokens, _QWEN3_30B, half, "scales per block", target)
 
 
-def _call(num_tokens: int, shape: _Shape, dtype: torch.dtype, form: str | None, target: Target) -> Call:
+def _call(
+    num_tokens: int,
+    shape: _Shape,
+    dtype: torch.dtype,
+    form: str | None,
+    target: Target,
+    *,
+    gate: ClampedGate | None = None,
+    has_bias: bool = False,
+) -> Call:
     def layer(num_out: int, num_in: int) -> ExpertLinear:
         weights_dtype = dtype if form is None else target.fp8_dtype or torch.uint8
         weight = torch.empty(shape.num_experts, num_out, num_in, dtype=weights_dtype, device=_META)
+        bias = torch.empty(shape.num_experts, num_out, dtype=dtype, device=_META) if has_bias else None
         if form is None:
-            return ExpertLinear(weight, None, dtype)
+            return ExpertLinear(weight, None, dtype, bias)
         sizes = (num_out // BLOCK, num_in // BLOCK) if form == "scales per block" else (num_out,)
-        return ExpertLinear(weight, torch.empty(shape.num_experts, *sizes, device=_META), dtype)
+        return ExpertLinear(weight, torch.empty(shape.num_experts, *sizes, device=_META), dtype, bias)
 
     def router(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return torch.empty(len(x), packed.out_features, dtype=packed.dtype, device=_META)
 
     x = torch.empty(num_tokens, shape.hidden, dtype=dtype, device=_META)
-    routing = Routing(shape.top_k, normalizes=True, gate="silu_and_mul")
+    routing = Routing(shape.top_k, normalizes=True, gate=gate or "silu_and_mul")
     experts = PackedExperts(
         PackedLinear(torch.empty(shape.num_experts, shape.hidden, dtype=dtype, device=_META), None, None, dtype),
         layer(2 * shape.inner, shape.hidden),
@@ -73,5 +85,6 @@ def _call(num_tokens: int, shape: _Shape, dtype: torch.dtype, form: str | None, 
         routing,
     )
     label = f"{dtype_name(dtype)}{'' if form is None else f', {form}'}, {shape.num_experts} experts of {shape.inner}"
-    make = partial(mix_experts, x, experts, linear=router, gate=silu_and_mul, target=target, batch_invariant=False)
+    between = silu_and_mul if gate is None else partial(clamped_gate, gate=gate)
+    make = partial(mix_experts, x, experts, linear=router, gate=between, target=target, batch_invariant=False)
     return Call(label, make)

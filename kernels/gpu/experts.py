@@ -41,12 +41,14 @@ class ExpertLinear:
     Attributes:
         weight: [experts, out, in] in the model's dtype, or in 8 bits: uint8 where the target has no 8-bit float.
         scales: of 8-bit weights: [experts, out] or, per block, [experts, out / 128, in / 128], fp32.
-        dtype: of the model and of results.
+        dtype: of the model, of the bias and of results.
+        bias: [experts, out].
     """
 
     weight: torch.Tensor
     scales: torch.Tensor | None
     dtype: torch.dtype
+    bias: torch.Tensor | None = None
 
     @property
     def has_block_scales(self) -> bool:
@@ -75,20 +77,23 @@ def pack_experts(
     gate_up: Sequence[PackedLinear | BlockScaledLinear | GroupedLinear],
     down: Sequence[PackedLinear | BlockScaledLinear | GroupedLinear],
     routing: Routing,
+    router_bias: torch.Tensor | None = None,
 ) -> PackedExperts:
     """Copies the experts of a layer into one tensor each.
 
     Args:
         router: [experts, in] in the model's dtype, which is never quantised.
-        gate_up, down: layers of one form and shape, without biases.
+        gate_up, down: layers of one form and shape.
         routing: how experts are chosen.
+        router_bias: [experts] in the model's dtype.
     Raises: ValueError: integers in groups, which have no such product.
     """
-    return PackedExperts(PackedLinear(router, None, None, router.dtype), _stacked(gate_up), _stacked(down), routing)
+    packed_router = PackedLinear(router, None, router_bias, router.dtype)
+    return PackedExperts(packed_router, _stacked(gate_up), _stacked(down), routing)
 
 
 def _stacked(layers: Sequence[PackedLinear | BlockScaledLinear | GroupedLinear]) -> ExpertLinear:
-    weights, scales = [], []
+    weights, scales, biases = [], [], []
     for layer in layers:
         if isinstance(layer, GroupedLinear):
             raise ValueError("experts in integers of 4 or 8 bits have no product on a GPU")
@@ -96,7 +101,14 @@ def _stacked(layers: Sequence[PackedLinear | BlockScaledLinear | GroupedLinear])
         weights.append(layer.weight.t() if is_transposed else layer.weight)
         if layer.scales is not None:
             scales.append(layer.scales[0] if is_transposed else layer.scales)
-    return ExpertLinear(torch.stack(weights), torch.stack(scales) if scales else None, layers[0].dtype)
+        if layer.bias is not None:
+            biases.append(layer.bias)
+    return ExpertLinear(
+        torch.stack(weights),
+        torch.stack(scales) if scales else None,
+        layers[0].dtype,
+        torch.stack(biases) if biases else None,
+    )
 
 
 def mix_experts(
@@ -162,11 +174,13 @@ def _product(x: Rows, layer: ExpertLinear, rows: ExpertRows, tile: ProductTile, 
         layer.scales is not None,
         layer.has_block_scales,
         row_scales is not values,
+        layer.bias is not None,
         pairs_per_row,
     )
     scales = values if layer.scales is None else layer.scales
+    bias = values if layer.bias is None else layer.bias
     grid = (num_tiles * num_column_tiles,)
-    kernel(grid, values, row_scales, layer.weight, scales, rows.pairs, rows.tiles, out, num_tiles)
+    kernel(grid, values, row_scales, layer.weight, scales, bias, rows.pairs, rows.tiles, out, num_tiles)
     return out
 
 
@@ -178,6 +192,7 @@ def _bind(
     has_scales: bool,
     has_block_scales: bool,
     has_row_scales: bool,
+    has_bias: bool,
     pairs_per_row: int,
 ) -> tuple[BoundKernel, int]:
     kernel = BoundKernel(
@@ -187,6 +202,7 @@ def _bind(
         SCALE_BLOCK=BLOCK if has_block_scales else 0,
         HAS_CHANNEL_SCALES=has_scales and not has_block_scales,
         HAS_ROW_SCALES=has_row_scales,
+        HAS_BIAS=has_bias,
         PAIRS_PER_ROW=pairs_per_row,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
@@ -222,6 +238,7 @@ def _expert_product_kernel(  # type: ignore[no-untyped-def]
     row_scales_ptr,
     weight_ptr,
     scales_ptr,
+    bias_ptr,
     pairs_ptr,
     tiles_ptr,
     out_ptr,
@@ -231,6 +248,7 @@ def _expert_product_kernel(  # type: ignore[no-untyped-def]
     SCALE_BLOCK: tl.constexpr,
     HAS_CHANNEL_SCALES: tl.constexpr,
     HAS_ROW_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     PAIRS_PER_ROW: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -287,6 +305,8 @@ def _expert_product_kernel(  # type: ignore[no-untyped-def]
         if HAS_CHANNEL_SCALES:
             acc = acc * tl.load(scales_ptr + out_channels, mask=columns_mask, other=0.0)[None, :]
             acc = acc * tl.load(row_scales_ptr + rows, mask=is_pair, other=0.0)[:, None]
+        if HAS_BIAS:
+            acc += tl.load(bias_ptr + out_channels, mask=columns_mask, other=0.0).to(tl.float32)[None, :]
         out_ptrs = out_ptr + pairs[:, None] * NUM_OUT + columns[None, :]
         tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_pair[:, None] & columns_mask[None, :])
 

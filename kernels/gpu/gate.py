@@ -1,6 +1,7 @@
 """Gates of feed-forward layers (arXiv:2002.05202), with their result in the model's dtype or in 8 bits."""
 
 from functools import cache
+from typing import Literal
 
 import torch
 import triton
@@ -10,6 +11,9 @@ from kernels.gpu.launch import BoundKernel
 from kernels.gpu.quantize import QuantizedRows, checked_group_size, empty_rows, store_quantized_rows
 from kernels.gpu.rows import check_rows
 from kernels.gpu.tiles import column_tile, row_tile
+from kernels.interface import ClampedGate
+
+_Gate = Literal["silu", "gelu"] | ClampedGate
 
 
 def silu_and_mul(
@@ -25,7 +29,7 @@ def silu_and_mul(
     Returns: [T, n], dtype of gate_up, or quantised.
     Raises: ValueError: another shape or dtype, or groups that do not divide the row.
     """
-    return _gated(gate_up, False, quantize, group_size)
+    return _gated(gate_up, "silu", quantize, group_size)
 
 
 def gelu_and_mul(
@@ -35,11 +39,25 @@ def gelu_and_mul(
 
     Arguments, result and errors as in `silu_and_mul`.
     """
-    return _gated(gate_up, True, quantize, group_size)
+    return _gated(gate_up, "gelu", quantize, group_size)
+
+
+def clamped_gate(
+    gate_up: torch.Tensor,
+    gate: ClampedGate,
+    *,
+    quantize: torch.dtype | None = None,
+    group_size: int | None = None,
+) -> torch.Tensor | QuantizedRows:
+    """Returns (up + 1) * g * sigmoid(alpha * g) of the first half g and the second half up, both clamped.
+
+    Arguments, result and errors as in `silu_and_mul`.
+    """
+    return _gated(gate_up, gate, quantize, group_size)
 
 
 def _gated(
-    gate_up: torch.Tensor, is_gelu: bool, quantize: torch.dtype | None, group_size: int | None
+    gate_up: torch.Tensor, gate: _Gate, quantize: torch.dtype | None, group_size: int | None
 ) -> torch.Tensor | QuantizedRows:
     check_rows(gate_up=gate_up)
     num_rows, width = gate_up.shape
@@ -47,20 +65,22 @@ def _gated(
     if width % 2:
         raise ValueError(f"gate_up has rows of {width} values, which are not two halves")
     values_per_scale = checked_group_size(n, quantize, group_size)
-    launch, block_m, num_columns = _bind(n, gate_up.itemsize, is_gelu, values_per_scale)
+    launch, block_m, num_columns = _bind(n, gate_up.itemsize, gate, values_per_scale)
     out, values, scales = empty_rows(gate_up, n, quantize, values_per_scale)
     launch((-(-num_rows // block_m), num_columns), gate_up, values, scales, num_rows)
     return out
 
 
 @cache
-def _bind(n: int, itemsize: int, is_gelu: bool, group_size: int) -> tuple[BoundKernel, int, int]:
+def _bind(n: int, itemsize: int, gate: _Gate, group_size: int) -> tuple[BoundKernel, int, int]:
     """Returns the kernel for rows of n results, its rows per program and its programs per row."""
     tile = row_tile(n, itemsize) if group_size else column_tile(n)
     kernel = BoundKernel(
         _gate_kernel,
         N=n,
-        GELU=is_gelu,
+        IS_GELU=gate == "gelu",
+        ALPHA=gate.alpha if isinstance(gate, ClampedGate) else 0.0,
+        LIMIT=gate.limit if isinstance(gate, ClampedGate) else 0.0,
         GROUP_SIZE=group_size,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
@@ -76,19 +96,28 @@ def _gate_kernel(  # type: ignore[no-untyped-def]
     scales_ptr,
     num_rows,
     N: tl.constexpr,
-    GELU: tl.constexpr,
+    IS_GELU: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Gates a tile of BLOCK_M rows and BLOCK_N columns; whole rows in 8 bits unless GROUP_SIZE is 0."""
+    """Gates a tile of BLOCK_M rows and BLOCK_N columns; whole rows in 8 bits unless GROUP_SIZE is 0.
+
+    The gate is clamped if LIMIT is not 0.
+    """
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     starts = rows[:, None] * N
     mask = (rows < num_rows)[:, None] & (columns < N)
     gate = tl.load(gate_up_ptr + 2 * starts + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + 2 * starts + N + columns, mask=mask, other=0.0).to(tl.float32)
-    if GELU:  # (1 + tanh(z)) / 2 = sigmoid(2 z); 2 * sqrt(2 / pi) = 1.5957691...
+    if LIMIT > 0.0:  # NaN is not beyond the limits, and stays
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        y = (up + 1.0) * gate * tl.sigmoid(ALPHA * gate)
+    elif IS_GELU:  # (1 + tanh(z)) / 2 = sigmoid(2 z); 2 * sqrt(2 / pi) = 1.5957691...
         y = gate * tl.sigmoid(1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)) * up
     else:
         y = gate * tl.sigmoid(gate) * up

@@ -12,7 +12,7 @@ from kernels.fp8_weights import has_block_scales
 from kernels.gpu.attention_backends import Attention
 from kernels.gpu.block_scales import BlockScaledLinear, pack_block_scaled
 from kernels.gpu.experts import PackedExperts, mix_experts, pack_experts
-from kernels.gpu.gate import gelu_and_mul, silu_and_mul
+from kernels.gpu.gate import clamped_gate, gelu_and_mul, silu_and_mul
 from kernels.gpu.grouped_linear import GroupedLinear, grouped_span, pack_grouped
 from kernels.gpu.kernel_cache import use_kernel_cache
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
@@ -31,7 +31,7 @@ from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import TiledLinear, tiled_linear
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import Routing, Step
+from kernels.interface import ClampedGate, Routing, Step
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import greedy_batch
 
@@ -183,10 +183,15 @@ class GpuOps:
         return linear(x, packed)
 
     def pack_experts(
-        self, router: torch.Tensor, gate_up: Sequence[TiledLinear], down: Sequence[TiledLinear], routing: Routing
+        self,
+        router: torch.Tensor,
+        gate_up: Sequence[TiledLinear],
+        down: Sequence[TiledLinear],
+        routing: Routing,
+        router_bias: torch.Tensor | None = None,
     ) -> PackedExperts:
         """Copies the experts into one tensor per layer; refuses integers of 4 and 8 bits."""
-        return pack_experts(router, gate_up, down, routing)
+        return pack_experts(router, gate_up, down, routing, router_bias)
 
     def mix_experts(self, x: torch.Tensor, experts: PackedExperts) -> torch.Tensor:
         """Computes the experts that the router chooses for each token."""
@@ -194,10 +199,15 @@ class GpuOps:
             x,
             experts,
             linear=self.linear,
-            gate=self.gelu_and_mul if experts.routing.gate == "gelu_and_mul" else self.silu_and_mul,
+            gate=self._expert_gate(experts.routing),
             target=self._target,
             batch_invariant=self._batch_invariant,
         )
+
+    def _expert_gate(self, routing: Routing) -> Callable[[torch.Tensor], torch.Tensor | QuantizedRows]:
+        if isinstance(routing.gate, ClampedGate):
+            return partial(self._clamped_gate, gate=routing.gate)
+        return self.gelu_and_mul if routing.gate == "gelu_and_mul" else self.silu_and_mul
 
     def paged_attention(
         self,
@@ -236,6 +246,9 @@ class GpuOps:
     def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor | QuantizedRows:
         """Computes gelu(first half) * second half, quantised for 8-bit layers."""
         return gelu_and_mul(gate_up, **self._row_format(gate_up.shape[1] // 2))
+
+    def _clamped_gate(self, gate_up: torch.Tensor, gate: ClampedGate) -> torch.Tensor | QuantizedRows:
+        return clamped_gate(gate_up, gate, **self._row_format(gate_up.shape[1] // 2))
 
     def _row_format(self, n: int) -> _RowFormat:
         """Returns how inputs of linear layers are quantised: not at all if groups do not divide them.

@@ -2,6 +2,8 @@
 
 import torch
 
+from kernels.interface import ClampedGate
+
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Computes silu(first half) * second half.
@@ -21,3 +23,13 @@ def gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def clamped_gate(gate_up: torch.Tensor, gate: ClampedGate) -> torch.Tensor:
+    """Computes (up + 1) * g * sigmoid(alpha * g) of the first half g and the second half up, both clamped.
+
+    Arguments and result as in `silu_and_mul`.
+    """
+    first, up = gate_up.float().chunk(2, dim=-1)
+    first, up = first.clamp(max=gate.limit), up.clamp(-gate.limit, gate.limit)
+    return ((up + 1) * first * torch.sigmoid(gate.alpha * first)).to(gate_up.dtype)

@@ -6,9 +6,9 @@ import torch
 
 from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import LowRank, Routing, Step
+from kernels.interface import ClampedGate, LowRank, Routing, Step
 from kernels.metadata import AdaptedTokens, StepInputs
-from kernels.reference.gate import gelu_and_mul, silu_and_mul
+from kernels.reference.gate import clamped_gate, gelu_and_mul, silu_and_mul
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.rotate_and_store import rotate_and_store
@@ -16,7 +16,7 @@ from kernels.reference.sample import sample
 from kernels.reference.soft_cap import soft_cap
 
 Weights = tuple[torch.Tensor, torch.Tensor | None]
-Experts = tuple[torch.Tensor, Sequence[Weights], Sequence[Weights], Routing]
+Experts = tuple[Weights, Sequence[Weights], Sequence[Weights], Routing]
 Cache = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -100,15 +100,20 @@ class ReferenceOps:
                 y[chosen, first_row : first_row + len(b)] += (x[chosen] @ a.T.to(x.dtype)) @ b.T.to(x.dtype)
 
     def pack_experts(
-        self, router: torch.Tensor, gate_up: Sequence[Weights], down: Sequence[Weights], routing: Routing
+        self,
+        router: torch.Tensor,
+        gate_up: Sequence[Weights],
+        down: Sequence[Weights],
+        routing: Routing,
+        router_bias: torch.Tensor | None = None,
     ) -> Experts:
         """Returns the weights unchanged."""
-        return router, gate_up, down, routing
+        return (router, router_bias), gate_up, down, routing
 
     def mix_experts(self, x: torch.Tensor, experts: Experts) -> torch.Tensor:
         """Computes one expert after the other, on the tokens that chose it."""
         router, gate_up, down, routing = experts
-        probabilities = self.linear(x, (router, None)).float().softmax(dim=-1)
+        probabilities = self.linear(x, router).float().softmax(dim=-1)
         weights, chosen = probabilities.topk(routing.top_k)
         if routing.normalizes:
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -116,7 +121,11 @@ class ReferenceOps:
         for expert, layers in enumerate(zip(gate_up, down, strict=True)):
             tokens, rank = torch.where(chosen == expert)
             if len(tokens):
-                gated = getattr(self, routing.gate)(self.linear(x[tokens], layers[0]))
+                gate_up_of_tokens = self.linear(x[tokens], layers[0])
+                if isinstance(routing.gate, ClampedGate):
+                    gated = clamped_gate(gate_up_of_tokens, routing.gate)
+                else:
+                    gated = getattr(self, routing.gate)(gate_up_of_tokens)
                 out[tokens] += self.linear(gated, layers[1]) * weights[tokens, rank, None].to(x.dtype)
         return out
 

@@ -5,7 +5,7 @@ import torch
 
 from kernels.cpu.ops import CpuOps
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import Routing
+from kernels.interface import ClampedGate, Routing
 from kernels.reference.ops import ReferenceOps
 
 NUM_EXPERTS, HIDDEN, INNER = 7, 48, 40
@@ -22,19 +22,31 @@ def _weights(dtype=torch.float32):
     return router, gate_up, down
 
 
-def _expected(x, router, gate_up, down, routing):
+def _biases(dtype=torch.float32):
+    """Of the router, and of both layers of the experts."""
+    sizes = (NUM_EXPERTS,), (NUM_EXPERTS, 2 * INNER), (NUM_EXPERTS, HIDDEN)
+    return [_normal(*size, seed=10 + place).to(dtype) for place, size in enumerate(sizes)]
+
+
+def _expected(x, router, gate_up, down, routing, biases=None):
     """Every token by itself, in fp64."""
     rows = []
+    router_bias, first_bias, second_bias = (bias.double() for bias in biases) if biases else 3 * [torch.zeros(99, 1)]
     for token in x.double():
-        probabilities = (router.double() @ token).softmax(dim=0)
+        probabilities = (router.double() @ token + router_bias[: len(router)].flatten()).softmax(dim=0)
         weights, chosen = probabilities.topk(routing.top_k)
         if routing.normalizes:
             weights = weights / weights.sum()
         row = torch.zeros(HIDDEN, dtype=torch.float64)
         for weight, expert in zip(weights, chosen, strict=True):
-            gate, up = (gate_up[expert].double() @ token).chunk(2)
-            gate = torch.nn.functional.silu(gate) if routing.gate == "silu_and_mul" else _gelu(gate)
-            row += weight * (down[expert].double() @ (gate * up))
+            gate, up = (gate_up[expert].double() @ token + first_bias[expert]).chunk(2)
+            if isinstance(routing.gate, ClampedGate):
+                alpha, limit = routing.gate
+                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1
+                gate = gate * torch.sigmoid(alpha * gate)
+            else:
+                gate = torch.nn.functional.silu(gate) if routing.gate == "silu_and_mul" else _gelu(gate)
+            row += weight * (down[expert].double() @ (gate * up) + second_bias[expert])
         rows.append(row)
     return torch.stack(rows)
 
@@ -43,9 +55,13 @@ def _gelu(x):
     return torch.nn.functional.gelu(x, approximate="tanh")
 
 
-def _packed(ops, router, gate_up, down, routing):
-    packed = [[ops.pack_linear(matrix, None) for matrix in matrices] for matrices in (gate_up, down)]
-    return ops.pack_experts(router, *packed, routing)
+def _packed(ops, router, gate_up, down, routing, biases=None):
+    router_bias, *of_layers = biases or (None, [None] * NUM_EXPERTS, [None] * NUM_EXPERTS)
+    packed = [
+        [ops.pack_linear(matrix, bias) for matrix, bias in zip(matrices, layer_biases, strict=False)]
+        for matrices, layer_biases in zip((gate_up, down), of_layers, strict=True)
+    ]
+    return ops.pack_experts(router, *packed, routing, router_bias)
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -74,6 +90,27 @@ def test_values_are_those_of_fp64(ops, dtype, num_tokens, routing):
     torch.testing.assert_close(
         reference.mix_experts(x, _packed(reference, *weights, routing)).double(), expected, rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_tokens", [1, 13])
+@pytest.mark.parametrize("limit", [0.5, 7.0])
+def test_experts_with_biases_and_a_clamped_gate(ops, dtype, num_tokens, limit):
+    """The smaller limit is reached by many values, the larger one by none."""
+    x, weights, biases = _normal(num_tokens, HIDDEN, seed=4), _weights(dtype), _biases(dtype)
+    routing = Routing(top_k=2, normalizes=True, gate=ClampedGate(1.702, limit))
+    expected = _expected(x, *weights, routing, biases)
+    for made in (ops, ReferenceOps()):
+        out = made.mix_experts(x, _packed(made, *weights, routing, biases)).double()
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_clamped_gate_keeps_nan(ops):
+    x, weights = _normal(3, HIDDEN, seed=4), _weights()
+    x[1, 5] = torch.nan
+    routing = Routing(top_k=2, normalizes=True, gate=ClampedGate(1.702, 0.5))
+    out = ops.mix_experts(x, _packed(ops, *weights, routing))
+    assert out.isnan().all(dim=1).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

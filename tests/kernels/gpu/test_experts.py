@@ -9,7 +9,8 @@ from kernels.gpu.expert_rows import expert_rows
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.targets import TARGETS
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import Routing
+from kernels.interface import ClampedGate, Routing
+from kernels.reference.ops import ReferenceOps
 from tests.support.engine.weights import quantized_in_blocks
 from tests.support.kernels.batches import assert_close, assert_same_bits
 
@@ -140,6 +141,26 @@ def test_values_are_those_of_fp64(make_ops, device, seed, dtype, num_tokens, rou
     assert out.dtype is dtype
     expected, allowed = exact_mixture(x.cpu(), logits, gate_up, down, routing, dtype)
     assert ((out.cpu().double() - expected).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("limit", [0.5, 7.0])
+def test_experts_with_biases_and_a_clamped_gate(make_ops, device, seed, limit):
+    """The smaller limit is reached by many values, the larger one by few."""
+    router, gate_up, down = make_weights(seed, torch.float32)
+    first, second = normal(seed + 1, NUM_EXPERTS, 2 * INNER), normal(seed + 2, NUM_EXPERTS, HIDDEN)
+    router_bias, x = normal(seed + 3, NUM_EXPERTS), normal(seed + 5, 33, HIDDEN)
+    routing = Routing(top_k=2, normalizes=True, gate=ClampedGate(1.702, limit))
+
+    def mixture(ops, device, dtype):
+        layers = [
+            [ops.pack_linear(m.to(device, dtype), b.to(device, dtype)) for m, b in zip(matrices, biases, strict=True)]
+            for matrices, biases in ((gate_up, first), (down, second))
+        ]
+        experts = ops.pack_experts(router.to(device, dtype), *layers, routing, router_bias.to(device, dtype))
+        return ops.mix_experts(x.to(device, dtype), experts).cpu().double()
+
+    out, expected = mixture(make_ops(), device, torch.float32), mixture(ReferenceOps(), "cpu", torch.float64)
+    assert (out - expected).norm() / expected.norm() < 1e-5
 
 
 @pytest.mark.parametrize("hidden", [300, 256])

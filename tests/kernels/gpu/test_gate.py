@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.gpu.gate import gelu_and_mul, silu_and_mul
+from kernels.gpu.gate import clamped_gate, gelu_and_mul, silu_and_mul
+from kernels.interface import ClampedGate
 from tests.support.kernels.batches import assert_close, assert_quantized
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -38,6 +39,17 @@ def test_gates_the_second_half(device, seed, dtype, num_rows, n, gate_and_mul):
     assert out.dtype is dtype
     assert out.shape == (num_rows, n)
     assert_close(out.cpu(), exact(gate_up, gate_and_mul))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_clamped_gate_limits_both_halves_and_keeps_nan(device, seed, dtype):
+    gate_up = 3 * random_gate_up(seed, 33, 80, dtype)
+    gate_up[3, 7] = gate_up[5, 90] = torch.nan
+    gate, up = gate_up.double().chunk(2, dim=1)
+    gate, up = gate.clamp(max=2.5), up.clamp(-2.5, 2.5)
+    out = clamped_gate(gate_up.to(device), ClampedGate(1.702, 2.5)).cpu()
+    assert out.isnan().nonzero().tolist() == [[3, 7], [5, 10]]
+    assert_close(out.nan_to_num(), ((up + 1) * gate * torch.sigmoid(1.702 * gate)).nan_to_num())
 
 
 @pytest.mark.sampled
