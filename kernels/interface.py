@@ -253,8 +253,8 @@ class KernelOps(Protocol):
     def mix_experts(self, x: torch.Tensor, experts: Experts) -> torch.Tensor:
         """Computes a mixture of experts (arXiv:2101.03961, section 2): x [T, in] -> [T, out].
 
-        Probabilities of experts are the softmax of the router's results, in fp32. Returns the sum of the chosen experts'
-        down(gate(gate_up(x))), each times its probability, in the order of their numbers.
+        Probabilities of experts are the softmax of the router's results, in fp32. Returns the sum of the chosen
+        experts' down(gate(gate_up(x))), each times its probability, in the order of their numbers.
         """
         ...
 

@@ -65,6 +65,11 @@ ALLOWANCES = (
     Allowance(frozenset({"sm_89"}), "_prefill_attention_kernel", "head size 256", {"3.7": 32}),
     Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "head size 256", {"3.7": 88}),
     Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "window, soft cap", {"3.7": 48}),
+    Allowance(frozenset({"sm_80"}), "_prefill_attention_kernel", "head size 64", {"3.7": 32}),  # with a window
+    Allowance(frozenset({"sm_86", "sm_89"}), "_prefill_attention_kernel", "head size 64", {"3.7": 64}),
+    Allowance(frozenset({"sm_87"}), "_prefill_attention_kernel", "head size 64", {"3.7": 56}),
+    Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "head size 64", {"3.7": 112}),
+    Allowance(frozenset({"gfx1100"}), "_prefill_attention_kernel", "head size 64", {"3.7": 12}),
     Allowance(frozenset({"sm_120"}), "_alternatives_kernel", "", {"3.7": 8}),
     # two operands of 256 values per row, which the matrix instruction wants twice, in 256 registers
     Allowance(frozenset({"gfx1100"}), "_decode_attention_kernel", "head size 256", {"3.7": 196}),
