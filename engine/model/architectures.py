@@ -1,6 +1,7 @@
 """The registry of architectures: add a module to `engine.model.families`, and its family here."""
 
 from engine.model.families.gemma import GEMMA2, GEMMA3
+from engine.model.families.gpt_oss import GPT_OSS
 from engine.model.families.granite import GRANITE
 from engine.model.families.llama import LLAMA
 from engine.model.families.mistral import MISTRAL
@@ -24,6 +25,7 @@ FAMILIES: dict[str, Family] = {
         GRANITE,
         GEMMA2,
         GEMMA3,
+        GPT_OSS,
     )
 }
 """Families by their entry of `architectures` in config.json."""

@@ -13,6 +13,7 @@ from engine.model.norm import Norm
 from engine.model.rope import RopeConfig
 from engine.model.rotary_tables import rotated_pairs_order
 from engine.model.sharding import Sharding
+from engine.model.stacked_linear import StackedLinear
 from engine.parallel.group import ParallelGroup
 from kernels.interface import KernelOps, KVCache, LinearInput
 from kernels.metadata import AdaptedTokens, AttentionMetadata
@@ -86,6 +87,9 @@ class DecoderLayer:
         if traits.qk_norm:
             q_norm, k_norm = (norm(f"self_attn.{name}", config.head_dim) for name in ("q_norm", "k_norm"))
             self._head_norms = q_norm.weight, k_norm.weight
+        # fp32 holds what checkpoints have, and attention computes with it
+        self._sinks = torch.empty(sharding.heads.size, device=device) if traits.has_sinks else None
+        self._heads = sharding.heads
         qkv: dict[str, Span | FusedSpan] = {"q_proj": q, "k_proj": kv, "v_proj": kv}
         if traits.fused:
             qkv = {"qkv_proj": FusedSpan((q, kv, kv))}
@@ -131,14 +135,14 @@ class DecoderLayer:
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills; linear layers are without memory."""
-        parts = self._norm_parts() | self.feed_forward.own_parts()
+        parts = self._own_parts() | self.feed_forward.own_parts()
         for linear in self.linears:
             parts |= linear.checkpoint_parts()
         return parts
 
     def load(self, fill: Fill) -> None:
-        """Fills the norms, then loads and packs one linear layer at a time."""
-        fill(self._norm_parts())
+        """Fills norms and sinks, then loads and packs one linear layer at a time."""
+        fill(self._own_parts())
         for norm in self._norms.values():
             norm.finish()
         for linear in (self.qkv, self.o):
@@ -146,7 +150,7 @@ class DecoderLayer:
         self.feed_forward.load(fill)
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[Linear | StackedLinear, ...]:
         """All linear layers, in the order in which they are loaded."""
         return self.qkv, self.o, *self.feed_forward.linears
 
@@ -155,8 +159,13 @@ class DecoderLayer:
         """Linear layers that adapters can change."""
         return self.qkv, self.o, *self.feed_forward.adaptable
 
-    def _norm_parts(self) -> dict[str, CheckpointPart]:
-        return {f"{self._prefix}{name}.weight": CheckpointPart.whole(norm.weight) for name, norm in self._norms.items()}
+    def _own_parts(self) -> dict[str, CheckpointPart]:
+        parts = {
+            f"{self._prefix}{name}.weight": CheckpointPart.whole(norm.weight) for name, norm in self._norms.items()
+        }
+        if self._sinks is not None:
+            parts[f"{self._prefix}self_attn.sinks"] = CheckpointPart(self._sinks, (self._heads,))
+        return parts
 
     def attention(
         self,
@@ -183,6 +192,7 @@ class DecoderLayer:
             scale=self._attention_scale,
             sliding_window=self._sliding_window,
             soft_cap=self._attention_soft_cap,
+            sinks=self._sinks,
         )
         return self._normed(self._group.all_reduce(self.o(self._ops, out, adapted)), self._attention_output_norm)
 

@@ -28,8 +28,13 @@ class Mixture:
         top_k: how many a token uses.
         inner_size: intermediate units of an expert.
         normalizes: whether the probabilities of a token's experts are scaled to a sum of one.
-        module: what the checkpoint calls it; the router is its `gate`.
+        module: what the checkpoint calls it.
+        router: what the checkpoint calls the router in it.
         projections: what the checkpoint calls gate, up and down of an expert.
+        has_bias: whether the router and the layers of experts have biases.
+        is_stacked: whether the checkpoint has all experts of a layer in one tensor, see `StackedLinear`, in which
+            rows of gate and up alternate.
+        clamped_gate: alpha and limit of `kernels.interface.ClampedGate`; None: experts have the gate of the model.
     """
 
     num_experts: int
@@ -37,7 +42,11 @@ class Mixture:
     inner_size: int
     normalizes: bool
     module: str = "mlp"
+    router: str = "gate"
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    has_bias: bool = False
+    is_stacked: bool = False
+    clamped_gate: tuple[float, float] | None = None
 
     @classmethod
     def from_fields(
@@ -47,17 +56,16 @@ class Mixture:
         num_experts: str,
         inner_size: str,
         normalizes: bool,
-        module: str = "mlp",
-        projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        **others: Any,
     ) -> "Mixture":
-        """Reads the sizes; num_experts and inner_size are names of fields.
+        """Reads the sizes; num_experts and inner_size are names of fields, others are attributes with defaults.
 
         Raises: CheckpointError: a bad field, or more experts per token than there are.
         """
         number, top_k = fields.integer(num_experts, maximum=_MAX_EXPERTS), fields.integer("num_experts_per_tok")
         if top_k > number:
             raise fields.error("num_experts_per_tok", f"is {top_k}, {num_experts} is {number}")
-        return cls(number, top_k, fields.integer(inner_size, maximum=_MAX_INNER_SIZE), normalizes, module, projections)
+        return cls(number, top_k, fields.integer(inner_size, maximum=_MAX_INNER_SIZE), normalizes, **others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,7 @@ class DecoderTraits:
             None: they are unchanged.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of the output of attention and feed-forward
             network before it is added to the residual stream, and of logits.
+        has_sinks: whether each query head has a score without a value, which takes part in the softmax.
         mixtures: mixtures of experts in place of feed-forward networks; empty: no layer has one.
     """
 
@@ -96,6 +105,7 @@ class DecoderTraits:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    has_sinks: bool = False
     mixtures: tuple[Mixture | None, ...] = ()
 
     @property

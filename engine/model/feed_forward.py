@@ -1,5 +1,7 @@
 """Feed-forward networks of layers: a gated one that all tokens share, or a mixture of experts."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -8,7 +10,8 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span
 from engine.model.family import Gate, Mixture
 from engine.model.linear import Linear, LinearFactory
-from kernels.interface import Experts, KernelOps, LinearInput, Routing
+from engine.model.stacked_linear import StackedLinear
+from kernels.interface import ClampedGate, Experts, KernelOps, LinearInput, Routing
 from kernels.metadata import AdaptedTokens
 
 
@@ -16,7 +19,7 @@ class FeedForward(Protocol):
     """Weights and computation of the feed-forward network of a layer, or of the shard of a rank."""
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[Linear | StackedLinear, ...]:
         """All linear layers, in the order in which they are loaded."""
         ...
 
@@ -127,13 +130,26 @@ class MixtureOfExperts:
         Raises: CheckpointError: only some experts are quantised.
         """
         self._ops = ops
-        self._routing = Routing(mixture.top_k, mixture.normalizes, gate)
-        self._router_name = f"{prefix}{mixture.module}.gate.weight"
+        clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
+        self._routing = Routing(mixture.top_k, mixture.normalizes, clamped or gate)
+        self._router_name = f"{prefix}{mixture.module}.{mixture.router}"
         self._router = torch.empty(mixture.num_experts, hidden.total, dtype=dtype, device=device)
-        gate_name, up_name, down_name = mixture.projections
-        prefixes = [f"{prefix}{mixture.module}.experts.{expert}." for expert in range(mixture.num_experts)]
-        self._gate_up = [linear(expert, hidden, {gate_name: inner, up_name: inner}, bias=False) for expert in prefixes]
-        self._down = [linear(expert, inner, {down_name: hidden}, bias=False) for expert in prefixes]
+        self._router_bias = torch.empty(mixture.num_experts, dtype=dtype, device=device) if mixture.has_bias else None
+        self._gate_up: Sequence[Linear | StackedLinear]
+        self._down: Sequence[Linear | StackedLinear]
+        if mixture.is_stacked:
+            stacked = partial(StackedLinear, num_experts=mixture.num_experts, dtype=dtype, device=device)
+            experts = f"{prefix}{mixture.module}.experts."
+            both = inner.times(2)
+            self._gate_up = [stacked(f"{experts}gate_up_proj", in_features=hidden, out_features=both, alternates=True)]
+            self._down = [stacked(f"{experts}down_proj", in_features=inner, out_features=hidden, alternates=False)]
+        else:
+            gate_name, up_name, down_name = mixture.projections
+            prefixes = [f"{prefix}{mixture.module}.experts.{expert}." for expert in range(mixture.num_experts)]
+            self._gate_up = [
+                linear(expert, hidden, {gate_name: inner, up_name: inner}, bias=mixture.has_bias) for expert in prefixes
+            ]
+            self._down = [linear(expert, inner, {down_name: hidden}, bias=mixture.has_bias) for expert in prefixes]
         for layers in (self._gate_up, self._down):
             if len({layer.is_quantized for layer in layers}) > 1:
                 raise CheckpointError(
@@ -142,7 +158,7 @@ class MixtureOfExperts:
         self._experts: Experts = None
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[Linear | StackedLinear, ...]:
         """The layers of all experts, one expert after the other."""
         return tuple(layer for layers in zip(self._gate_up, self._down, strict=True) for layer in layers)
 
@@ -157,16 +173,21 @@ class MixtureOfExperts:
         return False
 
     def own_parts(self) -> dict[str, CheckpointPart]:
-        """Returns the part of the router."""
-        return {self._router_name: CheckpointPart.whole(self._router)}
+        """Returns the parts of the router."""
+        parts = {f"{self._router_name}.weight": CheckpointPart.whole(self._router)}
+        if self._router_bias is not None:
+            parts[f"{self._router_name}.bias"] = CheckpointPart.whole(self._router_bias)
+        return parts
 
     def load(self, fill: Fill) -> None:
         """Fills the router, then loads and packs one layer of one expert at a time."""
         fill(self.own_parts())
         for linear in self.linears:
             linear.load(self._ops, fill)
-        gate_up, down = ([layer.take_packed() for layer in layers] for layers in (self._gate_up, self._down))
-        self._experts = self._ops.pack_experts(self._router, gate_up, down, self._routing)
+        gate_up, down = (
+            [packed for layer in layers for packed in layer.take_packed()] for layers in (self._gate_up, self._down)
+        )
+        self._experts = self._ops.pack_experts(self._router, gate_up, down, self._routing, self._router_bias)
 
     def __call__(self, x: LinearInput, _adapted: AdaptedTokens | None, /) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""

@@ -77,10 +77,10 @@ class Linear:
         """Whether the checkpoint quantises it."""
         return self._quantized is not None
 
-    def take_packed(self) -> LinearWeights:
+    def take_packed(self) -> list[LinearWeights]:
         """Returns the packed weights after `load`, and forgets them: an operation on several layers holds them."""
         packed, self._packed = self._packed, None
-        return packed
+        return [packed]
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills, without memory."""

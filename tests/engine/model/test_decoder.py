@@ -90,6 +90,17 @@ CHECKPOINTS = {
         "mixtral",
         {"sliding_window": 24, "tie_word_embeddings": True, "max_shard_size": "40KB", "num_experts_per_tok": 1},
     ),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss bfloat16, tied, windows in other layers, no attention biases": (
+        "gpt_oss",
+        {
+            "dtype": "bfloat16",
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "attention_bias": False,
+            "swiglu_limit": 7.0,
+        },
+    ),
     "smollm3": ("smollm3", {}),
     "granite": ("granite", {}),
     "gemma2": ("gemma2", {}),

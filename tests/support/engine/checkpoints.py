@@ -72,6 +72,25 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rms_norm_eps": 0.05,
         },
     ),
+    "gpt_oss": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 24,
+            "swiglu_limit": 1.0,
+            "max_position_embeddings": 512,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "truncate": False,
+            },
+        },
+    ),
 }
 
 _VISION = {
