@@ -39,11 +39,18 @@ _MAX_EXPERTS = 4
 
 
 class ExpertForms(NamedTuple):
-    """Mixtures of experts of a model's shard: how many experts, their intermediate units, and how they are chosen."""
+    """Mixtures of experts of a model's shard.
+
+    Attributes:
+        num_experts, inner_size: how many there are, and intermediate units of each.
+        routing: how they are chosen, and their gate.
+        has_bias: whether the router and the layers of experts have biases.
+    """
 
     num_experts: int
     inner_size: int
     routing: Routing
+    has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,7 @@ class ModelForms:
         sliding_windows: the different ones of the layers; None: no window.
         attention_soft_caps: the different limits of attention scores; None: no limit.
         logit_soft_cap: limit of logits; None: no limit.
+        has_sinks: whether each query head has a sink.
         block_size: tokens per block of the cache.
     """
 
@@ -84,6 +92,7 @@ class ModelForms:
     logit_soft_cap: float | None
     block_size: int
     experts: ExpertForms | None = None
+    has_sinks: bool = False
 
     @property
     def linear_error(self) -> float:
@@ -280,12 +289,20 @@ def _mixture_case(
         token[:number] = torch.tensor(inputs.order(number)).to(token)
     gate_up = [inputs.weights(2 * inner, hidden) * hidden**-0.5 for _ in range(number)]
     down = [inputs.weights(hidden, inner) for _ in range(number)]
+    # the same of all experts, so that it changes no choice
+    router_bias = torch.ones(number).to(inputs.weights(1)) if experts.has_bias else None
+    biases = [inputs.weights(size) if experts.has_bias else None for size in (2 * inner, hidden)]
 
     def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
-        first, second = ([packed(ops, weight, None) for weight in weights] for weights in (gate_up, down))
-        return (ops.mix_experts(x, ops.pack_experts(router, first, second, routing)),)
+        first, second = (
+            [packed(ops, weight, bias) for weight in weights]
+            for weights, bias in zip((gate_up, down), biases, strict=True)
+        )
+        return (ops.mix_experts(x, ops.pack_experts(router, first, second, routing, router_bias)),)
 
     what = f"{form}, {routing.top_k} of {number} experts of {inner}, {hidden} wide"
+    if experts.has_bias:
+        what += ", biases"
     return KernelCase("mixture of experts", what, forms.linear_error, run)
 
 
@@ -305,6 +322,8 @@ def _attention_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]
     """The write to the cache, and attention over it: one-token rows, prompt chunks and both in a batch."""
     heads = f"{forms.num_heads} heads over {forms.num_kv_heads} of {forms.head_dim}"
     form = f"{dtype_name(forms.dtype)}, cache {dtype_name(forms.kv_dtype)}, {heads}, blocks of {forms.block_size}"
+    if forms.has_sinks:
+        form += ", sinks"
     decode = _CachedRows(forms, inputs, query_lens=(1, 1, 1), seq_lens=(1, 17, 520))
     mixed = _CachedRows(forms, inputs, query_lens=(1, 7, 40), seq_lens=(33, 7, 130))
     yield KernelCase("rotate_and_store", form, forms.cache_error, decode.store)
@@ -355,6 +374,7 @@ class _CachedRows:
         self._norms = None
         if forms.has_head_norms:
             self._norms = inputs.weights(forms.head_dim), inputs.weights(forms.head_dim)
+        self._sinks = inputs.random(forms.num_heads).float() if forms.has_sinks else None
         self._slots, self._queries = inputs.int64(slots), inputs.int64(queries)
         width_of_table = max(blocks_per_row)
         self._metadata = AttentionMetadata(
@@ -383,7 +403,7 @@ class _CachedRows:
         scale = self._forms.head_dim**-0.5
         queries, step = q[self._queries].contiguous(), replace(self._metadata)  # without what other calls have derived
         attend = partial(ops.paged_attention, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
-        return (attend(queries, cache, step),)
+        return (attend(queries, cache, step, sinks=self._sinks),)
 
     def _stored(self, ops: KernelOps, kv_dtype: torch.dtype) -> tuple[torch.Tensor, KVCache]:
         forms = self._forms

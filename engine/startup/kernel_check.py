@@ -26,7 +26,7 @@ from kernels.check import (
     run_cases,
 )
 from kernels.families import reference_ops
-from kernels.interface import KernelOps, Routing
+from kernels.interface import ClampedGate, KernelOps, Routing
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +68,9 @@ def model_forms(
         soft_caps, logit_soft_cap = model.soft_caps, None
     experts = None
     if mixture is not None:
-        routing = Routing(mixture.top_k, mixture.normalizes, gate)
-        experts = ExpertForms(mixture.num_experts, mixture.inner_size, routing)
+        clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
+        routing = Routing(mixture.top_k, mixture.normalizes, clamped or gate)
+        experts = ExpertForms(mixture.num_experts, mixture.inner_size, routing, mixture.has_bias)
     num_heads, num_kv_heads, head_dim = model.shape.widest_layer
     return ModelForms(
         dtype=dtype,
@@ -91,6 +92,7 @@ def model_forms(
         logit_soft_cap=logit_soft_cap,
         block_size=config.block_size,
         experts=experts,
+        has_sinks=isinstance(model, ModelConfig) and model.traits.has_sinks,
     )
 
 

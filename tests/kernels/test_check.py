@@ -7,7 +7,7 @@ import torch
 
 from kernels.check import ExpertForms, find_mismatches, kernel_cases, run_cases
 from kernels.families import cpu_ops, reference_ops
-from kernels.interface import Routing
+from kernels.interface import ClampedGate, Routing
 from kernels.reference.ops import ReferenceOps
 from tests.support.kernels.model_forms import SMALL
 
@@ -15,6 +15,10 @@ CPU = torch.device("cpu")
 LARGE = {"has_bias": True, "has_head_norms": True, "sliding_windows": (50, None), "block_size": 32}
 CAPPED = {"attention_soft_caps": (2.0, None), "logit_soft_cap": 30.0}
 EXPERTS = {"experts": ExpertForms(7, 40, Routing(3, normalizes=True, gate="silu_and_mul"))}
+BIASED = {
+    "experts": ExpertForms(7, 40, Routing(3, normalizes=True, gate=ClampedGate(1.702, 0.5)), has_bias=True),
+    "has_sinks": True,
+}
 TWO_BYTES = [LARGE | {"weights_dtype": dtype} for dtype in (torch.bfloat16, torch.float16)]
 
 
@@ -22,7 +26,7 @@ def check(ops, forms=SMALL, device=CPU):
     return find_mismatches(ops, reference_ops(device), forms, kernel_cases(forms, device))
 
 
-@pytest.mark.parametrize("fields", [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, EXPERTS, *TWO_BYTES])
+@pytest.mark.parametrize("fields", [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, EXPERTS, BIASED, *TWO_BYTES])
 def test_cpu_kernels_pass(fields):
     assert not check(cpu_ops(), replace(SMALL, **fields))
 
@@ -79,6 +83,19 @@ def test_a_wrong_value_in_the_cache_is_noticed(part):
             return q
 
     assert {mismatch.kernel for mismatch in check(FaultyOps())} == {"rotate_and_store", "paged_attention"}
+
+
+def test_forgotten_sinks_and_biases_are_noticed():
+    class FaultyOps(ReferenceOps):
+        def paged_attention(self, *args, sinks, **options):
+            return ReferenceOps.paged_attention(*args, **options)
+
+        def pack_experts(self, router, gate_up, down, routing, _router_bias=None):
+            without_bias = [(weight, None) for weight, _ in down]
+            return ReferenceOps.pack_experts(self, router, gate_up, without_bias, routing)
+
+    kernels = {mismatch.kernel for mismatch in check(FaultyOps(), replace(SMALL, **BIASED))}
+    assert kernels == {"paged_attention", "mixture of experts"}
 
 
 @pytest.mark.parametrize("window", [49, 51])

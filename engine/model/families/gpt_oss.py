@@ -11,6 +11,16 @@ from engine.model.family import (
     windows_by_layer_type,
 )
 
+_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""Of a checkpoint that has neither rope_parameters nor rope_scaling."""
+
 
 def _traits(fields: ConfigFields) -> DecoderTraits:
     window, number = sliding_window(fields), num_layers(fields)
@@ -29,7 +39,7 @@ def _traits(fields: ConfigFields) -> DecoderTraits:
         sliding_windows=windows_by_layer_type(
             fields, window, tuple(None if layer % 2 else window for layer in range(number))
         ),
-        ropes=same_ropes(fields),
+        ropes=same_ropes(fields if "rope_scaling" in fields else fields.with_defaults({"rope_parameters": _ROPE})),
         qkv_bias=has_bias,
         o_bias=has_bias,
         has_sinks=True,
@@ -50,13 +60,5 @@ GPT_OSS = Family(
         "rope_theta": 150000.0,
         "swiglu_alpha": 1.702,
         "swiglu_limit": 7.0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
     },
 )

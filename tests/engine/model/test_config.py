@@ -82,6 +82,11 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
         fields = {"attn_logit_softcapping": None, "query_pre_attn_scalar": 64}  # nor here
     if architecture == "Gemma3ForCausalLM" and "head_dim" in fields:
         fields = {"rope_local_base_freq": 500.0, "rope_theta": 5e4, "sliding_window_pattern": 2}  # nor here
+    if architecture == "GptOssForCausalLM" and "head_dim" in fields:
+        fields = {
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            "rope_theta": 5e4,
+        }
     takes_no_null = ("MistralForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
     if architecture in takes_no_null and "num_key_value_heads" in fields:
         fields = {**fields, "num_key_value_heads": 8}

@@ -34,6 +34,7 @@ CHECKPOINTS = {
     "qwen3": ("qwen3", {"attention_bias": True}),
     "qwen3 with experts": ("qwen3_moe", {}),
     "mixtral": ("mixtral", {}),
+    "gpt-oss": ("gpt_oss", {}),
     "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3", {"attention_bias": True}),
 }
