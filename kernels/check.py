@@ -19,6 +19,7 @@ from kernels.grouped_weights import GroupedWeights
 from kernels.interface import KernelOps, KVCache, Routing
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata
+from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
 from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
 
 WeightsForm = Literal["int8", "fp8", "fp8 checkpoint", "fp8 blocks", "int4 groups", "int8 groups"]
@@ -45,12 +46,14 @@ class ExpertForms(NamedTuple):
         num_experts, inner_size: how many there are, and intermediate units of each.
         routing: how they are chosen, and their gate.
         has_bias: whether the router and the layers of experts have biases.
+        is_microscaled: whether their weights are in MXFP4.
     """
 
     num_experts: int
     inner_size: int
     routing: Routing
     has_bias: bool = False
+    is_microscaled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,17 +296,28 @@ def _mixture_case(
     router_bias = torch.ones(number).to(inputs.weights(1)) if experts.has_bias else None
     biases = [inputs.weights(size) if experts.has_bias else None for size in (2 * inner, hidden)]
 
+    def packed_expert(ops: KernelOps, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
+        if experts.is_microscaled and weight.shape[1] % GROUP_SIZE == 0:
+            return ops.pack_microscaled(_microscaled(weight), bias, forms.weights_dtype)
+        return packed(ops, weight, bias)
+
     def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
         first, second = (
-            [packed(ops, weight, bias) for weight in weights]
+            [packed_expert(ops, weight, bias) for weight in weights]
             for weights, bias in zip((gate_up, down), biases, strict=True)
         )
         return (ops.mix_experts(x, ops.pack_experts(router, first, second, routing, router_bias)),)
 
     what = f"{form}, {routing.top_k} of {number} experts of {inner}, {hidden} wide"
-    if experts.has_bias:
-        what += ", biases"
+    what += f"{', biases' if experts.has_bias else ''}{', MXFP4' if experts.is_microscaled else ''}"
     return KernelCase("mixture of experts", what, forms.linear_error, run)
+
+
+def _microscaled(weight: torch.Tensor) -> MicroscaledWeights:
+    """Makes codes of the bits of some weights [out, in], and scales that keep results near unit scale."""
+    codes = (weight[:, ::2] * 64).to(torch.int32).to(torch.uint8)
+    exponents = torch.arange(len(weight) * weight.shape[1] // GROUP_SIZE, device=weight.device) % 3 + 119
+    return MicroscaledWeights(codes, exponents.view(len(weight), -1).to(torch.uint8))
 
 
 def _grouped(weight: torch.Tensor, num_bits: int) -> GroupedWeights:

@@ -10,6 +10,7 @@ import torch
 
 from kernels.grouped_weights import GroupedWeights
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
+from kernels.microscaled_weights import MicroscaledWeights
 from kernels.sampling import SampledTokens, SamplingBatch
 
 LinearWeights: TypeAlias = Any
@@ -104,6 +105,15 @@ class KernelOps(Protocol):
 
     def pack_grouped(self, weights: GroupedWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearWeights:
         """Lays out a checkpoint's weights of 4 or 8 bits for `linear`; dtype is that of the model and of bias [out].
+
+        Families without such products use the dequantized weights in dtype.
+        """
+        ...
+
+    def pack_microscaled(
+        self, weights: MicroscaledWeights, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> LinearWeights:
+        """Lays out weights in MXFP4 for `linear`; dtype is that of the model and of bias [out].
 
         Families without such products use the dequantized weights in dtype.
         """

@@ -118,6 +118,7 @@ class DecoderLayer:
                 ops,
                 config.gate,
                 mixture,
+                quantized=config.quantized,
                 dtype=dtype,
                 device=device,
             )

@@ -10,6 +10,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span
 from engine.model.family import Gate, Mixture
 from engine.model.linear import Linear, LinearFactory
+from engine.model.quantization_config import QuantizedWeights
 from engine.model.stacked_linear import StackedLinear
 from kernels.interface import ClampedGate, Experts, KernelOps, LinearInput, Routing
 from kernels.metadata import AdaptedTokens
@@ -114,6 +115,7 @@ class MixtureOfExperts:
         gate: Gate,
         mixture: Mixture,
         *,
+        quantized: QuantizedWeights | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -126,8 +128,12 @@ class MixtureOfExperts:
             ops: operations of the model.
             gate: the operation between the layers of an expert.
             mixture: number and choice of experts, and their names.
+            quantized: how the checkpoint quantises layers, and which; None: none.
             dtype, device: of the router, which no checkpoint quantises.
-        Raises: CheckpointError: only some experts are quantised.
+
+        Raises:
+            CheckpointError: only some experts are quantised, or see `StackedLinear`.
+            ConfigError: see `StackedLinear`.
         """
         self._ops = ops
         clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
@@ -138,7 +144,9 @@ class MixtureOfExperts:
         self._gate_up: Sequence[Linear | StackedLinear]
         self._down: Sequence[Linear | StackedLinear]
         if mixture.is_stacked:
-            stacked = partial(StackedLinear, num_experts=mixture.num_experts, dtype=dtype, device=device)
+            stacked = partial(
+                StackedLinear, num_experts=mixture.num_experts, quantized=quantized, dtype=dtype, device=device
+            )
             experts = f"{prefix}{mixture.module}.experts."
             both = inner.times(2)
             self._gate_up = [stacked(f"{experts}gate_up_proj", in_features=hidden, out_features=both, alternates=True)]

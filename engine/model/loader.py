@@ -14,6 +14,7 @@ from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
+from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.weights import Progress, WeightsReader, check_weights, exact_dtype
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.dtypes import dtype_name
@@ -160,10 +161,10 @@ def load_model(
         CheckpointError: see `WeightsReader`.
         ConfigError: the group cannot share the model.
     """
-    if load_format == "dummy" and isinstance(config.quantized, IntWeights | GgufWeights):
+    if load_format == "dummy" and isinstance(config.quantized, IntWeights | GgufWeights | Mxfp4Weights):
         raise ConfigError(
             "--load-format dummy is not supported with weights "
-            f"of {config.quantized.num_bits} bits: random integers are no weights that a model computes with"
+            f"of {config.quantized.num_bits} bits: random bits are no weights that a model computes with"
         )
     model = Decoder(
         config,

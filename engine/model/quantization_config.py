@@ -7,13 +7,15 @@ from engine.model.config_fields import ConfigFields
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
+from engine.model.mxfp4 import Mxfp4Weights
 
-QuantizedWeights: TypeAlias = Fp8Weights | IntWeights | GgufWeights
+QuantizedWeights: TypeAlias = Fp8Weights | IntWeights | GgufWeights | Mxfp4Weights
 
 _METHODS: dict[str, Callable[[ConfigFields], QuantizedWeights]] = {
     "fp8": Fp8Weights.from_fp8,
     "gptq": IntWeights.from_gptq,
     "awq": IntWeights.from_awq,
+    "mxfp4": Mxfp4Weights.from_section,
 }
 _SUPPORTED = ", ".join((*_METHODS, "compressed-tensors"))
 _INSTEAD = "serve the checkpoint that was quantised, with --quantization int8 on a CPU, fp8 on a GPU"

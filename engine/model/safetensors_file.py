@@ -17,7 +17,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 FP8_NAME = "F8_E4M3"
 
-ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, FP8_NAME: 1, "I64": 8, "I32": 4, "I8": 1}
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, FP8_NAME: 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 
 
 def read_safetensors_header(path: Path) -> dict[str, TensorEntry]:

@@ -2,20 +2,29 @@
 
 import torch
 
+from engine.errors import CheckpointError, ConfigError
 from engine.model.checkpoint_part import CheckpointPart, Fill, Span
 from engine.model.linear import Kept
+from engine.model.mxfp4 import Mxfp4Weights
+from engine.model.quantization_config import QuantizedWeights
 from kernels.interface import KernelOps, LinearWeights
+from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
 
 _META = torch.device("meta")
+_NAN = 255
+"""Of exponents."""
 
 
 class StackedLinear:
-    """One linear layer of each expert: tensors [experts, in, out], and biases [experts, out].
+    """One linear layer of each expert, and biases [experts, out]. With N experts its weights are one of these:
+
+    | numbers | tensors |
+    |---|---|
+    | 16 or 32 bits | `down_proj` [N, in, out] |
+    | MXFP4 | `down_proj_blocks` [N, out, in / 32, 16] and `down_proj_scales` [N, out, in / 32], uint8 |
 
     They are loaded together, which takes memory for one such tensor besides the packed weights.
     """
-
-    is_quantized = False
 
     def __init__(
         self,
@@ -25,61 +34,100 @@ class StackedLinear:
         out_features: Span,
         *,
         alternates: bool,
+        quantized: QuantizedWeights | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         """Allocates nothing yet.
 
         Args:
-            name: of the tensor in the checkpoint, such as `model.layers.0.mlp.experts.down_proj`.
+            name: in the checkpoint, such as `model.layers.0.mlp.experts.down_proj`.
             num_experts: how many.
             in_features, out_features: columns and rows of each expert's matrix.
             alternates: whether rows of two projections alternate; in memory one comes below the other.
-            dtype, device: of the weights.
+            quantized: how the checkpoint quantises layers, and which; None: none.
+            dtype: of the inputs, and of weights that are not quantised.
+            device: of the weights.
+
+        Raises:
+            CheckpointError: experts are stored in another format, or groups do not divide the inputs.
+            ConfigError: ranks do not have whole groups.
         """
         self._name, self._dtype, self._device = name, dtype, device
         self._in_features, self._out_features = in_features, out_features
         self._experts = Span.whole(num_experts)
         self._alternates = alternates
         self._packed: list[LinearWeights] = []
+        self.is_quantized = quantized is not None and quantized.holds(name)
+        if not self.is_quantized:
+            return
+        if not isinstance(quantized, Mxfp4Weights):
+            raise CheckpointError(
+                f"quantization_config: {name} is one tensor for all experts, which is supported in 16 bits, 32 bits "
+                "and mxfp4"
+            )
+        if in_features.total % GROUP_SIZE:
+            raise CheckpointError(
+                f"quantization_config: {name} has {in_features.total} inputs, not a multiple of the {GROUP_SIZE} that "
+                "share a scale in mxfp4"
+            )
+        if in_features.start % GROUP_SIZE or in_features.size % GROUP_SIZE:
+            raise ConfigError(
+                f"--tensor-parallel-size gives each rank {in_features.size} inputs of {name}, not a multiple of the "
+                f"{GROUP_SIZE} that share a scale in mxfp4: use fewer ranks"
+            )
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills, without memory."""
         return self._allocate(_META)
 
     def load(self, ops: KernelOps, fill: Fill) -> None:
-        """Allocates and fills the weights, and packs them expert by expert."""
+        """Allocates and fills the weights, and packs them expert by expert.
+
+        Raises: CheckpointError: a scale is NaN.
+        """
         parts = self._allocate(self._device)
         fill(parts)
-        weights, biases = (parts[name].tensor for name in (self._name, self._bias_name))
-        for weight, bias in zip(weights, biases, strict=True):
-            has_bias = self._in_features.start == 0  # of ranks that share the columns, the first adds it
-            self._packed.append(ops.pack_linear(self._in_order(weight.t()), self._in_order(bias) if has_bias else None))
+        tensors = {name.removeprefix(self._name): part.tensor for name, part in parts.items()}
+        if self.is_quantized and bool((tensors["_scales"] == _NAN).any()):
+            raise CheckpointError(f"tensor {self._name}_scales holds NaN")
+        has_bias = self._in_features.start == 0  # of ranks that share the inputs, the first adds it
+        for expert in range(self._experts.size):
+            bias = self._in_order(tensors["_bias"][expert]) if has_bias else None
+            if self.is_quantized:
+                codes, exponents = (self._in_order(tensors[name][expert]) for name in ("_blocks", "_scales"))
+                weights = MicroscaledWeights(codes.flatten(1), exponents)
+                self._packed.append(ops.pack_microscaled(weights, bias, self._dtype))
+            else:
+                self._packed.append(ops.pack_linear(self._in_order(tensors[""][expert].t()), bias))
 
     def take_packed(self) -> list[LinearWeights]:
         """Returns the packed weights of each expert after `load`, and forgets them."""
         packed, self._packed = self._packed, []
         return packed
 
-    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = ()) -> int:  # noqa: ARG002 - as of `Linear`
+    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = ()) -> int:
         """Returns the bytes of the packed weights; see `Linear.packed_bytes`."""
-        num_rows = self._experts.size * self._out_features.size
+        num_rows, num_in = self._experts.size * self._out_features.size, self._in_features.size
         num_bytes = num_rows * self._dtype.itemsize
+        if self.is_quantized and Mxfp4Weights in kept and not is_quantized_on_load:
+            return num_bytes + num_rows * (num_in // 2 + 4 * num_in // GROUP_SIZE)
         if is_quantized_on_load:
-            return num_bytes + num_rows * (self._in_features.size + 4)
-        return num_bytes + num_rows * self._in_features.size * self._dtype.itemsize
-
-    @property
-    def _bias_name(self) -> str:
-        return f"{self._name}_bias"
+            return num_bytes + num_rows * (num_in + 4)
+        return num_bytes + num_rows * num_in * self._dtype.itemsize
 
     def _allocate(self, device: torch.device) -> dict[str, CheckpointPart]:
-        def part(*spans: Span) -> CheckpointPart:
-            return CheckpointPart(torch.empty([span.size for span in spans], dtype=self._dtype, device=device), spans)
+        def part(dtype: torch.dtype, *spans: Span) -> CheckpointPart:
+            return CheckpointPart(torch.empty([span.size for span in spans], dtype=dtype, device=device), spans)
 
-        return {
-            self._name: part(self._experts, self._in_features, self._out_features),
-            self._bias_name: part(self._experts, self._out_features),
+        bias = {f"{self._name}_bias": part(self._dtype, self._experts, self._out_features)}
+        if not self.is_quantized:
+            return {self._name: part(self._dtype, self._experts, self._in_features, self._out_features)} | bias
+        groups = self._in_features.in_blocks(GROUP_SIZE)
+        matrices = self._experts, self._out_features, groups
+        return bias | {
+            f"{self._name}_blocks": part(torch.uint8, *matrices, Span.whole(GROUP_SIZE // 2)),
+            f"{self._name}_scales": part(torch.uint8, *matrices),
         }
 
     def _in_order(self, rows: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from engine.model.gguf_matrix import GgufMatrix, check_gguf_matrix
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_matrix import IntMatrix, check_int_matrix
 from engine.model.int_weights import IntWeights
+from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.quantization_config import QuantizedWeights
 from kernels.fp8_block import BLOCK
 from kernels.fp8_weights import FP8_DTYPE
@@ -93,6 +94,11 @@ def check_matrix(stored: QuantizedWeights | None, rows: Rows, columns: Span, *, 
         check_int_matrix(stored, rows, columns)
     if isinstance(stored, GgufWeights):
         check_gguf_matrix(stored, rows, columns)
+    if isinstance(stored, Mxfp4Weights):
+        raise CheckpointError(
+            f"quantization_config: mxfp4 is not supported for {', '.join(rows)}, only for experts that are one tensor, "
+            "as those of gpt-oss: serve the checkpoint in 16 bits"
+        )
     if not isinstance(stored, Fp8Weights) or not stored.has_blocks:
         return
     if is_reordered:
@@ -131,4 +137,5 @@ def allocate_matrix(
         return IntMatrix(stored, rows, columns, dtype, device)
     if isinstance(stored, GgufWeights):
         return GgufMatrix(stored, rows, columns, dtype, device)
+    assert isinstance(stored, Fp8Weights), "`check_matrix` has refused others"
     return Fp8Matrix(stored, rows, columns, dtype, device)

@@ -24,7 +24,7 @@ from kernels.fp8_weights import FP8_DTYPE
 _SAMPLE_BYTES = 4096
 _MAX_VECTOR_BYTES = 16 << 20  # 4 bytes for each of the most hidden units
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, FP8_NAME: FP8_DTYPE}
-_EXACT = {FP8_DTYPE: FP8_NAME, torch.int32: "I32", torch.int8: "I8"}
+_EXACT = {FP8_DTYPE: FP8_NAME, torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8"}
 """Types of quantised weights, which are read as they are; others are converted to the dtype of the parameter."""
 
 _DESCRIPTION = {".gguf": "the metadata"}
@@ -118,7 +118,7 @@ def _open(checkpoint: Checkpoint, file: Path) -> Any:
 
 
 def _fill(part: CheckpointPart, reader: Any, name: str, file: Path) -> None:
-    if part.tensor.dtype is torch.uint8:
+    if part.tensor.dtype is torch.uint8 and isinstance(reader, GgufTensors):
         values = part.read(reader.get_blocks(name))
     elif part.is_row_scale:
         scales = reader.get_tensor(name).flatten()
@@ -250,7 +250,8 @@ def _is_redundant(file: Path, name: str, entry: TensorEntry, parts: dict[str, Ch
 
 def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart) -> None:
     shapes = [part.shape]
-    if part.tensor.dtype is torch.uint8:  # blocks of a GGUF file
+    has_blocks = part.tensor.dtype is torch.uint8 and entry.dtype in QUANTIZED_TYPES  # of a GGUF file
+    if has_blocks:
         block = QUANTIZED_TYPES[entry.dtype]
         shapes = [(part.shape[0], part.shape[1] // block.num_bytes * block.numbers)]
     if part.is_row_scale:  # one per row, or one for the whole matrix
@@ -260,7 +261,7 @@ def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart
         raise CheckpointError(
             f"{file}: tensor {name} has shape {list(entry.shape)}, {description} requires {list(shapes[0])}"
         )
-    required = _EXACT.get(part.tensor.dtype)
+    required = None if has_blocks else _EXACT.get(part.tensor.dtype)
     if required not in (None, entry.dtype):
         raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, quantization_config requires {required}")
     is_number = entry.dtype in _DTYPES or entry.dtype in QUANTIZED_TYPES

@@ -9,6 +9,7 @@ from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
+from engine.model.mxfp4 import Mxfp4Weights
 from engine.startup.gpu import has_gpu
 from engine.startup.served_model import ServedModel
 
@@ -19,7 +20,7 @@ def kept_weights(config: EngineConfig, device_type: str) -> Kept:
     """Returns the kinds of quantised weights of a checkpoint that the kernels of a device multiply as they are."""
     if config.uses_torch_kernels(device_type):
         return ()
-    return {"cpu": (IntWeights, GgufWeights), "cuda": (Fp8Weights, IntWeights, GgufWeights)}[device_type]
+    return {"cpu": (IntWeights, GgufWeights, Mxfp4Weights), "cuda": (Fp8Weights, IntWeights, GgufWeights)}[device_type]
 
 
 def choose_device(config: EngineConfig) -> torch.device:

@@ -12,6 +12,7 @@ from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
+from engine.model.mxfp4 import Mxfp4Weights
 from engine.startup.progress import StartupProgress
 from engine.startup.served_model import ServedModel
 from kernels.check import (
@@ -68,9 +69,11 @@ def model_forms(
         soft_caps, logit_soft_cap = model.soft_caps, None
     experts = None
     if mixture is not None:
+        stored = model.quantized if isinstance(model, ModelConfig) else None
+        is_microscaled = isinstance(stored, Mxfp4Weights) and isinstance(stored, kept) and weights is None
         clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
         routing = Routing(mixture.top_k, mixture.normalizes, clamped or gate)
-        experts = ExpertForms(mixture.num_experts, mixture.inner_size, routing, mixture.has_bias)
+        experts = ExpertForms(mixture.num_experts, mixture.inner_size, routing, mixture.has_bias, is_microscaled)
     num_heads, num_kv_heads, head_dim = model.shape.widest_layer
     return ModelForms(
         dtype=dtype,

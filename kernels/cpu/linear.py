@@ -1,5 +1,5 @@
-"""Linear layers on weights packed for `multiply_tile`: fp32, bf16, fp16, int8 with one scale per output channel, or
-integers of 4 or 8 bits with a scale and an offset per group of inputs.
+"""Linear layers on weights packed for `multiply_tile`: fp32, bf16, fp16, int8 with one scale per output channel,
+integers of 4 or 8 bits with a scale and an offset per group of inputs, or MXFP4.
 
 A layer takes two instructions: PACK_ROWS lays the input out in tiles and quantises it if the weights are; LINEAR
 multiplies. An item of LINEAR is some columns and up to BLOCK_TILES tiles of rows, which share one read of each panel of
@@ -22,6 +22,7 @@ from kernels.cpu.multiply_tile import (
     multiply_fp32,
     multiply_grouped,
     multiply_int8_weights,
+    multiply_microscaled,
     multiply_two_byte_weights,
     multiply_vnni,
 )
@@ -29,6 +30,7 @@ from kernels.cpu.quantize import quantize_row
 from kernels.cpu.recording import Recording
 from kernels.cpu.tile import LANES, MAX_ROWS
 from kernels.grouped_weights import GroupedWeights
+from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Longs
@@ -57,6 +59,7 @@ class Kind(IntEnum):
     INT8 = 4
     GROUPS_OF_4_BITS = 5
     GROUPS_OF_8_BITS = 6
+    MICROSCALED = 7
 
 
 FLOAT_KINDS = {
@@ -69,6 +72,7 @@ FLOAT_KINDS = {
 _FP32, _BF16_WEIGHTS, _FP16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS), int(Kind.FP16_WEIGHTS)
 _INT8_WEIGHTS, _INT8 = int(Kind.INT8_WEIGHTS), int(Kind.INT8)
 _GROUPS_OF_4_BITS, _GROUPS_OF_8_BITS = int(Kind.GROUPS_OF_4_BITS), int(Kind.GROUPS_OF_8_BITS)
+_MICROSCALED = int(Kind.MICROSCALED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ class PackedLinear:
             [N / 16, in / 4, 16, 4]; 4 bits are [N / 16, in / 2, 16], the even input in the low half of the byte.
         start: [N], start of each sum: the bias in fp32, or an int32 that subtracts the zero point.
         bias: [N] fp32, zeros if there is none.
-        scales: [N] fp32 of int8 weights; scales and offsets of groups, [N / 16, groups, 2, 16].
+        scales: [N] fp32 of int8 weights; scales and offsets of groups, [N / 16, groups, 2, 16]; of MXFP4 halves of
+            scales, [N / 16, groups, 16].
         group_size: inputs of a group.
         input_order: [in] int64, the input that each row of B multiplies; None: their order.
     """
@@ -156,6 +161,25 @@ def pack_grouped(weights: GroupedWeights, bias: torch.Tensor | None, *, quantize
         for begin, rows in _padded_rows(numbers, num_values=num_in):
             _write_panels(factors[:, :, number], begin, rows.view(-1, LANES, num_groups))
     return PackedLinear(num_in, num_out, kind, panels, biases, biases, factors, weights.group_size, weights.input_order)
+
+
+def pack_microscaled(weights: MicroscaledWeights, bias: torch.Tensor | None) -> PackedLinear:
+    """Lays weights in MXFP4 out for the kernels.
+
+    Args:
+        weights: the matrix.
+        bias: [out], of any type; widened to fp32.
+    """
+    num_out, num_in = weights.codes.shape[0], weights.in_features
+    biases = _padded_bias(bias, num_out)
+    num_panels, num_groups = len(biases) // LANES, weights.exponents.shape[1]
+    panels = torch.empty(num_panels, num_in // 2, LANES, dtype=torch.uint8)
+    for begin, rows in _padded_rows(weights.codes):
+        _write_panels(panels, begin, rows.view(-1, LANES, num_in // 2))
+    factors = torch.empty(num_panels, num_groups, LANES)
+    for begin, rows in _padded_rows(weights.scales() / 2, num_values=num_in):  # codes are multiplied as twice the value
+        _write_panels(factors, begin, rows.view(-1, LANES, num_groups))
+    return PackedLinear(num_in, num_out, Kind.MICROSCALED, panels, biases, biases, factors, GROUP_SIZE)
 
 
 def _padded_bias(bias: torch.Tensor | None, num_out: int) -> torch.Tensor:
@@ -265,7 +289,7 @@ def _is_two_bytes(kind: int) -> bool:
 @inline
 def _half_bytes(kind: int) -> int:
     """Returns the size of what B holds for a term of a sum, in halves of bytes."""
-    if kind == _GROUPS_OF_4_BITS:
+    if kind in (_GROUPS_OF_4_BITS, _MICROSCALED):
         return 1
     return 2 if kind in (_INT8_WEIGHTS, _GROUPS_OF_8_BITS) else 4 if _is_two_bytes(kind) else 8
 
@@ -379,6 +403,10 @@ def _multiply(
         multiply_fp32(height, wide, a, b, depth, start, 0, c, c_step, ahead)
     elif _is_two_bytes(kind):
         multiply_two_byte_weights(kind == _BF16_WEIGHTS, height, wide, a, b, depth, start, c, c_step, ahead)
+    elif kind == _MICROSCALED:
+        num_groups = depth // row[_GROUP_SIZE]
+        factors = row[_SCALES] + 4 * num_groups * column
+        multiply_microscaled(height, wide, a, b, num_groups, start, factors, c, c_step, ahead)
     elif kind >= _GROUPS_OF_4_BITS:
         num_groups = depth // row[_GROUP_SIZE]
         factors = row[_SCALES] + 8 * num_groups * column

@@ -14,7 +14,7 @@ from kernels.cpu.adapters import PackedAdapters, emit_add_adapters, pack_adapter
 from kernels.cpu.experts import PackedExperts, emit_combine, emit_expert_linear, emit_route, pack_experts
 from kernels.cpu.jit import watch_compiles
 from kernels.cpu.kv_cache import CpuKVCache, make_kv_cache
-from kernels.cpu.linear import PackedLinear, emit_linear, pack_grouped, pack_linear
+from kernels.cpu.linear import PackedLinear, emit_linear, pack_grouped, pack_linear, pack_microscaled
 from kernels.cpu.paged_attention import emit_paged_attention, emit_plan
 from kernels.cpu.pointwise import (
     emit_add_rms_norm,
@@ -34,6 +34,7 @@ from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, LowRank, Quantization, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
+from kernels.microscaled_weights import MicroscaledWeights
 from kernels.sampling import SampledTokens, SamplingBatch
 
 _GATES = {"silu_and_mul": emit_silu_and_mul, "gelu_and_mul": emit_gelu_and_mul}
@@ -85,6 +86,14 @@ class CpuOps:
         if self._quantize and not weights.is_int8_per_row:
             return self.pack_linear(weights.dequantized(dtype), bias)
         return pack_grouped(weights, bias, quantize=self._quantize)
+
+    def pack_microscaled(
+        self, weights: MicroscaledWeights, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> PackedLinear:
+        """Packs the codes as they are; with int8 requested, quantises the weights again."""
+        if self._quantize:
+            return self.pack_linear(weights.dequantized(dtype), bias)
+        return pack_microscaled(weights, bias)
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype

@@ -69,6 +69,7 @@ class Operands:
         terms: rows of B that are loaded together.
         has_row_scales: whether rows of A have scales, applied to the sums.
         has_groups: whether groups of k have factors, which `load_terms` applies to B.
+        num_factors: vectors of factors of a group.
     """
 
     cell: Any
@@ -76,6 +77,7 @@ class Operands:
     terms = 1
     has_row_scales = False
     has_groups = False
+    num_factors = 2
 
     @classmethod
     def load_terms(cls, builder: Any, address: Any, _factors: Any) -> Any:
@@ -122,7 +124,7 @@ class Tile(NamedTuple):
         ahead, ahead_panel_step: `b` and `b_panel_step` of a later tile.
         scales, row_scales, bias: addresses of fp32 factors and terms, where the tile is scaled.
         num_groups: groups of `depth`, where B has factors of groups.
-        factors: address of these, two vectors for each panel and group.
+        factors: address of these, `Operands.num_factors` vectors for each panel and group.
     """
 
     a: int
@@ -191,19 +193,20 @@ def _emit_tile(builder: Any, kind: TileKind, num_rows: int, end: Any, tile: Tile
 def _emit_groups(builder: Any, kind: TileKind, tile: Tile, start: Any) -> Any:
     """Emits the loop over groups; returns the sums."""
     entry, loop, summed = builder.block, builder.append_basic_block(), builder.append_basic_block()
-    vector_bytes = 4 * LANES
-    panel_bytes = builder.mul(tile.num_groups, _I64(2 * vector_bytes))
+    num_factors, vector_bytes = kind.operands.num_factors, 4 * LANES
+    panel_bytes = builder.mul(tile.num_groups, _I64(num_factors * vector_bytes))
     builder.branch(loop)
 
     builder.position_at_end(loop)
     group = builder.phi(_I64)
     group.add_incoming(_I64(0), entry)
     sums = _phis(builder, start)
-    address = builder.add(tile.factors, builder.mul(group, _I64(2 * vector_bytes)))
+    address = builder.add(tile.factors, builder.mul(group, _I64(num_factors * vector_bytes)))
     factors = []
     for v in range(kind.num_vectors):
         place = builder.add(address, builder.mul(panel_bytes, _I64(v)))
-        factors.append([load(builder, builder.add(place, _I64(offset)), FLOATS, 4) for offset in (0, vector_bytes)])
+        places = [builder.add(place, _I64(number * vector_bytes)) for number in range(num_factors)]
+        factors.append([load(builder, vector, FLOATS, 4) for vector in places])
     first = builder.mul(group, tile.depth)
     totals = _emit_terms(builder, kind, tile, sums, first, builder.add(first, tile.depth), factors)
     following = builder.add(group, _I64(1))

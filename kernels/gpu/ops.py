@@ -33,6 +33,7 @@ from kernels.gpu.tiled_linear import TiledLinear, tiled_linear
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, Routing, Step
 from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.microscaled_weights import MicroscaledWeights
 from kernels.sampling import greedy_batch
 
 
@@ -124,6 +125,12 @@ class GpuOps:
         if span is None:
             return pack_linear(weights.dequantized(dtype), bias, quantization=None, target=self._target)
         return pack_grouped(weights, bias, dtype, span)
+
+    def pack_microscaled(
+        self, weights: MicroscaledWeights, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> PackedLinear:
+        """Packs the dequantized weights."""
+        return self.pack_linear(weights.dequantized(dtype), bias)
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype

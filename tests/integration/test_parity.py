@@ -14,6 +14,7 @@ from tests.support.engine.checkpoints import ARCHITECTURES, WITH_IMAGES, save_ch
 from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
 from tests.support.engine.greedy import greedy_answers, random_prompts, save_word_tokenizer
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
+from tests.support.engine.mxfp4_checkpoints import quantise_experts
 from tests.support.pair import running_pair
 
 PROMPT_LENS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 21, 31, 32, 33, 34, 55, 64, 80, 89, 129, 144)
@@ -40,24 +41,28 @@ TEXT_PARTS = {f"{name} with images": name for name in WITH_IMAGES}
 COMPUTED_BY = dict.fromkeys((*ARCHITECTURES, *TEXT_PARTS), "native") | dict.fromkeys(BY_TRANSFORMERS, "transformers")
 
 
-IN_INTEGERS = {
+QUANTISED: dict[str, tuple[str, Scheme | None]] = {
     "GPTQ, 4 bits in the order of activations": ("qwen2", Scheme("gptq", group_size=16, shuffled=True)),
     "AWQ, 4 bits": ("llama", Scheme("awq")),
     "compressed-tensors, 4 bits": ("mistral", Scheme("packed", symmetric=True)),
+    "MXFP4 experts": ("gpt_oss", None),
 }
 """Numbers in which a checkpoint is stored; transformers computes with the same values in float32."""
 
 
 def save(path: Path, name: str) -> str:
     """Saves a checkpoint; returns its architecture."""
-    if name in IN_INTEGERS:
-        architecture, scheme = IN_INTEGERS[name]
+    if name in QUANTISED:
+        architecture, scheme = QUANTISED[name]
         sizes = {"hidden_size": 64, "intermediate_size": 128}
         original, twin = path.with_name("original"), path.with_name("twin")
         save_checkpoint(original, architecture, seed=5, dtype="float16", max_shard_size="1GB", **sizes)
         for folder in (path, twin):
             shutil.copytree(original, folder)
-        quantise_checkpoint(original, path, twin, scheme)
+        if scheme is None:
+            quantise_experts(original, path, twin)
+        else:
+            quantise_checkpoint(original, path, twin, scheme)
     elif name in TEXT_PARTS:
         sizes = {"seed": 5, "dtype": "float32", "max_shard_size": "1GB"}
         save_checkpoint(path, TEXT_PARTS[name], with_images=True, **sizes)
@@ -76,21 +81,21 @@ def test_every_native_family_is_in_the_matrix() -> None:
 
 def test_the_table_of_the_page_is_the_matrix(tmp_path: Path) -> None:
     rows = [(save(tmp_path / name, name), computed_by, "float32") for name, computed_by in COMPUTED_BY.items()]
-    rows += [(save(tmp_path / numbers / "model", numbers), "native", numbers) for numbers in IN_INTEGERS]
+    rows += [(save(tmp_path / numbers / "model", numbers), "native", numbers) for numbers in QUANTISED]
     table = [f"| `{architecture}` | {COMPARED.format(*row)} |" for architecture, *row in rows]
     assert "\n".join(["|---|---|---|---|", *table, ""]) in PAGE.read_text(), "\n".join(table)
 
 
 @pytest.mark.parametrize(
     "name",
-    [name if name == "phi3" else pytest.param(name, marks=pytest.mark.slow) for name in (*COMPUTED_BY, *IN_INTEGERS)],
+    [name if name == "phi3" else pytest.param(name, marks=pytest.mark.slow) for name in (*COMPUTED_BY, *QUANTISED)],
 )
 def test_greedy_tokens_and_their_logprobs_equal_those_of_generate(name: str, tmp_path: Path) -> None:
     model = tmp_path / "model"
     save(model, name)
     save_word_tokenizer(model)
     prompts = random_prompts(PROMPT_LENS)
-    expected = greedy_answers(tmp_path / "twin" if name in IN_INTEGERS else model, prompts, NUM_TOKENS)
+    expected = greedy_answers(tmp_path / "twin" if name in QUANTISED else model, prompts, NUM_TOKENS)
     flags = ("--model", str(model), "--kv-cache-memory-bytes", "64M", "--max-num-batched-tokens", "96")
     with running_pair(tmp_path, *flags) as pair, Client(pair.target) as client:
 

@@ -19,6 +19,9 @@ BIASED = {
     "experts": ExpertForms(7, 40, Routing(3, normalizes=True, gate=ClampedGate(1.702, 0.5)), has_bias=True),
     "has_sinks": True,
 }
+MICROSCALED = {
+    "experts": ExpertForms(7, 96, Routing(3, normalizes=True, gate=ClampedGate(1.702, 7.0)), True, is_microscaled=True)
+}
 TWO_BYTES = [LARGE | {"weights_dtype": dtype} for dtype in (torch.bfloat16, torch.float16)]
 
 
@@ -26,7 +29,9 @@ def check(ops, forms=SMALL, device=CPU):
     return find_mismatches(ops, reference_ops(device), forms, kernel_cases(forms, device))
 
 
-@pytest.mark.parametrize("fields", [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, EXPERTS, BIASED, *TWO_BYTES])
+@pytest.mark.parametrize(
+    "fields", [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, EXPERTS, BIASED, MICROSCALED, *TWO_BYTES]
+)
 def test_cpu_kernels_pass(fields):
     assert not check(cpu_ops(), replace(SMALL, **fields))
 

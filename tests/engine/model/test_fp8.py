@@ -278,11 +278,11 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins, ki
     [
         (
             {"bits": 4},
-            "quantization_config: quant_method is 'absent', supported are fp8, gptq, awq, compressed-tensors",
+            "quantization_config: quant_method is 'absent', supported are fp8, gptq, awq, mxfp4, compressed-tensors",
         ),
         (
             {"quant_method": "bitsandbytes", "load_in_4bit": True},
-            "quant_method is 'bitsandbytes', supported are fp8, gptq, awq, compressed-tensors; serve the checkpoint",
+            "quant_method is 'bitsandbytes', supported are fp8, gptq, awq, mxfp4, compressed-tensors; serve the",
         ),
         (
             {**DYNAMIC, "weight_block_size": [64, 128]},

@@ -12,6 +12,7 @@ from kernels.cpu.linear import BLOCK_TILES, Kind
 from kernels.cpu.tile import MAX_ROWS
 from kernels.families import cpu_ops
 from kernels.grouped_weights import GroupedWeights
+from kernels.microscaled_weights import MicroscaledWeights
 from tests.support.kernels.batches import assert_same_bits
 
 QUANTIZATIONS = [None, "int8"]
@@ -278,6 +279,38 @@ def test_grouped_weights_give_the_bits_of_their_dequantized_values(n, k, group_s
     for num_rows in (1, 2, 7, 13, 129):
         x = normal(num_rows, k, seed=num_rows)
         assert torch.equal(ops.linear(x, packed), ops.linear(x, plain))
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 32), (33, 64), (97, 256), (2062, 384)])
+def test_weights_in_mxfp4_give_the_bits_of_their_dequantized_values(n, k):
+    """All codes, and scales from the smallest to the largest, beside those of usual weights."""
+    ops, generator = cpu_ops(), torch.Generator().manual_seed(n)
+    codes = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
+    exponents = torch.randint(115, 127, (n, k // 32), generator=generator, dtype=torch.uint8)
+    exponents[0], exponents[1], exponents[2] = 0, 1, 235
+    weights, bias = MicroscaledWeights(codes, exponents), normal(n, seed=2)
+    dequantized = weights.dequantized(torch.float32)
+    e2m1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    for row in range(5):
+        halves = [code for byte in codes[row].tolist() for code in (byte & 15, byte >> 4)]
+        assert dequantized[row].tolist() == [
+            (-1) ** (code >> 3) * e2m1[code & 7] * 2.0 ** (int(exponents[row, place // 32]) - 127)
+            for place, code in enumerate(halves)
+        ]
+    packed, plain = ops.pack_microscaled(weights, bias, torch.float32), ops.pack_linear(dequantized, bias)
+    assert packed.weight.nbytes + packed.scales.nbytes == (n + -n % 32) * k * 5 // 8
+    for num_rows in (1, 2, 7, 13, 129):
+        x = normal(num_rows, k, seed=num_rows)
+        assert torch.equal(ops.linear(x, packed), ops.linear(x, plain))
+
+
+def test_with_int8_requested_weights_in_mxfp4_are_quantised_again(int8_ops):
+    codes = torch.arange(256, dtype=torch.uint8).view(8, 32)
+    weights = MicroscaledWeights(codes, torch.full((8, 2), 120, dtype=torch.uint8))
+    packed = int8_ops.pack_microscaled(weights, None, torch.float32)
+    expected = int8_ops.pack_linear(weights.dequantized(torch.float32), None)
+    assert packed.kind is expected.kind
+    assert torch.equal(packed.weight, expected.weight)
 
 
 def test_int8_weights_of_a_checkpoint_are_multiplied_as_they_are():

@@ -1,0 +1,31 @@
+"""Experts of a checkpoint in MXFP4, as gpt-oss is published; see `kernels.microscaled_weights`."""
+
+import re
+from dataclasses import dataclass
+
+from engine.model.config_fields import ConfigFields
+from engine.model.module_patterns import module_patterns
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Weights:
+    """Which experts of a checkpoint are stored in MXFP4: those of all layers but for exceptions.
+
+    Attributes:
+        exceptions: patterns for the names of other modules.
+    """
+
+    exceptions: tuple[re.Pattern[str], ...] = ()
+    num_bits = 4
+
+    @classmethod
+    def from_section(cls, section: ConfigFields) -> "Mxfp4Weights":
+        """Reads a `quantization_config` with quant_method "mxfp4".
+
+        Raises: CheckpointError: a field is not supported.
+        """
+        return cls(module_patterns(section, "modules_to_not_convert"))
+
+    def holds(self, module: str) -> bool:
+        """Whether a layer is in MXFP4; `module` is its name, such as `model.layers.0.mlp.experts.down_proj`."""
+        return ".experts." in module and not any(exception.match(module) for exception in self.exceptions)
