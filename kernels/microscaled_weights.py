@@ -31,10 +31,6 @@ class MicroscaledWeights(NamedTuple):
         """Inputs."""
         return 2 * self.codes.shape[1]
 
-    def scales(self) -> torch.Tensor:
-        """Returns [out, in / 32] fp32."""
-        return torch.exp2(self.exponents.double() - 127).float()
-
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """Returns the matrix, [out, in]; fp32 and bf16 are exact, but for bf16 below its smallest number."""
         num_out, num_in = self.codes.shape[0], self.in_features

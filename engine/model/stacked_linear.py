@@ -111,7 +111,7 @@ class StackedLinear:
         num_rows, num_in = self._experts.size * self._out_features.size, self._in_features.size
         num_bytes = num_rows * self._dtype.itemsize
         if self.is_quantized and Mxfp4Weights in kept and not is_quantized_on_load:
-            return num_bytes + num_rows * (num_in // 2 + 4 * num_in // GROUP_SIZE)
+            return num_bytes + num_rows * (num_in // 2 + num_in // GROUP_SIZE)
         if is_quantized_on_load:
             return num_bytes + num_rows * (num_in + 4)
         return num_bytes + num_rows * num_in * self._dtype.itemsize

@@ -84,8 +84,8 @@ class PackedLinear:
             [N / 16, in / 4, 16, 4]; 4 bits are [N / 16, in / 2, 16], the even input in the low half of the byte.
         start: [N], start of each sum: the bias in fp32, or an int32 that subtracts the zero point.
         bias: [N] fp32, zeros if there is none.
-        scales: [N] fp32 of int8 weights; scales and offsets of groups, [N / 16, groups, 2, 16]; of MXFP4 halves of
-            scales, [N / 16, groups, 16].
+        scales: [N] fp32 of int8 weights; scales and offsets of groups, [N / 16, groups, 2, 16]; of MXFP4 the
+            exponents, uint8 [N / 16, groups, 16].
         group_size: inputs of a group.
         input_order: [in] int64, the input that each row of B multiplies; None: their order.
     """
@@ -176,10 +176,10 @@ def pack_microscaled(weights: MicroscaledWeights, bias: torch.Tensor | None) -> 
     panels = torch.empty(num_panels, num_in // 2, LANES, dtype=torch.uint8)
     for begin, rows in _padded_rows(weights.codes):
         _write_panels(panels, begin, rows.view(-1, LANES, num_in // 2))
-    factors = torch.empty(num_panels, num_groups, LANES)
-    for begin, rows in _padded_rows(weights.scales() / 2, num_values=num_in):  # codes are multiplied as twice the value
-        _write_panels(factors, begin, rows.view(-1, LANES, num_groups))
-    return PackedLinear(num_in, num_out, Kind.MICROSCALED, panels, biases, biases, factors, GROUP_SIZE)
+    exponents = torch.empty(num_panels, num_groups, LANES, dtype=torch.uint8)
+    for begin, rows in _padded_rows(weights.exponents, num_values=num_in):
+        _write_panels(exponents, begin, rows.view(-1, LANES, num_groups))
+    return PackedLinear(num_in, num_out, Kind.MICROSCALED, panels, biases, biases, exponents, GROUP_SIZE)
 
 
 def _padded_bias(bias: torch.Tensor | None, num_out: int) -> torch.Tensor:
@@ -405,7 +405,7 @@ def _multiply(
         multiply_two_byte_weights(kind == _BF16_WEIGHTS, height, wide, a, b, depth, start, c, c_step, ahead)
     elif kind == _MICROSCALED:
         num_groups = depth // row[_GROUP_SIZE]
-        factors = row[_SCALES] + 4 * num_groups * column
+        factors = row[_SCALES] + num_groups * column
         multiply_microscaled(height, wide, a, b, num_groups, start, factors, c, c_step, ahead)
     elif kind >= _GROUPS_OF_4_BITS:
         num_groups = depth // row[_GROUP_SIZE]

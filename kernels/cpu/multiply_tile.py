@@ -75,16 +75,24 @@ class _Groups4(Fp32Operands):
 
 
 class _Microscaled(Fp32Operands):
-    """B is codes of E2M1 in halves of bytes, as in `_Groups4`, times a factor of their group; A is fp32."""
+    """B is codes of E2M1 in halves of bytes, as in `_Groups4`, times a power of two of their group; A is fp32."""
 
     has_groups = True
-    num_factors = 1
+    factor_bytes = LANES
     terms = 2
+
+    @staticmethod
+    def load_factors(builder: Any, address: Any) -> Any:
+        """Loads halves of 2 ** (exponent - 127), because codes stand for twice their value."""
+        exponents = builder.zext(load(builder, address, BYTES, 1), INTS)
+        bits = builder.shl(exponents, ir.Constant(INTS, [23] * LANES))
+        is_least = builder.icmp_unsigned("==", exponents, ir.Constant(INTS, [0] * LANES))
+        bits = builder.select(is_least, ir.Constant(INTS, [1 << 22] * LANES), bits)  # 2 ** -127
+        return builder.fmul(builder.bitcast(bits, FLOATS), ir.Constant(FLOATS, [0.5] * LANES))
 
     @classmethod
     def load_terms(cls, builder: Any, address: Any, factors: Any) -> Any:
-        (scale,) = factors
-        return tuple(builder.fmul(_twice_e2m1(builder, codes), scale) for codes in _halves_of_bytes(builder, address))
+        return tuple(builder.fmul(_twice_e2m1(builder, codes), factors) for codes in _halves_of_bytes(builder, address))
 
 
 def _halves_of_bytes(builder: Any, address: Any) -> tuple[Any, Any]:
@@ -264,7 +272,7 @@ def multiply_microscaled(
         b: address of codes, [columns / LANES, depth / 2, LANES] bytes, of two rows each.
         num_groups: groups of 32 terms.
         start: address of one fp32 for each column.
-        factors: address of halves of scales, [columns / LANES, num_groups, LANES] fp32.
+        factors: address of exponents, [columns / LANES, num_groups, LANES] bytes.
     """
     steps = _MICROSCALED_GROUP // 2
     panel_step = LANES * steps * num_groups

@@ -69,7 +69,7 @@ class Operands:
         terms: rows of B that are loaded together.
         has_row_scales: whether rows of A have scales, applied to the sums.
         has_groups: whether groups of k have factors, which `load_terms` applies to B.
-        num_factors: vectors of factors of a group.
+        factor_bytes: of the factors of a group, for each panel.
     """
 
     cell: Any
@@ -77,12 +77,17 @@ class Operands:
     terms = 1
     has_row_scales = False
     has_groups = False
-    num_factors = 2
+    factor_bytes = 2 * 4 * LANES
 
     @classmethod
     def load_terms(cls, builder: Any, address: Any, _factors: Any) -> Any:
         """Loads a vector of each of the next `terms` rows of B."""
         return (cls.load_b(builder, address),)
+
+    @staticmethod
+    def load_factors(builder: Any, address: Any) -> Any:
+        """Loads the factors of a group: a vector of scales, and one of offsets."""
+        return [load(builder, builder.add(address, _I64(offset)), FLOATS, 4) for offset in (0, 4 * LANES)]
 
     @staticmethod
     def load_b(builder: Any, address: Any) -> Any:
@@ -124,7 +129,7 @@ class Tile(NamedTuple):
         ahead, ahead_panel_step: `b` and `b_panel_step` of a later tile.
         scales, row_scales, bias: addresses of fp32 factors and terms, where the tile is scaled.
         num_groups: groups of `depth`, where B has factors of groups.
-        factors: address of these, `Operands.num_factors` vectors for each panel and group.
+        factors: address of these, `Operands.factor_bytes` for each panel and group.
     """
 
     a: int
@@ -193,20 +198,19 @@ def _emit_tile(builder: Any, kind: TileKind, num_rows: int, end: Any, tile: Tile
 def _emit_groups(builder: Any, kind: TileKind, tile: Tile, start: Any) -> Any:
     """Emits the loop over groups; returns the sums."""
     entry, loop, summed = builder.block, builder.append_basic_block(), builder.append_basic_block()
-    num_factors, vector_bytes = kind.operands.num_factors, 4 * LANES
-    panel_bytes = builder.mul(tile.num_groups, _I64(num_factors * vector_bytes))
+    operands = kind.operands
+    panel_bytes = builder.mul(tile.num_groups, _I64(operands.factor_bytes))
     builder.branch(loop)
 
     builder.position_at_end(loop)
     group = builder.phi(_I64)
     group.add_incoming(_I64(0), entry)
     sums = _phis(builder, start)
-    address = builder.add(tile.factors, builder.mul(group, _I64(num_factors * vector_bytes)))
-    factors = []
-    for v in range(kind.num_vectors):
-        place = builder.add(address, builder.mul(panel_bytes, _I64(v)))
-        places = [builder.add(place, _I64(number * vector_bytes)) for number in range(num_factors)]
-        factors.append([load(builder, vector, FLOATS, 4) for vector in places])
+    address = builder.add(tile.factors, builder.mul(group, _I64(operands.factor_bytes)))
+    factors = [
+        operands.load_factors(builder, builder.add(address, builder.mul(panel_bytes, _I64(v))))
+        for v in range(kind.num_vectors)
+    ]
     first = builder.mul(group, tile.depth)
     totals = _emit_terms(builder, kind, tile, sums, first, builder.add(first, tile.depth), factors)
     following = builder.add(group, _I64(1))
