@@ -113,7 +113,7 @@ class KernelOps(Protocol):
     def pack_microscaled(
         self, weights: MicroscaledWeights, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> LinearWeights:
-        """Lays out weights in MXFP4 for `linear`; dtype is that of the model and of bias [out].
+        """Lays out an expert's weights in MXFP4 for `pack_experts`; dtype is that of the model and of bias [out].
 
         Families without such products use the dequantized weights in dtype.
         """

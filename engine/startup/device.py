@@ -20,7 +20,10 @@ def kept_weights(config: EngineConfig, device_type: str) -> Kept:
     """Returns the kinds of quantised weights of a checkpoint that the kernels of a device multiply as they are."""
     if config.uses_torch_kernels(device_type):
         return ()
-    return {"cpu": (IntWeights, GgufWeights, Mxfp4Weights), "cuda": (Fp8Weights, IntWeights, GgufWeights)}[device_type]
+    return {
+        "cpu": (IntWeights, GgufWeights, Mxfp4Weights),
+        "cuda": (Fp8Weights, IntWeights, GgufWeights, Mxfp4Weights),
+    }[device_type]
 
 
 def choose_device(config: EngineConfig) -> torch.device:

@@ -40,7 +40,8 @@ def expert_calls(target: Target, everything: bool) -> Iterator[Call]:
     for dtype in dict.fromkeys((half, torch.float16, torch.float32) if everything else (half,)):
         for shape in (_QWEN3_30B, _MIXTRAL_RANK, _UNEVEN) if everything else (_QWEN3_30B, _UNEVEN):
             yield _call(3, shape, dtype, None, target)
-        yield _call(3, _GPT_OSS_20B, dtype, None, target, gate=ClampedGate(1.702, 7.0), has_bias=True)
+        for form in (None, "MXFP4"):
+            yield _call(3, _GPT_OSS_20B, dtype, form, target, gate=ClampedGate(1.702, 7.0), has_bias=True)
         for form in ("scales per block", "scales per channel"):
             if form == "scales per block" or target.fp8_dtype is not None:
                 yield _call(3, _QWEN3_30B, dtype, form, target)
@@ -52,6 +53,7 @@ def live_expert_calls(target: Target, generator: random.Random) -> Iterator[Call
     for num_tokens in (1, 16, 256, 257, 1025, 8192, *(generator.randint(1, 20000) for _ in range(8))):
         yield _call(num_tokens, _QWEN3_30B, half, None, target)
         yield _call(num_tokens, _QWEN3_30B, half, "scales per block", target)
+        yield _call(num_tokens, _GPT_OSS_20B, half, "MXFP4", target, gate=ClampedGate(1.702, 7.0), has_bias=True)
 
 
 def _call(
@@ -69,9 +71,13 @@ def _call(
         weight = torch.empty(shape.num_experts, num_out, num_in, dtype=weights_dtype, device=_META)
         bias = torch.empty(shape.num_experts, num_out, dtype=dtype, device=_META) if has_bias else None
         if form is None:
-            return ExpertLinear(weight, None, dtype, bias)
+            return ExpertLinear(weight, None, dtype, num_in, bias)
+        if form == "MXFP4":
+            codes = torch.empty(shape.num_experts, num_out, num_in // 2, dtype=torch.uint8, device=_META)
+            exponents = torch.empty(shape.num_experts, num_in // 32, num_out, dtype=torch.uint8, device=_META)
+            return ExpertLinear(codes, exponents, dtype, num_in, bias)
         sizes = (num_out // BLOCK, num_in // BLOCK) if form == "scales per block" else (num_out,)
-        return ExpertLinear(weight, torch.empty(shape.num_experts, *sizes, device=_META), dtype, bias)
+        return ExpertLinear(weight, torch.empty(shape.num_experts, *sizes, device=_META), dtype, num_in, bias)
 
     def router(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return torch.empty(len(x), packed.out_features, dtype=packed.dtype, device=_META)

@@ -22,16 +22,19 @@ from kernels.gpu.float8 import widen_float8
 from kernels.gpu.grouped_linear import GroupedLinear
 from kernels.gpu.launch import BoundKernel, is_compile_only
 from kernels.gpu.linear import PackedLinear
+from kernels.gpu.microscaled_experts import STEP, MicroscaledLinear, microscaled_product_kernel
 from kernels.gpu.quantize import QuantizedRows, rows_in_8_bits
 from kernels.gpu.rows import check_rows
 from kernels.gpu.targets import Target
-from kernels.gpu.tiles import ProductTile, block_product_tiles, column_tile
+from kernels.gpu.tiles import ProductTile, block_product_tiles, column_tile, grouped_product_tiles
 from kernels.interface import Routing
+from kernels.microscaled_weights import GROUP_SIZE
 
 _ROW_TILES = 8
 """Tiles of rows whose programs are adjacent: most are of one expert, whose weights are then in the L2 cache."""
 
 Rows = torch.Tensor | QuantizedRows
+PackedExpert = PackedLinear | BlockScaledLinear | MicroscaledLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +42,30 @@ class ExpertLinear:
     """One linear layer of all experts.
 
     Attributes:
-        weight: [experts, out, in] in the model's dtype, or in 8 bits: uint8 where the target has no 8-bit float.
-        scales: of 8-bit weights: [experts, out] or, per block, [experts, out / 128, in / 128], fp32.
+        weight: [experts, out, in] in the model's dtype, or in 8 bits: uint8 where the target has no 8-bit float. In
+            MXFP4 those of `MicroscaledLinear`.
+        scales: of 8-bit weights: [experts, out] or, per block, [experts, out / 128, in / 128], fp32. In MXFP4
+            those of `MicroscaledLinear`.
         dtype: of the model, of the bias and of results.
+        num_in: inputs.
         bias: [experts, out].
     """
 
     weight: torch.Tensor
     scales: torch.Tensor | None
     dtype: torch.dtype
+    num_in: int
     bias: torch.Tensor | None = None
+
+    @property
+    def is_microscaled(self) -> bool:
+        """Whether weights are in MXFP4."""
+        return self.scales is not None and self.scales.dtype is torch.uint8
 
     @property
     def has_block_scales(self) -> bool:
         """Whether 8-bit weights have scales per block."""
-        return self.scales is not None and self.scales.ndim == 3
+        return self.scales is not None and self.scales.ndim == 3 and not self.is_microscaled
 
     @property
     def input_dtype(self) -> torch.dtype:
@@ -74,8 +86,8 @@ class PackedExperts:
 
 def pack_experts(
     router: torch.Tensor,
-    gate_up: Sequence[PackedLinear | BlockScaledLinear | GroupedLinear],
-    down: Sequence[PackedLinear | BlockScaledLinear | GroupedLinear],
+    gate_up: Sequence[PackedExpert | GroupedLinear],
+    down: Sequence[PackedExpert | GroupedLinear],
     routing: Routing,
     router_bias: torch.Tensor | None = None,
 ) -> PackedExperts:
@@ -92,7 +104,7 @@ def pack_experts(
     return PackedExperts(packed_router, _stacked(gate_up), _stacked(down), routing)
 
 
-def _stacked(layers: Sequence[PackedLinear | BlockScaledLinear | GroupedLinear]) -> ExpertLinear:
+def _stacked(layers: Sequence[PackedExpert | GroupedLinear]) -> ExpertLinear:
     weights, scales, biases = [], [], []
     for layer in layers:
         if isinstance(layer, GroupedLinear):
@@ -107,6 +119,7 @@ def _stacked(layers: Sequence[PackedLinear | BlockScaledLinear | GroupedLinear])
         torch.stack(weights),
         torch.stack(scales) if scales else None,
         layers[0].dtype,
+        layers[0].in_features,
         torch.stack(biases) if biases else None,
     )
 
@@ -134,7 +147,10 @@ def mix_experts(
     num_experts, top_k = experts.gate_up.weight.shape[0], experts.routing.top_k
     logits = linear(x, experts.router)
     first, second = experts.gate_up, experts.down
-    tiles = block_product_tiles(target, first.input_dtype.itemsize)
+    if first.is_microscaled:
+        tiles = grouped_product_tiles(target, first.dtype.itemsize, STEP, GROUP_SIZE)
+    else:
+        tiles = block_product_tiles(target, first.input_dtype.itemsize)
     if batch_invariant:
         tiles = (tiles[len(tiles) // 2],)
     elif not is_compile_only():
@@ -158,7 +174,7 @@ def _product(x: Rows, layer: ExpertLinear, rows: ExpertRows, tile: ProductTile, 
         pairs_per_row: top_k for rows of tokens, 1 for rows of pairs.
     Returns: [pairs, out] in the model's dtype.
     """
-    num_in = layer.weight.shape[2]
+    num_in = layer.num_in
     if layer.input_dtype.itemsize == 1:
         x = rows_in_8_bits(x, layer.input_dtype, BLOCK if layer.has_block_scales else num_in, layer.dtype)
         values, row_scales = x.values, x.scales
@@ -167,6 +183,14 @@ def _product(x: Rows, layer: ExpertLinear, rows: ExpertRows, tile: ProductTile, 
         row_scales = values
     out = torch.empty(len(rows.pairs), layer.weight.shape[1], dtype=layer.dtype, device=values.device)
     num_tiles = rows.tiles.shape[0]
+    bias = values if layer.bias is None else layer.bias
+    if layer.is_microscaled:
+        kernel, num_column_tiles = _bind_microscaled(
+            tile, num_in, layer.weight.shape[1], layer.bias is not None, pairs_per_row
+        )
+        grid = (num_tiles * num_column_tiles,)
+        kernel(grid, values, layer.weight, layer.scales, bias, rows.pairs, rows.tiles, out, num_tiles)
+        return out
     kernel, num_column_tiles = _bind(
         tile,
         num_in,
@@ -178,7 +202,6 @@ def _product(x: Rows, layer: ExpertLinear, rows: ExpertRows, tile: ProductTile, 
         pairs_per_row,
     )
     scales = values if layer.scales is None else layer.scales
-    bias = values if layer.bias is None else layer.bias
     grid = (num_tiles * num_column_tiles,)
     kernel(grid, values, row_scales, layer.weight, scales, bias, rows.pairs, rows.tiles, out, num_tiles)
     return out
@@ -207,6 +230,26 @@ def _bind(
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
+        ROW_TILES=_ROW_TILES,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return kernel, -(-num_out // tile.block_n)
+
+
+@cache
+def _bind_microscaled(
+    tile: ProductTile, num_in: int, num_out: int, has_bias: bool, pairs_per_row: int
+) -> tuple[BoundKernel, int]:
+    kernel = BoundKernel(
+        microscaled_product_kernel,
+        NUM_IN=num_in,
+        NUM_OUT=num_out,
+        HAS_BIAS=has_bias,
+        PAIRS_PER_ROW=pairs_per_row,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        GROUP_SIZE=GROUP_SIZE,
         ROW_TILES=_ROW_TILES,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -19,6 +19,7 @@ from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.launch import compile_only, is_compile_only, load_kernels
 from kernels.gpu.linear import PackedLinear, linear, pack_linear, pack_quantized
 from kernels.gpu.memory import free_bytes
+from kernels.gpu.microscaled_experts import MicroscaledLinear, pack_microscaled
 from kernels.gpu.paged_attention import paged_attention
 from kernels.gpu.progress import Progress, no_progress
 from kernels.gpu.quantize import QuantizedRows
@@ -128,9 +129,9 @@ class GpuOps:
 
     def pack_microscaled(
         self, weights: MicroscaledWeights, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> PackedLinear:
-        """Packs the dequantized weights."""
-        return self.pack_linear(weights.dequantized(dtype), bias)
+    ) -> MicroscaledLinear:
+        """Packs the codes as they are, for experts only."""
+        return pack_microscaled(weights, bias, dtype)
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -192,8 +193,8 @@ class GpuOps:
     def pack_experts(
         self,
         router: torch.Tensor,
-        gate_up: Sequence[TiledLinear],
-        down: Sequence[TiledLinear],
+        gate_up: Sequence[TiledLinear | MicroscaledLinear],
+        down: Sequence[TiledLinear | MicroscaledLinear],
         routing: Routing,
         router_bias: torch.Tensor | None = None,
     ) -> PackedExperts:

@@ -10,6 +10,7 @@ from kernels.gpu.ops import GpuOps
 from kernels.gpu.targets import TARGETS
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, Routing
+from kernels.microscaled_weights import MicroscaledWeights
 from kernels.reference.ops import ReferenceOps
 from tests.support.engine.weights import quantized_in_blocks
 from tests.support.kernels.batches import assert_close, assert_same_bits
@@ -161,6 +162,58 @@ def test_experts_with_biases_and_a_clamped_gate(make_ops, device, seed, limit):
 
     out, expected = mixture(make_ops(), device, torch.float32), mixture(ReferenceOps(), "cpu", torch.float64)
     assert (out - expected).norm() / expected.norm() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_tokens", [1, 90])
+def test_experts_in_mxfp4_are_multiplied_from_their_codes(make_ops, device, seed, dtype, num_tokens):
+    """All codes; the reference computes with the same values and the rounded inputs in fp64."""
+    ops, generator = make_ops(), torch.Generator().manual_seed(seed)
+    hidden, inner, number = 128, 96, 3  # an odd number of groups too
+    routing = Routing(top_k=2, normalizes=True, gate=ClampedGate(1.702, 7.0))
+
+    def weights(num_out, num_in):
+        codes = torch.randint(0, 256, (num_out, num_in // 2), generator=generator, dtype=torch.uint8)
+        exponents = torch.randint(119, 123, (num_out, num_in // 32), generator=generator, dtype=torch.uint8)
+        return MicroscaledWeights(codes, exponents)
+
+    layers = [[weights(*shape) for _ in range(number)] for shape in ((2 * inner, hidden), (hidden, inner))]
+    biases = [normal(seed + i, size).to(dtype) for i, size in enumerate((2 * inner, hidden))]
+    router, x = normal(seed + 3, number, hidden).to(dtype), normal(seed + 5, num_tokens, hidden).to(dtype)
+
+    def mixture(ops, device, dtype):
+        packed = [
+            [
+                ops.pack_microscaled(
+                    MicroscaledWeights(*(part.to(device) for part in one)), bias.to(device, dtype), dtype
+                )
+                for one in expert_layers
+            ]
+            for expert_layers, bias in zip(layers, biases, strict=True)
+        ]
+        experts = ops.pack_experts(router.to(device, dtype), *packed, routing)
+        return experts, ops.mix_experts(x.to(device, dtype), experts).cpu().double()
+
+    experts, out = mixture(ops, device, dtype)
+    assert experts.gate_up.weight.dtype is experts.gate_up.scales.dtype is torch.uint8
+    _, expected = mixture(ReferenceOps(), "cpu", torch.float64)
+    error = (out - expected).norm() / expected.norm()
+    assert error < (1e-5 if dtype is torch.float32 else 0.02)
+
+
+def test_experts_in_mxfp4_have_the_same_bits_in_any_batch(make_ops, device, seed):
+    ops, generator = make_ops(batch_invariant=True), torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 256, (2, 64, 32), generator=generator, dtype=torch.uint8).to(device)
+    one = MicroscaledWeights(codes[0], torch.full((64, 2), 120, dtype=torch.uint8, device=device))
+    other = MicroscaledWeights(codes[1], torch.full((64, 2), 121, dtype=torch.uint8, device=device))
+    wide = MicroscaledWeights(torch.cat((codes[0], codes[1])), torch.full((128, 2), 120, dtype=torch.uint8).to(device))
+    gate_up = [ops.pack_microscaled(wide, None, torch.float32) for _ in range(2)]
+    down = [ops.pack_microscaled(weights, None, torch.float32) for weights in (one, other)]
+    experts = ops.pack_experts(normal(seed, 2, 64).to(device), gate_up, down, ROUTINGS[2])
+    x = normal(seed + 5, 150, 64).to(device)
+    whole = ops.mix_experts(x, experts)
+    for rows in (slice(149, 150), slice(40, 49)):
+        assert_same_bits(ops.mix_experts(x[rows], experts), whole[rows])
 
 
 @pytest.mark.parametrize("hidden", [300, 256])
