@@ -66,7 +66,9 @@ ALLOWANCES = (
     Allowance(frozenset({"sm_89"}), "_prefill_attention_kernel", "head size 256", {"3.7": 32}),
     Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "head size 256", {"3.7": 88}),
     Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "window, soft cap", {"3.7": 48}),
-    Allowance(frozenset({"sm_80"}), "_prefill_attention_kernel", "head size 64", {"3.7": 32}),  # with a window
+    Allowance(
+        frozenset({"sm_80"}), "_prefill_attention_kernel", "head size 64", {"3.6": 24, "3.7": 32}
+    ),  # with a window
     Allowance(frozenset({"sm_86", "sm_89"}), "_prefill_attention_kernel", "head size 64", {"3.7": 64}),
     Allowance(frozenset({"sm_87"}), "_prefill_attention_kernel", "head size 64", {"3.7": 56}),
     Allowance(frozenset({"sm_120"}), "_prefill_attention_kernel", "head size 64", {"3.7": 112}),

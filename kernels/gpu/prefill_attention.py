@@ -281,8 +281,11 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     block_table_ptr += row.to(tl.int64) * block_table_stride_row
     state = start_state(block_table_ptr, start_key, end_key, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE)
     if HAS_WINDOW and not IS_INVARIANT:
+        cut_stop = tl.minimum(seen_start, end_key)
+        if LATE_VALUES:  # the same keys, but with Triton 3.6 ptxas made products synchronous; elsewhere more spills
+            seen_start = cut_stop
         state = attend(
-            q, state, start_key, tl.minimum(seen_start, end_key), first_key, end_key,
+            q, state, start_key, cut_stop, first_key, end_key,
             positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
             sliding_window, score_scale, soft_cap,
             HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True, LATE_VALUES,
