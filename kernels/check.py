@@ -67,6 +67,7 @@ class ModelForms:
         hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, eps: of the model's shard.
         has_bias: whether queries, keys and values have a bias.
         has_head_norms: whether each query and key head is normed.
+        has_projection_norms: whether the queries of a token are normed together, and its keys.
         gate: the operation between the feed-forward layers.
         experts: mixtures of experts; None: the model has none.
         sliding_windows: the different ones of the layers; None: no window.
@@ -96,6 +97,7 @@ class ModelForms:
     block_size: int
     experts: ExpertForms | None = None
     has_sinks: bool = False
+    has_projection_norms: bool = False
 
     @property
     def linear_error(self) -> float:
@@ -232,6 +234,16 @@ def _pointwise_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]
     if forms.weights_dtype is not forms.dtype:
         yield KernelCase("gather_rows", stored, allowed, lambda ops, _: (ops.gather_rows(table, indices),))
     yield KernelCase("rms_norm", form, allowed, lambda ops, _: (ops.rms_norm(x, weight, forms.eps),))
+    if forms.has_projection_norms:
+        num_q, num_k = forms.num_heads * forms.head_dim, forms.num_kv_heads * forms.head_dim
+        qkv, key_norm = inputs.random(_NUM_TOKENS, num_q + 2 * num_k), inputs.weights(num_k)
+
+        def normed(ops: KernelOps, _: torch.dtype) -> _Outputs:
+            out = qkv.clone()
+            ops.norm_columns(out, num_q, key_norm, forms.eps)
+            return (out,)
+
+        yield KernelCase("norm_columns", f"{dtype}, {num_k} of {qkv.shape[1]}", allowed, normed)
     yield KernelCase(
         "add_rms_norm", form, allowed, lambda ops, _: ops.add_rms_norm(x, residual.clone(), weight, forms.eps)
     )

@@ -183,6 +183,10 @@ class KernelOps(Protocol):
         """
         ...
 
+    def norm_columns(self, x: torch.Tensor, first: int, weight: torch.Tensor, eps: float) -> None:
+        """RMSNorm over columns first:first + n of x [T, m], in place, with weight [n]."""
+        ...
+
     def rotate_and_store(
         self,
         qkv: torch.Tensor,

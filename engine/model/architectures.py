@@ -6,6 +6,7 @@ from engine.model.families.granite import GRANITE
 from engine.model.families.llama import LLAMA
 from engine.model.families.mistral import MISTRAL
 from engine.model.families.mixtral import MIXTRAL
+from engine.model.families.olmo import OLMO2, OLMO3
 from engine.model.families.phi3 import PHI3
 from engine.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from engine.model.families.smollm3 import SMOLLM3
@@ -26,6 +27,8 @@ FAMILIES: dict[str, Family] = {
         GEMMA2,
         GEMMA3,
         GPT_OSS,
+        OLMO2,
+        OLMO3,
     )
 }
 """Families by their entry of `architectures` in config.json."""

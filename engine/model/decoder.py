@@ -11,7 +11,7 @@ from engine.model.norm import Norm
 from engine.model.rotary_tables import rotary_tables
 from engine.model.sharding import Sharding
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
-from kernels.interface import AdapterOps, KernelOps, KVCache, LinearWeights, LowRank, Table
+from kernels.interface import AdapterOps, KernelOps, KVCache, LinearInput, LinearWeights, LowRank, Table
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 
 EMBEDDING_NAME, HEAD_NAME = "model.embed_tokens.weight", "lm_head.weight"
@@ -152,17 +152,27 @@ class Decoder:
         assert len(kv_caches) == len(self.layers), f"{len(kv_caches)} caches for {len(self.layers)} layers"
         residual = self._embed(input_ids)
         eps = self._eps
-        x = self._ops.rms_norm(residual, self.layers[0].input_norm.weight, eps, for_linear=True)
+        first_norm = self.layers[0].input_norm
+        x = residual if first_norm is None else self._ops.rms_norm(residual, first_norm.weight, eps, for_linear=True)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, kv_cache, next_norm in zip(self.layers, kv_caches, next_norms, strict=True):
             x = layer.attention(x, positions, kv_cache, metadata, adapted)
             for_linear = layer.feed_forward.is_linear_input
-            x, residual = self._ops.add_rms_norm(x, residual, layer.mlp_norm.weight, eps, for_linear=for_linear)
+            x, residual = self._added(x, residual, layer.mlp_norm, for_linear=for_linear)
             x = layer.mlp(x, adapted)
             for_linear = next_norm is not self.norm  # the rows for the logits are gathered first
-            x, residual = self._ops.add_rms_norm(x, residual, next_norm.weight, eps, for_linear=for_linear)
+            x, residual = self._added(x, residual, next_norm, for_linear=for_linear)
         assert isinstance(x, torch.Tensor), "the last norm was not for a linear layer"
         return x
+
+    def _added(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm | None, *, for_linear: bool
+    ) -> tuple[LinearInput, torch.Tensor]:
+        """Adds x to the residual stream; returns it normed, or as it is without a norm, and as it is."""
+        if norm is not None:
+            return self._ops.add_rms_norm(x, residual, norm.weight, self._eps, for_linear=for_linear)
+        _, residual = self._ops.add_rms_norm(x, residual, self.norm.weight, self._eps)  # no operation adds alone
+        return residual, residual
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -73,13 +73,15 @@ class DecoderLayer:
             return made
 
         self._norms: dict[str, Norm] = {}
-        self.input_norm = norm("input_layernorm")
+        self.input_norm = norm("input_layernorm") if traits.pre_norms else None
+        self.mlp_norm: Norm | None = None
         self._attention_output_norm: Norm | None = None
         self._mlp_output_norm: Norm | None = None
         if traits.post_norms:
             scale = traits.residual_scale / traits.stream_unit
             self._attention_output_norm = norm("post_attention_layernorm", scale=scale)
-            self.mlp_norm = norm("pre_feedforward_layernorm")
+            if traits.pre_norms:
+                self.mlp_norm = norm("pre_feedforward_layernorm")
             self._mlp_output_norm = norm("post_feedforward_layernorm", scale=scale)
         else:
             self.mlp_norm = norm("post_attention_layernorm")
@@ -87,6 +89,10 @@ class DecoderLayer:
         if traits.qk_norm:
             q_norm, k_norm = (norm(f"self_attn.{name}", config.head_dim) for name in ("q_norm", "k_norm"))
             self._head_norms = q_norm.weight, k_norm.weight
+        self._projection_norms: tuple[Norm, ...] = ()
+        if traits.projection_norms:
+            sizes = {"q_norm": q.size, "k_norm": kv.size}
+            self._projection_norms = tuple(norm(f"self_attn.{name}", size) for name, size in sizes.items())
         # fp32 holds what checkpoints have, and attention computes with it
         self._sinks = torch.empty(sharding.heads.size, device=device) if traits.has_sinks else None
         self._heads = sharding.heads
@@ -127,8 +133,10 @@ class DecoderLayer:
         """Returns the order of rows of queries, keys and values that a partial rotation requires."""
         if rope is None or rope.rotated_dims(self._head_dim) == self._head_dim:
             return None
-        if self._head_norms is not None:
-            raise CheckpointError("config.json: norms of heads with partial_rotary_factor below 1 are not supported")
+        if self._head_norms is not None or self._projection_norms:
+            raise CheckpointError(
+                "config.json: norms of queries and keys with partial_rotary_factor below 1 are not supported"
+            )
         order, kv_heads = rotated_pairs_order(rope, self._head_dim), sharding.kv_heads.size
         num_rotated = sharding.heads.size + kv_heads
         rotated = (torch.arange(num_rotated)[:, None] * self._head_dim + order).flatten()
@@ -177,8 +185,12 @@ class DecoderLayer:
         adapted: AdaptedTokens | None,
     ) -> torch.Tensor:
         """Normalised input [T, hidden] -> [T, hidden]; writes keys and values of the step, then reads the cache."""
+        qkv, first = self.qkv(self._ops, x, adapted), 0
+        for norm in self._projection_norms:
+            self._ops.norm_columns(qkv, first, norm.weight, self._eps)
+            first += len(norm.weight)
         q = self._ops.rotate_and_store(
-            self.qkv(self._ops, x, adapted),
+            qkv,
             positions,
             *self._rotary,
             kv_cache,

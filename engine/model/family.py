@@ -77,6 +77,9 @@ class DecoderTraits:
         ropes: rotation of queries and keys; None: no rotation.
         qkv_bias, o_bias, mlp_bias: which projections add a bias.
         qk_norm: whether each query and key head has an RMSNorm before the rotation.
+        projection_norms: whether the queries of a token have one RMSNorm for all heads before the rotation, and the
+            keys another.
+        pre_norms: whether the inputs of attention and feed-forward network have RMSNorms.
         post_norms: whether the outputs of attention and feed-forward network have RMSNorms too, before they are added
             to the residual stream.
         norm_offset: added to the stored weights of all norms.
@@ -96,6 +99,8 @@ class DecoderTraits:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    projection_norms: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     norm_offset: float = 0.0
     fused: bool = False

@@ -96,6 +96,7 @@ def model_forms(
         block_size=config.block_size,
         experts=experts,
         has_sinks=isinstance(model, ModelConfig) and model.traits.has_sinks,
+        has_projection_norms=isinstance(model, ModelConfig) and model.traits.projection_norms,
     )
 
 

@@ -21,6 +21,7 @@ from kernels.cpu.pointwise import (
     emit_clamped_gate,
     emit_gather_rows,
     emit_gelu_and_mul,
+    emit_norm_columns,
     emit_rms_norm,
     emit_silu_and_mul,
     emit_soft_cap,
@@ -211,6 +212,10 @@ class CpuOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (rms_norm(x + residual), x + residual), tensors in either case."""
         return self._emit(emit_add_rms_norm, x, residual, weight, eps)
+
+    def norm_columns(self, x: torch.Tensor, first: int, weight: torch.Tensor, eps: float) -> None:
+        """Norms the columns in place."""
+        self._emit(emit_norm_columns, x, first, weight, eps)
 
     def rotate_and_store(
         self,

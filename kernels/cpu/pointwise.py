@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Longs
 
 _X, _OUT, _N, _WEIGHT, _RESIDUAL = range(FIRST_OPERAND, FIRST_OPERAND + 5)
+_STEP = FIRST_OPERAND + 4  # of RMS_NORM, after _WEIGHT: bytes between rows
 _LIMIT = FIRST_OPERAND + 3  # of CLAMPED_GATE, after _N: its bits
 _INDICES, _KIND, _ROWS_PER_PANEL = range(FIRST_OPERAND + 3, FIRST_OPERAND + 6)  # of GATHER_ROWS, after _N
 
@@ -52,9 +53,25 @@ def emit_rms_norm(recording: Recording, x: torch.Tensor, weight: torch.Tensor, e
     check_rows(x=x)
     weight = _widened_weight(x, weight)
     out = recording.empty(x, x.shape[1])
-    recording.emit(Opcode.RMS_NORM, x, x.data_ptr(), out.data_ptr(), x.shape[1], weight.data_ptr(), value=eps)
+    operands = x.data_ptr(), out.data_ptr(), x.shape[1], weight.data_ptr(), 4 * x.shape[1]
+    recording.emit(Opcode.RMS_NORM, x, *operands, value=eps)
     recording.keep(weight)
     return out
+
+
+def emit_norm_columns(recording: Recording, x: torch.Tensor, first: int, weight: torch.Tensor, eps: float) -> None:
+    """Norms columns first:first + n of x [T, m] in place, by weight [n] of any type of weights.
+
+    Raises: ValueError: x is not fp32 or contiguous, or has fewer columns.
+    """
+    check_rows(x=x)
+    check_stored(weight=weight)
+    n, width = len(weight), x.shape[1]
+    if weight.ndim != 1 or not 0 <= first <= width - n:
+        raise ValueError(f"columns from {first} on by a weight of shape {list(weight.shape)}: x has {width} columns")
+    weight, start = weight.float(), x.data_ptr() + 4 * first
+    recording.emit(Opcode.RMS_NORM, x, start, start, n, weight.data_ptr(), 4 * width, value=eps)
+    recording.keep(weight)
 
 
 def emit_add_rms_norm(
@@ -197,9 +214,9 @@ def _gather_lane(table: int, kind: int, start: int, step: int, target: "Floats")
 @kernel
 def rms_norm_item(row: "Longs", eps: np.float32, item: int) -> None:
     """Norms some rows."""
-    weight, size = floats_at(row[_WEIGHT], row[_N]), 4 * row[_N]
+    weight, step = floats_at(row[_WEIGHT], row[_N]), row[_STEP]
     for i in range(first_row(item, row), first_row(item + 1, row)):
-        norm_row(floats_at(row[_X] + i * size, row[_N]), weight, eps, floats_at(row[_OUT] + i * size, row[_N]))
+        norm_row(floats_at(row[_X] + i * step, row[_N]), weight, eps, floats_at(row[_OUT] + i * step, row[_N]))
 
 
 @kernel

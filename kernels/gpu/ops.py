@@ -23,7 +23,7 @@ from kernels.gpu.microscaled_experts import MicroscaledLinear, pack_microscaled
 from kernels.gpu.paged_attention import paged_attention
 from kernels.gpu.progress import Progress, no_progress
 from kernels.gpu.quantize import QuantizedRows
-from kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from kernels.gpu.rms_norm import add_rms_norm, norm_columns, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.sample import sample
 from kernels.gpu.soft_cap import soft_cap
@@ -54,6 +54,7 @@ class GpuOps:
     name = "triton"
 
     soft_cap = staticmethod(soft_cap)
+    norm_columns = staticmethod(norm_columns)
 
     def __init__(
         self,

@@ -62,6 +62,26 @@ def add_rms_norm(
     return _normed(x, residual, weight, eps, quantize, group_size), residual
 
 
+def norm_columns(x: torch.Tensor, first: int, weight: torch.Tensor, eps: float) -> None:
+    """Norms columns first:first + n of each row in place.
+
+    Args:
+        x: [T, m], contiguous, fp32, fp16 or bf16; n within `kernels.gpu.tiles.MAX_ROW_BYTES`.
+        first: the first column.
+        weight: [n].
+        eps: added to the mean square.
+    Raises: ValueError: another shape or dtype.
+    """
+    check_rows(x=x)
+    num_rows, width = x.shape
+    if weight.ndim != 1 or not 0 <= first <= width - len(weight):
+        raise ValueError(f"columns from {first} on by a weight of shape {list(weight.shape)}: x has {width} columns")
+    n = len(weight)
+    launch, block_m = _bind(n, x.itemsize, False, 0, width)
+    columns = x[:, first : first + n]
+    launch((-(-num_rows // block_m),), columns, columns, weight, columns, columns, num_rows, eps)
+
+
 def _normed(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -75,7 +95,7 @@ def _normed(
     if weight.shape != (n,):
         raise ValueError(f"weight has shape {list(weight.shape)}, rows of x have {n} values")
     values_per_scale = checked_group_size(n, quantize, group_size)
-    launch, block_m = _bind(n, x.itemsize, residual is not None, values_per_scale)
+    launch, block_m = _bind(n, x.itemsize, residual is not None, values_per_scale, n)
     out, values, scales = empty_rows(x, n, quantize, values_per_scale)
     grid = (-(-num_rows // block_m),)
     launch(grid, x, x if residual is None else residual, weight, values, scales, num_rows, eps)
@@ -83,12 +103,13 @@ def _normed(
 
 
 @cache
-def _bind(n: int, itemsize: int, adds: bool, group_size: int) -> tuple[BoundKernel, int]:
-    """Returns the kernel for rows of n values, and its rows per program."""
+def _bind(n: int, itemsize: int, adds: bool, group_size: int, stride: int) -> tuple[BoundKernel, int]:
+    """Returns the kernel for rows of n values, stride values apart, and its rows per program."""
     tile = row_tile(n, itemsize)
     kernel = BoundKernel(
         _rms_norm_kernel,
         N=n,
+        STRIDE=stride,
         ADDS=adds,
         GROUP_SIZE=group_size,
         BLOCK_M=tile.block_m,
@@ -108,6 +129,7 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     eps,
     N: tl.constexpr,
+    STRIDE: tl.constexpr,
     ADDS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -118,7 +140,7 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     """
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)[None, :]
-    starts = rows[:, None] * N
+    starts = rows[:, None] * STRIDE
     mask = (rows < num_rows)[:, None] & (columns < N)
     x = tl.load(x_ptr + starts + columns, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)

@@ -12,7 +12,7 @@ from kernels.fp8_block import BLOCK
 from kernels.gpu.gate import gelu_and_mul, silu_and_mul
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
-from kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from kernels.gpu.rms_norm import add_rms_norm, norm_columns, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.soft_cap import soft_cap
 from kernels.gpu.targets import Target
@@ -80,6 +80,9 @@ def _norms(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterato
         for weight in weights:
             yield Call(label, partial(rms_norm, x, weight, 1e-5, quantize=quantize, group_size=group_size))
             yield Call(label, partial(add_rms_norm, x, x, weight, 1e-5, quantize=quantize, group_size=group_size))
+            if quantize is None:
+                wider = torch.empty(num_rows, 2 * n, dtype=dtype, device=_META)
+                yield Call(f"{label} of {2 * n}", partial(norm_columns, wider, n, weight, 1e-5))
         if quantize is not None:
             yield Call(label, partial(quantize_rows, x, quantize, group_size))
 

@@ -138,6 +138,11 @@ class ReferenceOps:
         """Returns a tensor in either case."""
         return rms_norm(x, weight, eps)
 
+    def norm_columns(self, x: torch.Tensor, first: int, weight: torch.Tensor, eps: float) -> None:
+        """Norms the columns in place."""
+        columns = x[:, first : first + len(weight)]
+        columns.copy_(rms_norm(columns, weight, eps))
+
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:

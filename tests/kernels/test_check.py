@@ -13,6 +13,7 @@ from tests.support.kernels.model_forms import SMALL
 
 CPU = torch.device("cpu")
 LARGE = {"has_bias": True, "has_head_norms": True, "sliding_windows": (50, None), "block_size": 32}
+NORMED = {"has_projection_norms": True}
 CAPPED = {"attention_soft_caps": (2.0, None), "logit_soft_cap": 30.0}
 EXPERTS = {"experts": ExpertForms(7, 40, Routing(3, normalizes=True, gate="silu_and_mul"))}
 BIASED = {
@@ -30,7 +31,7 @@ def check(ops, forms=SMALL, device=CPU):
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, EXPERTS, BIASED, MICROSCALED, *TWO_BYTES]
+    "fields", [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, EXPERTS, BIASED, MICROSCALED, NORMED, *TWO_BYTES]
 )
 def test_cpu_kernels_pass(fields):
     assert not check(cpu_ops(), replace(SMALL, **fields))
@@ -88,6 +89,14 @@ def test_a_wrong_value_in_the_cache_is_noticed(part):
             return q
 
     assert {mismatch.kernel for mismatch in check(FaultyOps())} == {"rotate_and_store", "paged_attention"}
+
+
+def test_forgotten_norms_of_projections_are_noticed():
+    class FaultyOps(ReferenceOps):
+        def norm_columns(self, *_):
+            pass
+
+    assert {mismatch.kernel for mismatch in check(FaultyOps(), replace(SMALL, **NORMED))} == {"norm_columns"}
 
 
 def test_forgotten_sinks_and_biases_are_noticed():

@@ -106,7 +106,7 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
     assert ours.end_token_ids == (set() if ids is None else {ids} if isinstance(ids, int) else set(ids))
     window = (
         getattr(theirs, "sliding_window", None)
-        if architecture not in ("LlamaForCausalLM", "GraniteForCausalLM")
+        if architecture not in ("LlamaForCausalLM", "GraniteForCausalLM", "Olmo2ForCausalLM")
         else None
     )
     assert ours.traits.attention_soft_cap == getattr(theirs, "attn_logit_softcapping", None)

@@ -101,6 +101,21 @@ CHECKPOINTS = {
             "swiglu_limit": 7.0,
         },
     ),
+    "olmo2": ("olmo2", {}),
+    "olmo2 bfloat16, tied, biases, one layer": (
+        "olmo2",
+        {"dtype": "bfloat16", "tie_word_embeddings": True, "attention_bias": True, "num_hidden_layers": 1},
+    ),
+    "olmo3": ("olmo3", {}),
+    "olmo3 rotations": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "full_attention": {**YARN_ROPE, "original_max_position_embeddings": 32},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            }
+        },
+    ),
     "smollm3": ("smollm3", {}),
     "granite": ("granite", {}),
     "gemma2": ("gemma2", {}),

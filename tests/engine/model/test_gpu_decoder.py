@@ -51,6 +51,7 @@ CHECKPOINTS = {
     "qwen3 with experts": ("qwen3_moe", {}),
     "mixtral": ("mixtral", {}),
     "gpt-oss": ("gpt_oss", {}),
+    "olmo2": ("olmo2", {}),
     "gemma2": ("gemma2", {"sliding_window": 8}),
     "gemma3": ("gemma3", {"sliding_window": 8}),
 }

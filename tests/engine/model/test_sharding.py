@@ -190,6 +190,11 @@ def test_parts_are_those_of_the_file_and_cover_it(make_checkpoint, kv_heads):
             2,
             "num_key_value_heads 3 is neither a multiple nor a divisor of tensor_parallel_size 2",
         ),
+        (
+            {"architecture": "olmo2"},
+            2,
+            "not supported for Olmo2ForCausalLM, whose norms of queries and keys are of all",
+        ),
         ({"intermediate_size": 111}, 2, "intermediate_size 111 is not a multiple of tensor_parallel_size 2"),
     ],
 )

@@ -52,6 +52,26 @@ def test_rows_are_gathered_from_a_tied_head(dtype, quantization):
 
 
 @pytest.mark.parametrize("num_tokens", SIZES)
+@pytest.mark.parametrize(("first", "n"), [(0, 33), (33, 64), (97, 3), (0, 100)])
+def test_columns_are_normed_in_place(num_tokens, first, n):
+    x, weight = torch.randn(num_tokens, 100), torch.randn(n).to(torch.bfloat16)
+    out, columns = x.clone(), slice(first, first + n)
+    OPS.norm_columns(out, first, weight, 1e-6)
+    assert_close(out[:, columns], REFERENCE.rms_norm(x[:, columns], weight, 1e-6))
+    alone = x[-1:].clone()
+    OPS.norm_columns(alone, first, weight, 1e-6)
+    assert_same_bits(alone, out[-1:])
+    out[:, columns] = x[:, columns]
+    assert_same_bits(out, x)
+
+
+@pytest.mark.parametrize("first", [-1, 41])
+def test_columns_that_x_does_not_have_are_refused(first):
+    with pytest.raises(ValueError, match=f"columns from {first} on by a weight of shape .60.: x has 100 columns"):
+        OPS.norm_columns(torch.zeros(2, 100), first, torch.ones(60), 1e-6)
+
+
+@pytest.mark.parametrize("num_tokens", SIZES)
 @pytest.mark.parametrize("n", [1, 33, 256])
 def test_rms_norm_equals_reference(num_tokens, n):
     x, weight = torch.randn(num_tokens, n), torch.randn(n)

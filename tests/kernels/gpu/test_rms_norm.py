@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from kernels.gpu.rms_norm import add_rms_norm, norm_columns, rms_norm
 from kernels.reference.rms_norm import rms_norm as reference_rms_norm
 from tests.support.kernels.batches import assert_close, assert_quantized
 
@@ -26,6 +26,20 @@ def test_rms_norm_equals_reference(device, seed, dtype, num_rows, n):
     assert out.dtype is dtype
     assert_close(out.cpu(), reference_rms_norm(x, weight, EPS))
     assert torch.equal(on_device.cpu(), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("first", "n"), [(0, 64), (64, 576), (640, 60)])
+def test_columns_are_normed_in_place(device, seed, dtype, first, n):
+    x, weight = normal(seed, 33, 700).to(dtype), normal(seed + 1, n).to(dtype)
+    out = x.to(device, copy=True)
+    norm_columns(out, first, weight.to(device), EPS)
+    columns = slice(first, first + n)
+    assert_close(out.cpu()[:, columns], reference_rms_norm(x[:, columns], weight, EPS))
+    out[:, columns] = x[:, columns].to(device)
+    assert torch.equal(out.cpu(), x)
+    with pytest.raises(ValueError, match="x has 700 columns"):
+        norm_columns(out, 701 - n, weight.to(device), EPS)
 
 
 @pytest.mark.sampled

@@ -91,6 +91,12 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {}),
+    "olmo3": (
+        "Olmo3Config",
+        "Olmo3ForCausalLM",
+        {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
 }
 
 _VISION = {
