@@ -86,7 +86,7 @@ BENCHMARKS = (
         "engine.bench.experts",
         has_cpu_floors=False,
     ),
-    Benchmark("int8-quality", (), "what int8 costs in quality on the demo model", "engine.bench.int8_quality"),
+    Benchmark("quality", (), "what int8 and int4 cost in quality on the demo model", "engine.bench.quality"),
     Benchmark("invariance-cost", (), "cost of --batch-invariant", "engine.bench.invariance_cost"),
     Benchmark("linear", (), "linear layers against every product of PyTorch", "engine.bench.linear_layers"),
     Benchmark("masks", (), "cost of structured output per step", "engine.bench.masks", has_cpu_floors=False),

@@ -6,8 +6,8 @@ from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.run import Run, Step
 from engine.bench.chunked_prefill import Scene
 from engine.bench.decode import median_decode_s
-from engine.bench.int8_quality import common_prefix, up_to_end
 from engine.bench.piggyback import seconds_of_chunks
+from engine.bench.quality import common_prefix, up_to_end
 from engine.bench.solo import step_parts
 
 

@@ -59,10 +59,11 @@ def test_quick_run_writes_its_samples(
     assert all(value > 0 for values in samples.values() for value in values)
 
 
-def test_int8_quality_writes_every_scored_token(tmp_path: Path) -> None:
-    assert main(["int8-quality", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
+def test_quality_writes_every_scored_token(tmp_path: Path) -> None:
+    assert main(["quality", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.iterdir()
     raw = json.loads(path.read_text())["raw"]
-    assert set(raw) == {"fp32", "int8 weights", "int8 weights and KV"}
+    assert set(raw) == {"fp32", "int8 weights", "int8 weights and KV", "int4 weights"}
     assert len({len(mode["logprobs"]) for mode in raw.values()}) == 1
     assert raw["fp32"]["logprobs"] != raw["int8 weights"]["logprobs"] != raw["int8 weights and KV"]["logprobs"]
+    assert raw["int4 weights"]["logprobs"] not in [raw[name]["logprobs"] for name in raw if name != "int4 weights"]

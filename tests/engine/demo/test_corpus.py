@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from engine.bench.int8_quality import HELD_OUT_DOCUMENTS
+from engine.bench.quality import HELD_OUT_DOCUMENTS
 from engine.demo import MODEL_DIR
 from tests.support.demo_model.corpus import (
     MAX_DOCUMENT_TOKENS,
