@@ -3,17 +3,46 @@
 Only parts that are the decoder of a family, with another place for fields and tensors, are listed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from engine.model.checkpoint_file import exists
 from engine.model.config_fields import ConfigFields
 
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """The text part of an architecture.
+
+    Attributes:
+        architecture: the architecture of its decoder.
+        model_type: what `text_config` has as `model_type`.
+        defaults: values of absent fields, where they are not those of its decoder.
+        may_be_flat: whether older files have no `text_config`, and its fields beside those of the images.
+    """
+
+    architecture: str
+    model_type: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    may_be_flat: bool = False
+
+
+_QWEN2_VL_DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_window_layers": 80, "rope_theta": 1e6}
+
 TEXT_PARTS = {
-    "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text"),
-    "Mistral3ForConditionalGeneration": ("MistralForCausalLM", "mistral"),
+    "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", "gemma3_text"),
+    "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", "mistral"),
+    "Qwen2VLForConditionalGeneration": TextPart(
+        "Qwen2ForCausalLM", "qwen2_vl_text", _QWEN2_VL_DEFAULTS, may_be_flat=True
+    ),
+    "Qwen2_5_VLForConditionalGeneration": TextPart(
+        "Qwen2ForCausalLM", "qwen2_5_vl_text", _QWEN2_VL_DEFAULTS, may_be_flat=True
+    ),
+    "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", "qwen3_vl_text", {"rope_theta": 5e5}),
 }
-"""Architecture -> architecture of its text part, and the `model_type` that `text_config` then has."""
+"""Text parts by architecture."""
 
 _OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
 """Fields beside `text_config` that count for the text part too, before its own."""
@@ -26,7 +55,8 @@ _DECODER_NAMES = {
 }
 """Prefixes of tensors as files have them, older ones first, and as the decoder has them."""
 
-_IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_IMAGE_MODULES = ("vision_tower.", "multi_modal_projector.", "visual.")
+_IMAGE_PREFIXES = (*_IMAGE_MODULES, *(f"model.{module}" for module in _IMAGE_MODULES))
 
 
 def text_fields(fields: ConfigFields) -> ConfigFields:
@@ -34,20 +64,39 @@ def text_fields(fields: ConfigFields) -> ConfigFields:
 
     Raises: CheckpointError: the text part is of another type, or quantised.
     """
-    found = _text_part(fields)
-    if found is None:
+    part = _text_part(fields)
+    if part is None:
         return fields
-    architecture, model_type = found
-    text = fields.section("text_config")
-    if text.raw("model_type", model_type) != model_type:
-        raise text.error("model_type", f"is {text.raw('model_type')!r}, the supported text part is {model_type}")
+    if part.may_be_flat and "text_config" not in fields:
+        text = fields
+    else:
+        text = fields.section("text_config")
+        if text.raw("model_type", part.model_type) != part.model_type:
+            raise text.error(
+                "model_type", f"is {text.raw('model_type')!r}, the supported text part is {part.model_type}"
+            )
     if "quantization_config" in fields or "quantization_config" in text:
         raise fields.error(
             "quantization_config",
             "is not supported for a checkpoint with images: use the one in 16 bits, with --quantization",
         )
     whole = {name: fields.raw(name) for name in _OF_THE_WHOLE if name in fields}
-    return text.replaced({**whole, "architectures": [architecture]})
+    text = text.with_defaults(dict(part.defaults))
+    return text.replaced({**whole, **_ropes_of_text(text), "architectures": [part.architecture]})
+
+
+def _ropes_of_text(text: ConfigFields) -> dict[str, Any]:
+    """Returns the rotations that `mrope` names, which older files have, as the default ones.
+
+    M-RoPE (arXiv:2409.12191) takes the angles of a head from a token's place in time, height and width. Those of text
+    are equal, so any division of the head among them is the rotation by one position.
+    """
+    sections = {name: text.section(name) for name in ("rope_parameters", "rope_scaling")}
+    return {
+        name: {**section.values, "rope_type": "default"}
+        for name, section in sections.items()
+        if section.raw("rope_type", section.raw("type", None)) == "mrope"
+    }
 
 
 def decoder_names(path: Path) -> Callable[[str], str | None]:
@@ -70,7 +119,7 @@ def _decoder_name(name: str) -> str | None:
     return name
 
 
-def _text_part(fields: ConfigFields) -> tuple[str, str] | None:
+def _text_part(fields: ConfigFields) -> TextPart | None:
     names = fields.raw("architectures", None)
     if not isinstance(names, list):
         return None

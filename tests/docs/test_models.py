@@ -24,6 +24,7 @@ from engine.model.checkpoint_folder import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
 from engine.model.config import ModelConfig
 from engine.model.config_fields import ConfigFields
 from engine.model.shapes import find_shape, shape_names
+from engine.model.text_part import TEXT_PARTS
 from engine.runner.kv_cache import kv_bytes_per_token, plan_kv_cache
 from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress
@@ -125,7 +126,11 @@ def test_every_field_that_is_read_of_config_json_is_there(saved: Path, tmp_path:
 
 
 def test_architectures_formats_and_shapes_are_all_there() -> None:
-    assert {CODE.findall(cells[0])[0] for cells in rows("Architectures")[1:]} == set(FAMILIES)
+    table = {CODE.findall(cells[0])[0]: cells for cells in rows("Architectures")}
+    assert set(table) - {"architectures"} == {*FAMILIES, *TEXT_PARTS}
+    for architecture, part in TEXT_PARTS.items():
+        decoder, model_type = table[architecture][2:4]
+        assert (CODE.findall(decoder), CODE.findall(model_type)[0]) == ([part.architecture], part.model_type)
     formats = {cells[0]: tuple(CODE.findall(cells[1])) for cells in rows("Chat")[1:]}
     assert formats == {"`--tool-call-parser`": TOOL_FORMATS, "`--reasoning-parser`": REASONING_FORMATS}
     assert set(shape_names()) <= set(CODE.findall(section("Without weights")))

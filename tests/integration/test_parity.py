@@ -36,9 +36,7 @@ SPECIAL: dict[str, dict[str, Any]] = {  # what a family does that its small defa
 BY_TRANSFORMERS = ("Command R", "DeepSeek-V3", "OLMoE")
 """A sample of what transformers computes; tests/engine/runner/test_transformers_families.py has all families."""
 
-TEXT_PARTS = {f"{name} with images": name for name in WITH_IMAGES}
-
-COMPUTED_BY = dict.fromkeys((*ARCHITECTURES, *TEXT_PARTS), "native") | dict.fromkeys(BY_TRANSFORMERS, "transformers")
+COMPUTED_BY = dict.fromkeys((*ARCHITECTURES, *WITH_IMAGES), "native") | dict.fromkeys(BY_TRANSFORMERS, "transformers")
 
 
 QUANTISED: dict[str, tuple[str, Scheme | None]] = {
@@ -63,9 +61,6 @@ def save(path: Path, name: str) -> str:
             quantise_experts(original, path, twin)
         else:
             quantise_checkpoint(original, path, twin, scheme)
-    elif name in TEXT_PARTS:
-        sizes = {"seed": 5, "dtype": "float32", "max_shard_size": "1GB"}
-        save_checkpoint(path, TEXT_PARTS[name], with_images=True, **sizes)
     elif COMPUTED_BY[name] == "native":
         save_checkpoint(path, name, seed=5, dtype="float32", max_shard_size="1GB", **SPECIAL.get(name, {}))
     else:

@@ -18,6 +18,7 @@ from engine.model.decoder import Decoder
 from engine.model.loader import load_model, weights_bytes
 from kernels.families import cpu_ops, reference_ops
 from kernels.metadata import AttentionMetadata
+from tests.support.engine.checkpoints import WITH_IMAGES
 from tests.support.engine.weights import BLOCK_SIZES, PeakBytes, save_block_scaled
 from tests.support.kernels.batches import assert_same_bits, poison_cache
 
@@ -134,8 +135,14 @@ CHECKPOINTS = {
             },
         },
     ),
-    "gemma3 with images": ("gemma3", {"with_images": True}),
-    "mistral with images": ("mistral", {"with_images": True, "max_shard_size": "40KB"}),
+    "gemma3 with images": ("gemma3 with images", {}),
+    "mistral with images": ("mistral with images", {"max_shard_size": "40KB"}),
+    "qwen2 with images": ("qwen2 with images", {"tie_word_embeddings": True}),
+    "qwen2.5 with images, windows": (
+        "qwen2.5 with images",
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "qwen3 with images": ("qwen3 with images", {}),
     "llama gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "granite tied biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
 }
@@ -155,7 +162,7 @@ def case(request, make_checkpoint):
 
     architecture, overrides = CHECKPOINTS[request.param]
     path = make_checkpoint(architecture, **overrides)
-    auto = "AutoModelForImageTextToText" if overrides.get("with_images") else "AutoModelForCausalLM"
+    auto = "AutoModelForImageTextToText" if architecture in WITH_IMAGES else "AutoModelForCausalLM"
     oracle = getattr(transformers, auto).from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, 211, (length,), generator=generator) for length in PROMPT_LENS]

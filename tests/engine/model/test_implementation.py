@@ -73,7 +73,7 @@ def test_an_activation_that_the_native_decoder_lacks_is_left_to_transformers(
         ),
         ({"architectures": ["XForCausalLM"], "auto_map": {"AutoModel": "x.Y"}, "model_type": "x"}, "not executed"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "no causal language model"),
-        ({"architectures": ["Qwen2VLForConditionalGeneration"]}, "models of images"),
+        ({"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "models of images"),
         ({"architectures": ["XForCausalLM"], "quantization_config": {"quant_method": "gptq"}}, "with --quantization"),
         ({"architectures": ["XForCausalLM"], "num_hidden_layers": 10**6}, "the maximum is 1024"),
         ({"architectures": "XForCausalLM"}, "expected a list of names"),

@@ -13,7 +13,13 @@ from engine.model.loader import check_checkpoint
 from engine.model.model_folder import check_folder
 from engine.model.text_part import decoder_names
 
-MODELS = {"gemma3": "Gemma3ForConditionalGeneration", "mistral3": "Mistral3ForConditionalGeneration"}
+MODELS = {
+    "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
+    "mistral3": ("Mistral3ForConditionalGeneration", "mistral"),
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration", "qwen2_vl_text"),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text"),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
+}
 SHAPE = {
     "num_hidden_layers": 7,
     "hidden_size": 64,
@@ -28,7 +34,7 @@ def folder(tmp_path):
     """folder(model_type, text fields, **fields) -> folder with a config.json."""
 
     def write(model_type, text, **fields):
-        config = {"architectures": [MODELS[model_type]], "model_type": model_type, "text_config": text, **fields}
+        config = {"architectures": [MODELS[model_type][0]], "model_type": model_type, "text_config": text, **fields}
         (tmp_path / "config.json").write_text(json.dumps(config))
         return tmp_path
 
@@ -36,17 +42,60 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-@pytest.mark.parametrize("text", [{}, {"sliding_window": None}, {"sliding_window": 64}, {"num_key_value_heads": 2}])
+@pytest.mark.parametrize(
+    "text",
+    [
+        {},
+        {"sliding_window": None},
+        {"sliding_window": 64},
+        {"num_key_value_heads": 2},
+        {"use_sliding_window": True, "max_window_layers": 3},
+    ],
+)
 def test_absent_fields_have_the_defaults_of_transformers(folder, model_type, text):
-    own = {"gemma3": "gemma3_text", "mistral3": "mistral"}[model_type]
-    path = folder(model_type, {"model_type": own, "vocab_size": 300, **SHAPE, **text})
+    shape = {**SHAPE, "num_attention_heads": 32, "head_dim": 8} if model_type == "qwen3_vl" else SHAPE
+    if model_type == "qwen3_vl":  # never has windows
+        text = {name: value for name, value in text.items() if "window" not in name}
+    path = folder(model_type, {"model_type": MODELS[model_type][1], "vocab_size": 300, **shape, **text})
     ours, theirs = ModelConfig.from_dir(path), transformers.AutoConfig.from_pretrained(path).text_config
     assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.head_dim == (theirs.head_dim or 8)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 8)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 7
-    windows = tuple(theirs.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+    size = getattr(theirs, "sliding_window", None)
+    windows = tuple(size if kind == "sliding_attention" else None for kind in kinds)
     assert ours.traits.sliding_windows == windows
+    if model_type.startswith("qwen"):
+        assert {rope.theta for rope in ours.traits.ropes} == {theirs.rope_parameters["rope_theta"]}
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {},
+        {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "rope_theta": 5e4},
+        {"rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": [1, 1, 2]}},
+        {"rope_scaling": {"type": "yarn", "mrope_section": [1, 1, 2], "factor": 4.0}, "rope_theta": 5e4},
+    ],
+)
+def test_older_files_have_no_section_of_the_text(tmp_path, model_type, rope):
+    text = {"vocab_size": 300, **SHAPE, "rms_norm_eps": 2e-6, "tie_word_embeddings": True, "eos_token_id": 5, **rope}
+    own = {"architectures": [MODELS[model_type][0]], "model_type": model_type, "vision_config": {"hidden_size": 32}}
+    (tmp_path / "config.json").write_text(json.dumps({**own, **text, "torch_dtype": "bfloat16"}))
+    ours, whole = ModelConfig.from_dir(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)
+    theirs = whole.text_config
+    assert (ours.hidden_size, ours.num_layers, ours.num_kv_heads) == (64, 7, theirs.num_key_value_heads)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_word_embeddings == whole.tie_word_embeddings
+    assert ours.end_token_ids == {theirs.eos_token_id}
+    assert ours.checkpoint_dtype == "bfloat16"
+    for found in ours.traits.ropes:
+        assert (found.rope_type, found.theta, found.factor) == (
+            theirs.rope_parameters["rope_type"],
+            theirs.rope_parameters["rope_theta"],
+            theirs.rope_parameters.get("factor", 1.0),
+        )
 
 
 def test_fields_beside_the_text_part_come_first(folder):
@@ -76,8 +125,29 @@ def test_another_text_part_is_refused(folder, text, fields, words):
         check_folder(folder("mistral3", {**SHAPE, **text}, **fields), is_dummy=True)
 
 
+def test_a_quantised_older_file_and_a_missing_section_are_refused(tmp_path):
+    config = {"architectures": ["Qwen2VLForConditionalGeneration"], "vocab_size": 300, **SHAPE}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(CheckpointError, match="quantization_config is not supported for a checkpoint with images"):
+        check_folder(tmp_path, is_dummy=True)
+    config["architectures"] = ["Qwen3VLForConditionalGeneration"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="text_config: hidden_size is missing"):
+        check_folder(tmp_path, is_dummy=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "skipped"), [("qwen2 with images", "visual."), ("qwen3 with images", "model.visual.")]
+)
+def test_tensors_of_qwen_for_images_are_skipped(make_checkpoint, name, skipped):
+    path = make_checkpoint(name)
+    for tensor in load_file(path / "model.safetensors"):
+        assert (decoder_names(path)(tensor) is None) == tensor.startswith(skipped)
+    check_checkpoint(path, ModelConfig.from_dir(path), torch.float32)
+
+
 def test_only_tensors_for_images_are_skipped(make_checkpoint, tmp_path):
-    path = make_checkpoint("mistral", with_images=True)
+    path = make_checkpoint("mistral with images")
     tensors = load_file(path / "model.safetensors")
     skipped = {name.split(".")[0] for name in tensors if decoder_names(path)(name) is None}
     assert skipped == {"vision_tower", "multi_modal_projector"}
@@ -91,7 +161,7 @@ def test_only_tensors_for_images_are_skipped(make_checkpoint, tmp_path):
 
 
 def test_names_of_both_layouts_are_those_of_the_decoder(make_checkpoint):
-    name = decoder_names(make_checkpoint("mistral", with_images=True))
+    name = decoder_names(make_checkpoint("mistral with images"))
     for prefix in ("language_model.model.", "model.language_model."):
         assert name(f"{prefix}layers.3.mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight"
     assert name("language_model.lm_head.weight") == name("lm_head.weight") == "lm_head.weight"

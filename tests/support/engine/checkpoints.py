@@ -107,11 +107,52 @@ _VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
-WITH_IMAGES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
-    "gemma3": ("Gemma3Config", "Gemma3ForConditionalGeneration", "siglip_vision_model", {}),
-    "mistral": ("Mistral3Config", "Mistral3ForConditionalGeneration", "pixtral", {"head_dim": 16}),
+_QWEN_VISION = {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "num_heads": 2}
+_MROPE = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 3, 3]}
+WITH_IMAGES: dict[str, tuple[str, str, str, str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3 with images": (
+        "gemma3",
+        "Gemma3TextConfig",
+        "Gemma3Config",
+        "Gemma3ForConditionalGeneration",
+        {},
+        {"model_type": "siglip_vision_model", **_VISION},
+    ),
+    "mistral with images": (
+        "mistral",
+        "MistralConfig",
+        "Mistral3Config",
+        "Mistral3ForConditionalGeneration",
+        {},
+        {"model_type": "pixtral", **_VISION, "head_dim": 16},
+    ),
+    "qwen2 with images": (
+        "qwen2",
+        "Qwen2VLTextConfig",
+        "Qwen2VLConfig",
+        "Qwen2VLForConditionalGeneration",
+        {"rope_parameters": _MROPE},
+        {"depth": 1, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2},
+    ),
+    "qwen2.5 with images": (
+        "qwen2",
+        "Qwen2_5_VLTextConfig",
+        "Qwen2_5_VLConfig",
+        "Qwen2_5_VLForConditionalGeneration",
+        {"rope_parameters": _MROPE},
+        {**_QWEN_VISION, "fullatt_block_indexes": [0]},
+    ),
+    "qwen3 with images": (
+        "qwen3",
+        "Qwen3VLTextConfig",
+        "Qwen3VLConfig",
+        "Qwen3VLForConditionalGeneration",
+        {"rope_parameters": {**_MROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}},
+        {**_QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    ),
 }
-"""Text part, a key of `ARCHITECTURES` -> configuration, model, type and fields of the vision part."""
+"""Checkpoint -> text part, a key of `ARCHITECTURES`; its configuration, that of the whole, and the model; fields of the
+text part, and of the vision part."""
 
 
 def save_checkpoint(
@@ -121,36 +162,36 @@ def save_checkpoint(
     seed: int,
     dtype: str,
     max_shard_size: str,
-    with_images: bool = False,
     **overrides: Any,
 ) -> None:
     """Saves a random checkpoint.
 
     Args:
         path: its folder.
-        architecture: a key of `ARCHITECTURES`; of `WITH_IMAGES` for a checkpoint of which it is the text part.
+        architecture: a key of `ARCHITECTURES` or of `WITH_IMAGES`.
         seed, dtype: of the weights.
         max_shard_size: as for `save_pretrained`.
-        with_images: whether it is such a part.
-        overrides: fields of its config.
+        overrides: fields of its config, or of that of its text part.
     """
     import torch
     import transformers
 
-    config_class, model_class, defaults = ARCHITECTURES[architecture]
-    config = getattr(transformers, config_class)(**{**_SMALL, **defaults, **overrides})
-    if with_images:
-        config_class, model_class, vision_type, vision = WITH_IMAGES[architecture]
+    if architecture in WITH_IMAGES:
+        text, text_class, config_class, model_class, text_fields, vision = WITH_IMAGES[architecture]
+        fields = {**_SMALL, **ARCHITECTURES[text][2], **text_fields, **overrides}
         config = getattr(transformers, config_class)(
-            text_config=config.to_dict(),
-            vision_config={"model_type": vision_type, **_VISION, **vision},
-            tie_word_embeddings=config.tie_word_embeddings,
+            text_config=getattr(transformers, text_class)(**fields).to_dict(),
+            vision_config=vision,
+            tie_word_embeddings=fields["tie_word_embeddings"],
         )
+    else:
+        config_class, model_class, defaults = ARCHITECTURES[architecture]
+        config = getattr(transformers, config_class)(**{**_SMALL, **defaults, **overrides})
     model = getattr(transformers, model_class)(config)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name and "vision" not in name:  # around one, so that a forgotten norm weight shows
+        if "norm" in name and "vis" not in name:  # around one, so that a forgotten norm weight shows
             values = ("Gemma" not in model_class) + 0.2 * noise  # Gemma adds the one
         elif parameter.ndim == 1:  # biases that matter
             values = 0.2 * noise
