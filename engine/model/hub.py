@@ -64,15 +64,18 @@ def resolve_model(
             check(_download(name_or_dir, _DESCRIPTION, progress))
             return _download(name_or_dir, [*_DESCRIPTION, _WEIGHTS], progress)
     except HFValidationError:
-        raise CheckpointError(f"{name_or_dir}: no such folder, and not a Hugging Face hub id (owner/name)") from None
+        raise CheckpointError(
+            f"{name_or_dir}: no such file or folder, and not a Hugging Face hub id (owner/name)"
+        ) from None
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"{name_or_dir}: no such folder, and the Hugging Face hub has no such model (a private one needs HF_TOKEN)"
+            f"{name_or_dir}: no such file or folder, and no such model on the Hugging Face hub (a private one needs "
+            "HF_TOKEN)"
         ) from None
     except (HTTPError, OSError) as error:  # base classes of all errors of a download
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"{name_or_dir}: no such folder, and cannot be fetched from the Hugging Face hub: {reason}"
+            f"{name_or_dir}: no such file or folder, and cannot be fetched from the Hugging Face hub: {reason}"
         ) from error
 
 

@@ -124,8 +124,8 @@ def test_every_file_of_the_tokenizer_is_fetched(tmp_path, fetch):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (HFValidationError("bad"), r"x/y/z: no such folder, and not a Hugging Face hub id \(owner/name\)$"),
-        (refused(RepositoryNotFoundError), "x/y/z: no such folder, and the Hugging Face hub has no such model"),
+        (HFValidationError("bad"), r"x/y/z: no such file or folder, and not a Hugging Face hub id \(owner/name\)$"),
+        (refused(RepositoryNotFoundError), "x/y/z: no such file or folder, and no such model on the Hugging Face hub"),
         (refused(HfHubHTTPError), "x/y/z: .* cannot be fetched from the Hugging Face hub: 401 Client Error$"),
         (
             LocalEntryNotFoundError("no route\nmore lines"),
@@ -214,7 +214,7 @@ def test_other_than_one_gguf_file_is_refused(kind, words):
 
 
 def test_what_is_no_type_is_no_id():
-    with pytest.raises(CheckpointError, match=r"owner/name:\*: no such folder, and not a Hugging Face hub id"):
+    with pytest.raises(CheckpointError, match=r"owner/name:\*: no such file or folder, and not a Hugging Face hub id"):
         resolve_model("owner/name:*", allow)
 
 
@@ -227,7 +227,7 @@ def test_what_is_no_type_is_no_id():
 )
 def test_a_cache_folder_that_cannot_be_written_is_a_one_line_error(fetch, error, words):
     fetch(error)
-    with pytest.raises(CheckpointError, match=f"owner/name: no such folder, and cannot be fetched .*{words}"):
+    with pytest.raises(CheckpointError, match=f"owner/name: no such file or folder, and cannot be fetched .*{words}"):
         resolve_model("owner/name", allow)
 
 

@@ -281,6 +281,15 @@ def test_grouped_weights_give_the_bits_of_their_dequantized_values(n, k, group_s
         assert torch.equal(ops.linear(x, packed), ops.linear(x, plain))
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 13])
+def test_grouped_weights_multiply_inputs_in_their_order(num_rows):
+    """A single row must be reordered too, which a layer without an order takes where it is."""
+    ops, order = cpu_ops(), torch.randperm(64, generator=torch.Generator().manual_seed(3))
+    weights, x = make_grouped(33, 64, 16, 4), normal(num_rows, 64)
+    got = ops.linear(x, ops.pack_grouped(weights._replace(input_order=order), None, torch.float32))
+    assert torch.equal(got, ops.linear(x[:, order].contiguous(), ops.pack_grouped(weights, None, torch.float32)))
+
+
 @pytest.mark.parametrize(("n", "k"), [(5, 32), (33, 64), (97, 256), (2062, 384)])
 def test_weights_in_mxfp4_give_the_bits_of_their_dequantized_values(n, k):
     """All codes, and scales from the smallest to the largest, beside those of usual weights."""

@@ -21,7 +21,7 @@ class Gate:
 
     async def holds(self) -> None:
         """Waits until a step is blocked."""
-        assert await asyncio.to_thread(self._holds.wait, 30)
+        assert await asyncio.to_thread(self._holds.wait, HANG_S)
 
     def open(self) -> None:
         self._is_open.set()
