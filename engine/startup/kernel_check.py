@@ -16,18 +16,15 @@ from engine.model.mxfp4 import Mxfp4Weights
 from engine.startup.progress import StartupProgress
 from engine.startup.served_model import ServedModel
 from kernels.check import (
-    ExpertForms,
-    Gate,
     KernelCase,
     Mismatch,
-    ModelForms,
-    WeightsForm,
     find_mismatches,
     kernel_cases,
     run_cases,
 )
 from kernels.families import reference_ops
 from kernels.interface import ClampedGate, KernelOps, Routing
+from kernels.model_forms import ExpertForms, Gate, ModelForms, WeightsForm
 
 _log = logging.getLogger(__name__)
 

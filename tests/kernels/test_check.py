@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.check import ExpertForms, find_mismatches, kernel_cases, run_cases
+from kernels.check import find_mismatches, kernel_cases, run_cases
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import ClampedGate, Routing
+from kernels.model_forms import ExpertForms
 from kernels.reference.ops import ReferenceOps
 from tests.support.kernels.model_forms import SMALL
 

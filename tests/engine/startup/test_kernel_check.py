@@ -16,9 +16,10 @@ from engine.model.fp8 import Fp8Weights
 from engine.startup.build import build_engine
 from engine.startup.kernel_check import model_forms
 from engine.startup.progress import StartupProgress
-from kernels.check import Mismatch, ModelForms
+from kernels.check import Mismatch
 from kernels.cpu.checked_forms import is_checked, remember_checked
 from kernels.cpu.ops import CpuOps
+from kernels.model_forms import ModelForms
 
 
 @pytest.fixture(scope="module")

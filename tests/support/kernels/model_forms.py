@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.check import ModelForms
+from kernels.model_forms import ModelForms
 
 SMALL = ModelForms(
     dtype=torch.float32,

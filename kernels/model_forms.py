@@ -1,0 +1,91 @@
+"""The forms in which a model uses the kernels, and the errors that the check of kernels allows in them."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from kernels.interface import Routing
+
+WeightsForm = Literal["int8", "fp8", "fp8 checkpoint", "fp8 blocks", "int4 groups", "int8 groups"]
+Gate = Literal["silu_and_mul", "gelu_and_mul"]
+
+ALLOWED = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.int8: 4e-1}
+"""Allowed error by dtype, relative to the root mean square of the row: several rounding steps of its largest values."""
+
+ALLOWED_FLOAT8 = 5e-1
+"""Of 8-bit floats: a product of two has an error of 4 % of a row's root mean square, and the largest of thousands of
+errors is four times that. A wrong result differs by 1 or more."""
+
+
+class ExpertForms(NamedTuple):
+    """Mixtures of experts of a model's shard.
+
+    Attributes:
+        num_experts, inner_size: how many there are, and intermediate units of each.
+        routing: how they are chosen, and their gate.
+        has_bias: whether the router and the layers of experts have biases.
+        is_microscaled: whether their weights are in MXFP4.
+    """
+
+    num_experts: int
+    inner_size: int
+    routing: Routing
+    has_bias: bool = False
+    is_microscaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelForms:
+    """What decides in which forms a model uses the kernels.
+
+    Attributes:
+        dtype, kv_dtype: of activations and of the KV cache.
+        weights_dtype: of stored weights that are not quantised.
+        weights_form: how linear layers are quantised, by the engine or in the checkpoint; None: not at all.
+        hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, eps: of the model's shard.
+        has_bias: whether queries, keys and values have a bias.
+        has_head_norms: whether each query and key head is normed.
+        has_projection_norms: whether the queries of a token are normed together, and its keys.
+        gate: the operation between the feed-forward layers.
+        experts: mixtures of experts; None: the model has none.
+        sliding_windows: the different ones of the layers; None: no window.
+        attention_soft_caps: the different limits of attention scores; None: no limit.
+        logit_soft_cap: limit of logits; None: no limit.
+        has_sinks: whether each query head has a sink.
+        block_size: tokens per block of the cache.
+    """
+
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    weights_dtype: torch.dtype
+    weights_form: WeightsForm | None
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    eps: float
+    has_bias: bool
+    has_head_norms: bool
+    gate: Gate
+    sliding_windows: tuple[int | None, ...]
+    attention_soft_caps: tuple[float | None, ...]
+    logit_soft_cap: float | None
+    block_size: int
+    experts: ExpertForms | None = None
+    has_sinks: bool = False
+    has_projection_norms: bool = False
+
+    @property
+    def linear_error(self) -> float:
+        """Allowed error of a linear layer."""
+        if self.weights_form in (None, "int4 groups", "int8 groups"):  # inputs and results have the model's dtype
+            return ALLOWED[self.dtype]
+        return max(ALLOWED[self.dtype], ALLOWED[torch.int8] if self.weights_form == "int8" else ALLOWED_FLOAT8)
+
+    @property
+    def cache_error(self) -> float:
+        """Allowed error of values read from the cache."""
+        return max(ALLOWED[self.dtype], ALLOWED.get(self.kv_dtype, ALLOWED_FLOAT8))
