@@ -147,9 +147,11 @@ def _pointwise_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]
     stored = f"{dtype_name(forms.weights_dtype)}, {forms.hidden_size} wide"
     indices = inputs.int64([_NUM_TOKENS - 1, 0, 5])
     yield KernelCase("gather_rows", form, allowed, lambda ops, _: (ops.gather_rows(x, indices),))
-    yield KernelCase(
-        "gather_rows", f"{stored}, tied", allowed, lambda ops, _: (ops.gather_rows(ops.pack_tied(table)[0], indices),)
-    )
+
+    def gathered(ops: KernelOps, _: torch.dtype) -> _Outputs:
+        return (ops.gather_rows(ops.pack_tied(table, forms.weights_dtype)[0], indices),)
+
+    yield KernelCase("gather_rows", f"{stored}, tied", allowed, gathered)
     if forms.weights_dtype is not forms.dtype:
         yield KernelCase("gather_rows", stored, allowed, lambda ops, _: (ops.gather_rows(table, indices),))
     yield KernelCase("rms_norm", form, allowed, lambda ops, _: (ops.rms_norm(x, weight, forms.eps),))

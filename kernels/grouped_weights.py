@@ -51,3 +51,8 @@ class GroupedWeights(NamedTuple):
                 exact.float().view(-1, num_in).to(dtype)
             )
         return out
+
+
+def packed_bytes(num_rows: int, num_columns: int, num_bits: int, group_size: int | None) -> int:
+    """Returns the bytes of a matrix in memory: integers, and a scale and an offset per group; None: one group."""
+    return num_rows * (num_columns * num_bits // 8 + 8 * (num_columns // (group_size or num_columns)))

@@ -61,7 +61,7 @@ class Routing(NamedTuple):
 
 
 Table: TypeAlias = Any
-"""Rows that `gather_rows` takes: a tensor, or what `pack_tied` returned."""
+"""Rows that `gather_rows` takes: a tensor, or what `pack_table` or `pack_tied` returned."""
 
 Experts: TypeAlias = Any
 """Experts of a layer as returned by `pack_experts`; opaque outside of the family that packed them."""
@@ -148,18 +148,25 @@ class KernelOps(Protocol):
         """
         ...
 
-    def pack_tied(self, table: torch.Tensor) -> tuple[Table, LinearWeights]:
+    def pack_table(self, matrix: torch.Tensor | GroupedWeights, dtype: torch.dtype) -> Table:
+        """Packs an embedding [N, n] for `gather_rows`; dtype is that of the model.
+
+        Families that gather no rows of integers use the dequantized weights in dtype.
+        """
+        ...
+
+    def pack_tied(self, matrix: torch.Tensor | GroupedWeights, dtype: torch.dtype) -> tuple[Table, LinearWeights]:
         """Packs an embedding [N, n] that is the output head too; returns what `gather_rows` and `linear` take.
 
-        They share memory, unless the head is quantised.
+        They share memory if the family gathers rows of the head's weights.
         """
         ...
 
     def gather_rows(self, table: Table, indices: torch.Tensor) -> torch.Tensor:
         """Table [N, n], indices [T] int64 -> rows [T, n]: embeddings, and hidden states of the rows that sample.
 
-        The table is a tensor or from `pack_tied`. The result has the dtype of activations, to which a family may widen
-        a table of weights.
+        The table is a tensor, or from `pack_table` or `pack_tied`. The result has the dtype of activations, to which a
+        family may widen a table of weights.
         """
         ...
 

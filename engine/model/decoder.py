@@ -4,17 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine.model.checkpoint_part import CheckpointPart, Fill, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer
 from engine.model.norm import Norm
 from engine.model.rotary_tables import rotary_tables
 from engine.model.sharding import Sharding
+from engine.model.vocabulary import Vocabulary
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
-from kernels.interface import AdapterOps, KernelOps, KVCache, LinearInput, LinearWeights, LowRank, Table
+from kernels.interface import AdapterOps, KernelOps, KVCache, LinearInput, LowRank
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
-
-EMBEDDING_NAME, HEAD_NAME = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Decoder:
@@ -46,16 +45,11 @@ class Decoder:
         self.dtype = dtype
         self.device = device
         self._ops = ops
-        self._group = group
         sharding = Sharding.of(config, group.rank, group.size)
-        self._vocabulary = sharding.vocabulary
         ropes = config.traits.ropes
         tables = {rope: rotary_tables(rope, config.head_dim, max_positions, device) for rope in dict.fromkeys(ropes)}
-        self._vocabulary_rows = sharding.vocabulary_rows
-        self.embed_tokens: Table = None
-        self._packed_lm_head: LinearWeights = None
+        self.vocabulary = Vocabulary(config, ops, group, sharding, dtype=dtype, device=device)
         traits = config.traits
-        self._embedding_scale = traits.embedding_scale / traits.stream_unit
         self._eps = config.rms_norm_eps / traits.stream_unit**2
         self.norm = Norm(
             config.hidden_size, offset=traits.norm_offset, scale=traits.logit_scale, dtype=dtype, device=device
@@ -70,10 +64,7 @@ class Decoder:
 
         Together these are all weights, each once.
         """
-        matrix = self._vocabulary_matrix(torch.device("meta"))
-        parts = self._embedding_parts(matrix) | self._norm_parts()
-        if not self.config.tie_word_embeddings:
-            parts |= self._head_parts(matrix)
+        parts = self.vocabulary.checkpoint_parts() | self._norm_parts()
         for layer in self.layers:
             parts |= layer.checkpoint_parts()
         return parts
@@ -87,23 +78,7 @@ class Decoder:
         self.norm.finish()
         for layer in self.layers:
             layer.load(fill)
-        embedding = self._vocabulary_matrix(self.device)
-        fill(self._embedding_parts(embedding))
-        if self.shares_head:
-            self.embed_tokens, self._packed_lm_head = self._ops.pack_tied(embedding)
-            return
-        self.embed_tokens = embedding
-        lm_head = embedding.clone() if self.config.tie_word_embeddings else self._vocabulary_matrix(self.device)
-        if not self.config.tie_word_embeddings:
-            fill(self._head_parts(lm_head))
-        self._packed_lm_head = self._ops.pack_linear(lm_head, None, for_logits=True)
-        if self._embedding_scale != 1.0:
-            embedding.mul_(self._embedding_scale)
-
-    @property
-    def shares_head(self) -> bool:
-        """Whether embedding and output head are the same numbers."""
-        return self.config.tie_word_embeddings and self._embedding_scale == 1.0
+        self.vocabulary.load(fill)
 
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
         """Returns rows and columns of all linear layers that adapters can change, by their names in the checkpoint."""
@@ -118,12 +93,6 @@ class Decoder:
 
     def _norm_parts(self) -> dict[str, CheckpointPart]:
         return {"model.norm.weight": CheckpointPart.whole(self.norm.weight)}
-
-    def _embedding_parts(self, matrix: torch.Tensor) -> dict[str, CheckpointPart]:
-        return {EMBEDDING_NAME: self._vocabulary_part(matrix)}
-
-    def _head_parts(self, matrix: torch.Tensor) -> dict[str, CheckpointPart]:
-        return {HEAD_NAME: self._vocabulary_part(matrix)}
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
         """Computes a ragged batch; returns logits [S, vocab_size] fp32 of the tokens in `logits_indices`."""
@@ -150,7 +119,7 @@ class Decoder:
         Returns: [T, hidden_size], normalised, for `compute_logits`.
         """
         assert len(kv_caches) == len(self.layers), f"{len(kv_caches)} caches for {len(self.layers)} layers"
-        residual = self._embed(input_ids)
+        residual = self.vocabulary.embed(input_ids)
         eps = self._eps
         first_norm = self.layers[0].input_norm
         x = residual if first_norm is None else self._ops.rms_norm(residual, first_norm.weight, eps, for_linear=True)
@@ -180,28 +149,7 @@ class Decoder:
 
         Writes them to `out` if given.
         """
-        logits = self._group.all_gather_columns(self._ops.linear(hidden, self._packed_lm_head))
-        if logits.shape[1] != self.config.vocab_size:  # remove the padding rows of the last ranks
-            logits = logits[:, : self.config.vocab_size].contiguous()
+        logits = self.vocabulary.logits(hidden)
         logits = logits.float() if out is None else out.copy_(logits)
         soft_cap = self.config.traits.logit_soft_cap
         return logits if soft_cap is None else self._ops.soft_cap(logits, soft_cap)
-
-    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[T] -> [T, hidden_size]: each rank embeds the tokens of its rows, and adds zeros for the others."""
-        if self._group.size == 1:
-            return self._ops.gather_rows(self.embed_tokens, input_ids)
-        rows = input_ids - self._vocabulary.start
-        is_here = (rows >= 0) & (rows < self._vocabulary.size)
-        known = self._ops.gather_rows(self.embed_tokens, torch.where(is_here, rows, 0))
-        return self._group.all_reduce(torch.where(is_here[:, None], known, 0.0))
-
-    def _vocabulary_matrix(self, device: torch.device) -> torch.Tensor:
-        """Allocates this rank's rows; padding rows are zero."""
-        matrix = torch.empty(self._vocabulary_rows, self.config.hidden_size, dtype=self.dtype, device=device)
-        matrix[self._vocabulary.size :].zero_()
-        return matrix
-
-    def _vocabulary_part(self, matrix: torch.Tensor) -> CheckpointPart:
-        columns = Span.whole(matrix.shape[1])
-        return CheckpointPart(matrix[: self._vocabulary.size], (self._vocabulary, columns))

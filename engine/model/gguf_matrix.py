@@ -30,7 +30,15 @@ class GgufMatrix:
         return {f"{name}.weight": part for name, part in self._parts.items()}
 
     def pack(self, ops: KernelOps, bias: torch.Tensor | None, row_order: torch.Tensor | None) -> LinearWeights:
-        """Unpacks the blocks, and packs them for the operations with the bits and groups that suit all projections.
+        """Packs the result of `weights`."""
+        weights = self.weights()
+        if row_order is not None:
+            values, scales, offsets = weights.values[row_order], weights.scales[row_order], weights.offsets[row_order]
+            weights = weights._replace(values=values, scales=scales, offsets=offsets)
+        return ops.pack_grouped(weights, bias, self._dtype)
+
+    def weights(self) -> GroupedWeights:
+        """Unpacks the blocks, with the bits and groups that suit all projections, and frees them.
 
         Raises: CheckpointError: a scale is NaN or infinite.
         """
@@ -45,9 +53,7 @@ class GgufMatrix:
             scales.append(weights.scales.repeat_interleave(times, dim=1))
             offsets.append(weights.offsets.repeat_interleave(times, dim=1))
         self._parts = {}
-        order = slice(None) if row_order is None else row_order
-        whole = GroupedWeights(torch.cat(values)[order], torch.cat(scales)[order], torch.cat(offsets)[order], num_bits)
-        return ops.pack_grouped(whole, bias, self._dtype)
+        return GroupedWeights(torch.cat(values), torch.cat(scales), torch.cat(offsets), num_bits)
 
 
 def check_gguf_matrix(stored: GgufWeights, rows: Rows, columns: Span) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers of a GGUF file that stay in its blocks: integers with a scale and an offset per group of inputs."""
+"""Matrices of a GGUF file that stay in its blocks: integers with a scale and an offset per group of inputs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,11 +7,12 @@ from engine.model.gguf_file import QUANTIZED_TYPES
 
 _ONE_MATRIX = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Projections that are multiplied as one matrix."""
+_ALONE = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufWeights:
-    """Which linear layers are in blocks.
+    """Which linear layers, embedding and output head included, are in blocks.
 
     Attributes:
         kinds: name of a layer, such as `model.layers.0.mlp.up_proj` -> name of its type, a key of `QUANTIZED_TYPES`.
@@ -27,9 +28,10 @@ class GgufWeights:
         """
         kept = {}
         for name, kind in kinds.items():
-            module, _, projection = name.rpartition(".")
+            module, dot, projection = name.rpartition(".")
             together = next((names for names in _ONE_MATRIX if projection in names), (projection,))
-            if projection.endswith("_proj") and all(f"{module}.{other}" in kinds for other in together):
+            is_linear = projection.endswith("_proj") or projection in _ALONE
+            if is_linear and all(f"{module}{dot}{other}" in kinds for other in together):
                 kept[name] = kind
         return cls(kept)
 

@@ -11,6 +11,7 @@ from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.quantization_config import QuantizedWeights
 from engine.model.stored_matrix import StoredMatrix, allocate_matrix, check_matrix
+from kernels.grouped_weights import packed_bytes
 from kernels.interface import AdapterOps, Adapters, KernelOps, LinearInput, LinearWeights, LowRank
 from kernels.metadata import AdaptedTokens
 
@@ -112,8 +113,7 @@ class Linear:
         if isinstance(stored, kept):
             if isinstance(stored, IntWeights | GgufWeights):
                 num_bits, group_size = stored.form(self._out_features)
-                num_groups = self._in_features.size // (group_size or self._in_features.size)
-                return num_bytes + num_weights * num_bits // 8 + 8 * num_groups * num_rows
+                return num_bytes + packed_bytes(num_rows, self._in_features.size, num_bits, group_size)
             scales = [part.tensor for part in self.checkpoint_parts().values() if part.is_scale]
             return num_bytes + num_weights + sum(tensor.nbytes for tensor in scales)
         if is_quantized_on_load:

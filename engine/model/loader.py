@@ -8,7 +8,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
-from engine.model.decoder import EMBEDDING_NAME, HEAD_NAME, Decoder
+from engine.model.decoder import Decoder
 from engine.model.dummy_weights import RandomWeights
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
@@ -80,6 +80,7 @@ def weights_bytes(
     group: ParallelGroup = SINGLE_RANK,
     quantization: Literal["fp8", "int8"] | None = None,
     kept: Kept = (),
+    keeps_table: bool = False,
 ) -> int:
     """Returns the bytes of the packed weights, without allocating them.
 
@@ -92,6 +93,7 @@ def weights_bytes(
         quantization: 8-bit format to which linear layers are quantised on load: one byte per weight and a scale per
             row. int8 includes the output head.
         kept: kinds of quantised weights of the checkpoint that stay as they are; others are converted to dtype.
+        keeps_table: whether an embedding of these kinds stays so too.
     Raises: ConfigError, CheckpointError: see `Decoder`.
     """
     meta = torch.device("meta")
@@ -102,11 +104,9 @@ def weights_bytes(
         num_bytes += linear.packed_bytes(is_quantized_on_load=quantization is not None, kept=kept)
         for name in linear.checkpoint_parts():
             del tensors[name]
-    head = tensors[EMBEDDING_NAME] if config.tie_word_embeddings else tensors.pop(HEAD_NAME)
-    if quantization == "int8":
-        num_bytes += head.numel() + 4 * len(head)
-    elif not model.shares_head:
-        num_bytes += head.nbytes
+    num_bytes += model.vocabulary.packed_bytes(is_head_int8=quantization == "int8", kept=kept, keeps_table=keeps_table)
+    for name in model.vocabulary.checkpoint_parts():
+        del tensors[name]
     return num_bytes + sum(tensor.nbytes for tensor in tensors.values())
 
 

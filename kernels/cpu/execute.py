@@ -13,6 +13,7 @@ from kernels.cpu.experts import (
     num_expert_pack_items,
     route_item,
 )
+from kernels.cpu.gather_rows import gather_rows_item
 from kernels.cpu.instruction import OPCODE, WIDTH, Opcode, num_row_items
 from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, cycles, floats_at, longs_at, yield_core
 from kernels.cpu.jit import spliced
@@ -21,7 +22,6 @@ from kernels.cpu.paged_attention import attention_item, num_attention_items, pla
 from kernels.cpu.pointwise import (
     add_rms_norm_item,
     clamped_gate_item,
-    gather_rows_item,
     gelu_and_mul_item,
     rms_norm_item,
     silu_and_mul_item,

@@ -12,6 +12,7 @@ import torch
 
 from kernels.cpu.adapters import PackedAdapters, emit_add_adapters, pack_adapters
 from kernels.cpu.experts import PackedExperts, emit_combine, emit_expert_linear, emit_route, pack_experts
+from kernels.cpu.gather_rows import can_gather, emit_gather_rows
 from kernels.cpu.jit import watch_compiles
 from kernels.cpu.kv_cache import CpuKVCache, make_kv_cache
 from kernels.cpu.linear import PackedLinear, emit_linear, pack_grouped, pack_linear, pack_microscaled
@@ -19,7 +20,6 @@ from kernels.cpu.paged_attention import emit_paged_attention, emit_plan
 from kernels.cpu.pointwise import (
     emit_add_rms_norm,
     emit_clamped_gate,
-    emit_gather_rows,
     emit_gelu_and_mul,
     emit_norm_columns,
     emit_rms_norm,
@@ -154,10 +154,22 @@ class CpuOps:
         finally:
             self._step = None
 
-    def pack_tied(self, table: torch.Tensor) -> tuple[torch.Tensor | PackedLinear, PackedLinear]:
-        """Packs the head; rows are gathered from its panels, or from the table if the head is in int8."""
-        head = self.pack_linear(table, None, for_logits=True)
-        return (table if self._quantize else head), head
+    def pack_table(self, matrix: torch.Tensor | GroupedWeights, dtype: torch.dtype) -> torch.Tensor | PackedLinear:
+        """Returns a dense matrix as it is; integers in groups become the panels of a linear layer."""
+        if isinstance(matrix, torch.Tensor):
+            return matrix
+        packed = pack_grouped(matrix, None, quantize=False)
+        return packed if can_gather(packed) else matrix.dequantized(dtype)
+
+    def pack_tied(
+        self, matrix: torch.Tensor | GroupedWeights, dtype: torch.dtype
+    ) -> tuple[torch.Tensor | PackedLinear, PackedLinear]:
+        """Packs the head; rows are gathered from its panels, or from a table of their own if the head is in int8."""
+        if isinstance(matrix, torch.Tensor):
+            head = self.pack_linear(matrix, None, for_logits=True)
+        else:
+            head = self.pack_grouped(matrix, None, dtype)
+        return (head if can_gather(head) else self.pack_table(matrix, dtype)), head
 
     def gather_rows(self, table: torch.Tensor | PackedLinear, indices: torch.Tensor) -> torch.Tensor:
         """Indexes the table; the result is fp32."""

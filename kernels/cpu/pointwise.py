@@ -1,4 +1,4 @@
-"""Operations on single rows: gather, RMSNorm (arXiv:1910.07467), gates (arXiv:2002.05202), soft cap."""
+"""Operations on single rows: RMSNorm (arXiv:1910.07467), gates (arXiv:2002.05202), soft cap."""
 
 import math
 from typing import TYPE_CHECKING
@@ -8,13 +8,10 @@ import torch
 
 from kernels.cpu.arrays import check_fp32, check_stored
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
-from kernels.cpu.intrinsics import floats_at, longs_at, shorts_at
+from kernels.cpu.intrinsics import floats_at
 from kernels.cpu.jit import bits_float, exp_nonpositive, inline, kernel
-from kernels.cpu.linear import FLOAT_KINDS, Kind, PackedLinear
 from kernels.cpu.recording import Recording
 from kernels.cpu.soft_cap import cap_scores
-from kernels.cpu.tile import LANES
-from kernels.cpu.two_bytes import bf16_to_fp32, fp16_to_fp32
 from kernels.interface import ClampedGate
 
 if TYPE_CHECKING:
@@ -23,26 +20,6 @@ if TYPE_CHECKING:
 _X, _OUT, _N, _WEIGHT, _RESIDUAL = range(FIRST_OPERAND, FIRST_OPERAND + 5)
 _STEP = FIRST_OPERAND + 4  # of RMS_NORM, after _WEIGHT: bytes between rows
 _LIMIT = FIRST_OPERAND + 3  # of CLAMPED_GATE, after _N: its bits
-_INDICES, _KIND, _ROWS_PER_PANEL = range(FIRST_OPERAND + 3, FIRST_OPERAND + 6)  # of GATHER_ROWS, after _N
-
-_FP32, _BF16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS)
-
-
-def emit_gather_rows(recording: Recording, table: torch.Tensor | PackedLinear, indices: torch.Tensor) -> torch.Tensor:
-    """Table [N, n] fp32, bf16 or fp16, or a linear layer with such weights, indices [T] int64 -> [T, n] fp32.
-
-    Raises: ValueError: of another type, or not contiguous.
-    """
-    values, rows_per_panel = (table.weight, LANES) if isinstance(table, PackedLinear) else (table, 1)
-    check_stored(table=values)
-    if not values.is_contiguous():
-        raise ValueError(f"table of shape {list(values.shape)} is not contiguous")
-    n = values.shape[1]
-    out = recording.empty(indices, n)
-    operands = out.data_ptr(), n, indices.data_ptr(), int(FLOAT_KINDS[values.dtype]), rows_per_panel
-    recording.emit(Opcode.GATHER_ROWS, indices, values.data_ptr(), *operands)
-    recording.keep(values)
-    return out
 
 
 def emit_rms_norm(recording: Recording, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -172,43 +149,6 @@ def norm_row(x: "Floats", weight: "Floats", eps: np.float32, out: "Floats") -> N
     factor = np.float32(1) / np.sqrt(total / np.float32(x.shape[0]) + eps)
     for i in range(x.shape[0]):
         out[i] = x[i] * factor * weight[i]
-
-
-@kernel
-def gather_rows_item(row: "Longs", item: int) -> None:
-    """Copies some rows, widened to fp32."""
-    begin, end, n, kind = first_row(item, row), first_row(item + 1, row), row[_N], row[_KIND]
-    indices, rows_per_panel = longs_at(row[_INDICES], end), row[_ROWS_PER_PANEL]
-    for i in range(begin, end):
-        start, target = indices[i] * n, floats_at(row[_OUT] + 4 * n * i, n)
-        if rows_per_panel > 1:
-            lane = indices[i] % rows_per_panel
-            _gather_lane(row[_X], kind, (indices[i] - lane) * n + lane, rows_per_panel, target)
-        elif kind == _FP32:
-            target[:] = floats_at(row[_X] + 4 * start, n)
-        elif kind == _BF16_WEIGHTS:
-            halves = shorts_at(row[_X] + 2 * start, n)
-            for j in range(n):
-                target[j] = bf16_to_fp32(halves[j])
-        else:
-            halves = shorts_at(row[_X] + 2 * start, n)
-            for j in range(n):
-                target[j] = fp16_to_fp32(halves[j])
-
-
-@inline
-def _gather_lane(table: int, kind: int, start: int, step: int, target: "Floats") -> None:
-    """Copies every step-th value from `start` on: a row of panels [rows / step, n, step]."""
-    n = len(target)
-    if kind == _FP32:
-        values = floats_at(table + 4 * start, n * step)
-        for j in range(n):
-            target[j] = values[j * step]
-    else:
-        halves = shorts_at(table + 2 * start, n * step)
-        for j in range(n):
-            half = halves[j * step]
-            target[j] = bf16_to_fp32(half) if kind == _BF16_WEIGHTS else fp16_to_fp32(half)
 
 
 @kernel

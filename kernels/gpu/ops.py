@@ -177,9 +177,17 @@ class GpuOps:
         finally:
             self.rotate_and_store, self._attention = rotate, attend
 
-    def pack_tied(self, table: torch.Tensor) -> tuple[torch.Tensor, PackedLinear]:
-        """Returns the table for both uses."""
-        return table, self.pack_linear(table, None, for_logits=True)
+    def pack_table(self, matrix: torch.Tensor | GroupedWeights, dtype: torch.dtype) -> torch.Tensor:
+        """Returns the dequantized matrix."""
+        return matrix if isinstance(matrix, torch.Tensor) else matrix.dequantized(dtype)
+
+    def pack_tied(
+        self, matrix: torch.Tensor | GroupedWeights, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, PackedLinear | GroupedLinear]:
+        """Returns a dense matrix for both uses; integers stay so in the head only."""
+        if isinstance(matrix, torch.Tensor):
+            return matrix, self.pack_linear(matrix, None, for_logits=True)
+        return self.pack_table(matrix, dtype), self.pack_grouped(matrix, None, dtype)
 
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Indexes the table."""

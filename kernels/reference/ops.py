@@ -78,8 +78,13 @@ class ReferenceOps:
         """Returns the step itself."""
         return step
 
-    def pack_tied(self, table: torch.Tensor) -> tuple[torch.Tensor, Weights]:
-        """Returns the table for both uses."""
+    def pack_table(self, matrix: torch.Tensor | GroupedWeights, dtype: torch.dtype) -> torch.Tensor:
+        """Returns the dequantized matrix."""
+        return matrix if isinstance(matrix, torch.Tensor) else matrix.dequantized(dtype)
+
+    def pack_tied(self, matrix: torch.Tensor | GroupedWeights, dtype: torch.dtype) -> tuple[torch.Tensor, Weights]:
+        """Returns the dequantized matrix for both uses."""
+        table = self.pack_table(matrix, dtype)
         return table, (table, None)
 
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -275,7 +275,7 @@ def test_embeddings_are_shared_when_tied(make_checkpoint):
     config = ModelConfig.from_dir(path)
     model = load_model(path, config, reference_ops())
     assert model.compute_logits(torch.ones(1, config.hidden_size)).any()
-    model.embed_tokens.zero_()
+    model.vocabulary.table.zero_()
     assert not model.compute_logits(torch.ones(1, config.hidden_size)).any()
 
 
@@ -284,7 +284,7 @@ def test_a_tied_head_and_the_embedding_are_one_matrix_in_memory_on_a_cpu(make_ch
     config = ModelConfig.from_dir(path)
     with PeakBytes() as memory:
         model = load_model(path, config, cpu_ops())
-    assert model.shares_head
+    assert model.vocabulary.shares_head
     head_bytes = config.vocab_size * config.hidden_size * 4
     assert memory.bytes < weights_bytes(config, torch.float32) + head_bytes // 4
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ from tests.support.engine.gguf import (
     tensors_of,
     write_gguf,
 )
-from tests.support.engine.weights import loaded_parts
+from tests.support.engine.weights import PeakBytes, loaded_parts
 
 NAMES = ("llama", "qwen2", "qwen3")
 
@@ -81,27 +82,31 @@ def test_16_bits_are_read_as_they_are(make_checkpoint: Any, tmp_path: Path, kind
     assert cpu_checkpoint_dtype(path, config) == dtype_name(dtype)
 
 
-SIZES = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 40, "num_hidden_layers": 1}
+SIZES = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 41, "num_hidden_layers": 1}
 MIXED = {"attn_v": "Q6_K", "ffn_down": "Q5_K", "token_embd": "Q8_0"}
 """As in Q4_K_M: the types of some matrices differ from those with which they are multiplied."""
 
 
-def twins(make_checkpoint: Any, folder: Path, name: str, kinds: dict[str, str], default: str) -> tuple[Path, Path]:
+def twins(
+    make_checkpoint: Any, folder: Path, name: str, kinds: dict[str, str], default: str, **settings: Any
+) -> tuple[Path, Path]:
     """A GGUF file with random blocks, and a folder with the numbers that they stand for."""
-    original, path, twin = make_checkpoint(name, **SIZES), folder / "model.gguf", folder / "twin"
+    original, path, twin = make_checkpoint(name, **SIZES | settings), folder / "model.gguf", folder / "twin"
     save_random_blocks(original, path, kinds, default)
     save_twin(path, original, twin)
     return path, twin
 
 
 def outputs(path: Path, ops: KernelOps) -> list[torch.Tensor]:
-    """Results of the linear layers for random inputs, and the embeddings."""
+    """Results of the linear layers for random inputs, embeddings and logits."""
     model = load_model(path, ModelConfig.from_dir(path), ops)
     layer = model.layers[0]
     linears = [layer.qkv, layer.o, layer.feed_forward.gate_up, layer.feed_forward.down]
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(5, size, generator=generator) for size in (256, 256, 256, 512)]
-    return [linear(ops, x) for linear, x in zip(linears, inputs, strict=True)] + [model.embed_tokens]
+    results = [linear(ops, x) for linear, x in zip(linears, inputs, strict=True)]
+    embeddings = ops.gather_rows(model.vocabulary.table, torch.arange(41).flip(0))
+    return [*results, embeddings, model.compute_logits(inputs[0])]
 
 
 @pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
@@ -126,6 +131,26 @@ def test_blocks_give_the_results_of_their_numbers(
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
+def test_a_tied_head_gives_the_results_of_its_numbers(
+    make_checkpoint: Any, tmp_path: Path, make_ops: Callable[[], KernelOps]
+) -> None:
+    path, twin = twins(make_checkpoint, tmp_path, "qwen2", MIXED, "Q4_K", tie_word_embeddings=True)
+    for found, expected in zip(outputs(path, make_ops()), outputs(twin, make_ops()), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_scaled_embedding_is_not_in_blocks(make_checkpoint: Any, tmp_path: Path) -> None:
+    """The factor would change the roundings."""
+    path, _ = twins(make_checkpoint, tmp_path, "llama", {}, "Q4_K")
+    config = ModelConfig.from_dir(path)
+    scaled = replace(config, traits=replace(config.traits, embedding_scale=12.0))
+    model, plain_model = (load_model(path, each, cpu_ops()) for each in (scaled, config))
+    indices = torch.arange(41)
+    rows, plain_rows = (cpu_ops().gather_rows(each.vocabulary.table, indices) for each in (model, plain_model))
+    assert torch.equal(rows, plain_rows * 12.0)
+
+
 def test_matrices_stay_in_blocks_unless_one_beside_them_is_not(make_checkpoint: Any, tmp_path: Path) -> None:
     path, _ = twins(make_checkpoint, tmp_path, "qwen2", {"attn_q.": "F16", "ffn_up": "Q6_K"}, "Q4_K")
     config = ModelConfig.from_dir(path)
@@ -133,6 +158,8 @@ def test_matrices_stay_in_blocks_unless_one_beside_them_is_not(make_checkpoint: 
     assert isinstance(stored, GgufWeights)
     prefix = "model.layers.0."
     assert stored.kinds == {
+        "model.embed_tokens": "Q4_K",
+        "lm_head": "Q4_K",
         f"{prefix}self_attn.o_proj": "Q4_K",
         f"{prefix}mlp.gate_proj": "Q4_K",
         f"{prefix}mlp.up_proj": "Q6_K",
@@ -143,13 +170,26 @@ def test_matrices_stay_in_blocks_unless_one_beside_them_is_not(make_checkpoint: 
     assert (config.checkpoint_dtype, cpu_checkpoint_dtype(path, config)) == ("bfloat16", "float32")
 
 
-def test_memory_is_that_of_the_unpacked_integers(make_checkpoint: Any, tmp_path: Path) -> None:
-    path, twin = twins(make_checkpoint, tmp_path, "llama", {}, "Q4_K")
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_memory_is_that_of_the_unpacked_integers(make_checkpoint: Any, tmp_path: Path, is_tied: bool) -> None:
+    path, twin = twins(make_checkpoint, tmp_path, "llama", {}, "Q4_K", tie_word_embeddings=is_tied, vocab_size=4096)
     config, plain_config = ModelConfig.from_dir(path), ModelConfig.from_dir(twin)
-    num_weights = 256 * (256 + 2 * 128 + 256 + 2 * 512 + 512)
-    difference = weights_bytes(plain_config, torch.float32) - weights_bytes(config, torch.float32, kept=(GgufWeights,))
-    assert difference == num_weights * 4 - num_weights // 2 - num_weights // 32 * 8
-    assert weights_bytes(config, torch.float32) == weights_bytes(plain_config, torch.float32)
+
+    def num_bytes(num_weights: int, *, in_blocks: bool) -> int:
+        return num_weights // 2 + num_weights // 32 * 8 if in_blocks else num_weights * 4
+
+    layer, matrix = 256 * (256 + 2 * 128 + 256 + 2 * 512 + 512), 256 * 4096
+    plain_bytes = weights_bytes(plain_config, torch.float32)
+    assert weights_bytes(config, torch.float32) == plain_bytes
+    norms = plain_bytes - num_bytes(layer + (1 if is_tied else 2) * matrix, in_blocks=False)
+    kept = weights_bytes(config, torch.float32, kept=(GgufWeights,), keeps_table=True)
+    assert kept == norms + num_bytes(layer + (1 if is_tied else 2) * matrix, in_blocks=True)
+    with_table = num_bytes(layer + matrix, in_blocks=True) + num_bytes(matrix, in_blocks=False)
+    assert weights_bytes(config, torch.float32, kept=(GgufWeights,)) == norms + with_table
+    with PeakBytes() as memory:
+        model = load_model(path, config, cpu_ops(), max_model_len=64)
+    assert model.vocabulary.shares_head == is_tied
+    assert kept <= memory.bytes < 1.1 * kept
 
 
 def test_ranks_hold_shards_of_the_blocks(make_checkpoint: Any, tmp_path: Path) -> None:

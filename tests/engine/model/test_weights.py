@@ -105,7 +105,7 @@ def test_tied_head_stored_again_is_ignored(make_checkpoint, tmp_path):
     rewrite(path / SINGLE_FILE, lambda tensors: tensors.update({"lm_head.weight": torch.ones(211, 64)}))
     model = load(path)
     logits = model.compute_logits(torch.ones(1, 64))
-    torch.testing.assert_close(logits[0], model.embed_tokens.sum(1))
+    torch.testing.assert_close(logits[0], model.vocabulary.table.sum(1))
 
 
 def test_missing_weights_are_named_and_a_pickle_is_not_loaded(single, monkeypatch):

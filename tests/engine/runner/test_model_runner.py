@@ -209,7 +209,7 @@ def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind(tiny_engine, prompts
     """The embedding of token 205 is NaN, so one request fills its blocks with NaN; later requests reuse them."""
     engine = tiny_engine("llama", seed=5)
     want = engine.serve(prompts).answers
-    engine.model.embed_tokens[205] = float("nan")
+    engine.model.vocabulary.table[205] = float("nan")
     broken = replace(prompts[6], prompt_ids=(*prompts[6].prompt_ids[:18], 205, *prompts[6].prompt_ids[18:]))
     run = engine.serve([broken, *prompts], num_blocks=5, max_num_seqs=3)
     failed, *others = run.answers
@@ -255,7 +255,7 @@ def test_a_row_of_nan_fails_alone_when_detected_a_step_late(tiny_engine, prompts
     """The row takes part in one more step, whose result is dropped."""
     engine = tiny_engine("llama", seed=7)
     want = engine.serve(prompts).answers
-    engine.model.embed_tokens[205] = float("nan")
+    engine.model.vocabulary.table[205] = float("nan")
     broken = replace(prompts[6], prompt_ids=(*prompts[6].prompt_ids[:18], 205, *prompts[6].prompt_ids[18:]))
     run = engine.serve([broken, *prompts], num_blocks=5, max_num_seqs=3, max_steps_in_flight=2, stream=LateStream(0))
     failed, *others = run.answers
@@ -321,7 +321,7 @@ def test_a_closed_runner_holds_no_recorded_step(tiny_engine, monkeypatch):
 
 def test_results_are_aligned_with_the_rows_of_the_plan(tiny_engine):
     engine = tiny_engine("llama", seed=6)
-    engine.model.embed_tokens[205] = float("nan")
+    engine.model.vocabulary.table[205] = float("nan")
     kv_plan = KVCachePlan(num_blocks=8, block_size=16, bytes_per_token=1, max_model_len=16)
     runner = engine.runner(kv_plan, max_num_seqs=3, max_num_batched_tokens=8)
     new = [

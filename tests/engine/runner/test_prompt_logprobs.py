@@ -115,7 +115,7 @@ def test_a_continuation_reports_its_prompt_if_it_asks(tiny_engine, hf_reference,
 def test_a_prompt_of_nan_fails_alone(tiny_engine, hf_reference, prompts, max_steps_in_flight):
     """Log-probabilities of the chunks before the NaN are reported."""
     engine = tiny_engine("llama", seed=8)
-    engine.model.embed_tokens[205] = float("nan")
+    engine.model.vocabulary.table[205] = float("nan")
     broken = replace(prompts[0], prompt_ids=(*prompts[0].prompt_ids[:19], 205, *prompts[0].prompt_ids[19:]))
     run = engine.serve(
         [broken, *prompts],

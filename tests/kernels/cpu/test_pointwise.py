@@ -14,21 +14,11 @@ OPS, REFERENCE = cpu_ops(), reference_ops()
 SIZES = [1, 5, 31, 32, 33, 129]  # with one thread, rows are divided into at most 16 items
 
 
-@pytest.mark.parametrize("num_tokens", SIZES)
-@pytest.mark.parametrize("n", [1, 33, 256])
-def test_gather_rows_copies_rows(num_tokens, n):
-    table, indices = torch.randn(50, n), torch.randint(0, 50, (num_tokens,))
-    table[int(indices[0])] = torch.nan
-    assert_same_bits(OPS.gather_rows(table, indices), table[indices])
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("n", [1, 33, 256])
 def test_weights_of_two_bytes_are_widened(dtype, n):
-    """Of embeddings and norms; the results have the bits of the same weights in fp32."""
-    table, weight, indices = torch.randn(50, n).to(dtype), torch.randn(n).to(dtype), torch.randint(0, 50, (33,))
-    rows = OPS.gather_rows(table, indices)
-    assert_same_bits(rows, table[indices].float())
+    """The results of norms have the bits of the same weights in fp32."""
+    rows, weight = torch.randn(33, n), torch.randn(n).to(dtype)
     assert_same_bits(OPS.rms_norm(rows, weight, 1e-6), OPS.rms_norm(rows, weight.float(), 1e-6))
     for actual, wanted in zip(
         OPS.add_rms_norm(rows, rows.clone(), weight, 1e-6),
@@ -36,19 +26,6 @@ def test_weights_of_two_bytes_are_widened(dtype, n):
         strict=True,
     ):
         assert_same_bits(actual, wanted)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("quantization", [None, "int8"])
-def test_rows_are_gathered_from_a_tied_head(dtype, quantization):
-    """From its panels, exactly; of a head in int8 the table itself stays."""
-    ops, table = cpu_ops(quantization=quantization), torch.randn(50, 33).to(dtype)
-    rows, head = ops.pack_tied(table)
-    assert (rows is head) == (quantization is None)
-    indices = torch.arange(50).flip(0)
-    assert_same_bits(ops.gather_rows(rows, indices), table[indices].float())
-    x = torch.randn(3, 33)
-    assert_same_bits(ops.linear(x, head), ops.linear(x, ops.pack_linear(table, None, for_logits=True)))
 
 
 @pytest.mark.parametrize("num_tokens", SIZES)
