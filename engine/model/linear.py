@@ -98,12 +98,13 @@ class Linear:
             bias = bias[order]
         self._packed = matrix.pack(ops, bias, order)
 
-    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = ()) -> int:
+    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = (), is_compact: bool = False) -> int:
         """Returns the bytes of the packed weights.
 
         Args:
             is_quantized_on_load: whether weights that are not kept become 8 bits with a scale per row, or else dtype.
             kept: kinds of quantised weights that stay as they are.
+            is_compact: whether superblocks of GGUF files stay as they are too, as on a CPU.
         """
         num_rows = rows_of(self._out_features)
         num_weights = num_rows * self._in_features.size
@@ -112,8 +113,11 @@ class Linear:
         if isinstance(stored, kept):
             if isinstance(stored, IntWeights | GgufWeights):
                 num_bits, group_size = stored.form(self._out_features)
+                num_bytes += num_weights * num_bits // 8
+                if is_compact and isinstance(stored, GgufWeights):
+                    return num_bytes + int(num_weights * stored.factor_bits(self._out_features)) // 8
                 num_groups = self._in_features.size // (group_size or self._in_features.size)
-                return num_bytes + num_weights * num_bits // 8 + 8 * num_groups * num_rows
+                return num_bytes + 8 * num_groups * num_rows
             scales = [part.tensor for part in self.checkpoint_parts().values() if part.is_scale]
             return num_bytes + num_weights + sum(tensor.nbytes for tensor in scales)
         if is_quantized_on_load:

@@ -80,6 +80,7 @@ def weights_bytes(
     group: ParallelGroup = SINGLE_RANK,
     quantization: Literal["fp8", "int8"] | None = None,
     kept: Kept = (),
+    is_compact: bool = False,
 ) -> int:
     """Returns the bytes of the packed weights, without allocating them.
 
@@ -92,6 +93,7 @@ def weights_bytes(
         quantization: 8-bit format to which linear layers are quantised on load: one byte per weight and a scale per
             row. int8 includes the output head.
         kept: kinds of quantised weights of the checkpoint that stay as they are; others are converted to dtype.
+        is_compact: see `Linear.packed_bytes`.
     Raises: ConfigError, CheckpointError: see `Decoder`.
     """
     meta = torch.device("meta")
@@ -99,7 +101,8 @@ def weights_bytes(
     tensors = {name: part.tensor for name, part in model.checkpoint_parts().items()}
     num_bytes = 0
     for linear in (linear for layer in model.layers for linear in layer.linears):
-        num_bytes += linear.packed_bytes(is_quantized_on_load=quantization is not None, kept=kept)
+        is_quantized = quantization is not None
+        num_bytes += linear.packed_bytes(is_quantized_on_load=is_quantized, kept=kept, is_compact=is_compact)
         for name in linear.checkpoint_parts():
             del tensors[name]
     head = tensors[EMBEDDING_NAME] if config.tie_word_embeddings else tensors.pop(HEAD_NAME)

@@ -10,7 +10,7 @@ from kernels.cpu.arrays import check_fp32, check_stored
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
 from kernels.cpu.intrinsics import floats_at, longs_at, shorts_at
 from kernels.cpu.jit import bits_float, exp_nonpositive, inline, kernel
-from kernels.cpu.linear import FLOAT_KINDS, Kind, PackedLinear
+from kernels.cpu.packed_linear import FLOAT_KINDS, Kind, PackedLinear
 from kernels.cpu.recording import Recording
 from kernels.cpu.soft_cap import cap_scores
 from kernels.cpu.tile import LANES
