@@ -149,7 +149,26 @@ def test_memory_is_that_of_the_unpacked_integers(make_checkpoint: Any, tmp_path:
     num_weights = 256 * (256 + 2 * 128 + 256 + 2 * 512 + 512)
     difference = weights_bytes(plain_config, torch.float32) - weights_bytes(config, torch.float32, kept=(GgufWeights,))
     assert difference == num_weights * 4 - num_weights // 2 - num_weights // 32 * 8
+    compact = weights_bytes(config, torch.float32, kept=(GgufWeights,), is_compact=True)
+    assert weights_bytes(plain_config, torch.float32) - compact == num_weights * 4 - num_weights * (128 + 20) // 256
     assert weights_bytes(config, torch.float32) == weights_bytes(plain_config, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "default"), [*(({}, kind) for kind in QUANTIZED_TYPES), ({"attn_v": "Q6_K"}, "Q4_K")]
+)
+def test_a_cpu_keeps_about_the_bits_of_the_file(
+    make_checkpoint: Any, tmp_path: Path, kinds: dict[str, str], default: str
+) -> None:
+    path, _ = twins(make_checkpoint, tmp_path, "llama", kinds, default)
+    config = ModelConfig.from_dir(path)
+    layer = load_model(path, config, cpu_ops()).layers[0]
+    linears = [layer.qkv, layer.o, layer.feed_forward.gate_up, layer.feed_forward.down]
+    for linear in linears:
+        (packed,) = linear.take_packed()
+        num_bytes = packed.weight.nbytes + packed.scales.nbytes + packed.codes.nbytes
+        expected = linear.packed_bytes(is_quantized_on_load=False, kept=(GgufWeights,), is_compact=True)
+        assert num_bytes == expected
 
 
 def test_ranks_hold_shards_of_the_blocks(make_checkpoint: Any, tmp_path: Path) -> None:
