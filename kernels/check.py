@@ -185,10 +185,9 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
             shape = (weight.shape[0] // BLOCK, weight.shape[1] // BLOCK)
             block_scales = torch.linspace(0.5, 1.5, shape[0] * shape[1], device=inputs.device).view(shape)
             return ops.pack_quantized(weight.to(torch.float8_e4m3fn), block_scales, bias, forms.weights_dtype)
-        if forms.weights_form == "int4 groups" or forms.weights_form == "int8 groups":
-            return ops.pack_grouped(
-                _grouped(weight, 4 if forms.weights_form == "int4 groups" else 8), bias, forms.weights_dtype
-            )
+        if forms.weights_form is not None and forms.weights_form.endswith(" groups"):
+            num_bits = 4 if forms.weights_form.endswith("int4 groups") else 8
+            return ops.pack_grouped(_grouped(weight, num_bits), bias, forms.weights_dtype)
         return ops.pack_linear(weight, bias)
 
     def normed(ops: KernelOps, _: torch.dtype) -> _Outputs:

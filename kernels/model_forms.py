@@ -7,7 +7,16 @@ import torch
 
 from kernels.interface import Routing
 
-WeightsForm = Literal["int8", "fp8", "fp8 checkpoint", "fp8 blocks", "int4 groups", "int8 groups"]
+WeightsForm = Literal[
+    "int8",
+    "fp8",
+    "fp8 checkpoint",
+    "fp8 blocks",
+    "int4 groups",
+    "int8 groups",
+    "int8 by int4 groups",
+    "int8 by int8 groups",
+]
 Gate = Literal["silu_and_mul", "gelu_and_mul"]
 
 ALLOWED = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.int8: 4e-1}
@@ -83,7 +92,8 @@ class ModelForms:
         """Allowed error of a linear layer."""
         if self.weights_form in (None, "int4 groups", "int8 groups"):  # inputs and results have the model's dtype
             return ALLOWED[self.dtype]
-        return max(ALLOWED[self.dtype], ALLOWED[torch.int8] if self.weights_form == "int8" else ALLOWED_FLOAT8)
+        has_int8_inputs = self.weights_form in ("int8", "int8 by int4 groups", "int8 by int8 groups")
+        return max(ALLOWED[self.dtype], ALLOWED[torch.int8] if has_int8_inputs else ALLOWED_FLOAT8)
 
     @property
     def cache_error(self) -> float:

@@ -89,6 +89,7 @@ BENCHMARKS = (
     Benchmark("quality", (), "what int8 and int4 cost in quality on the demo model", "engine.bench.quality"),
     Benchmark("invariance-cost", (), "cost of --batch-invariant", "engine.bench.invariance_cost"),
     Benchmark("linear", (), "linear layers against every product of PyTorch", "engine.bench.linear_layers"),
+    Benchmark("grouped-linear", (), "linear layers in K-quants and other integers", "engine.bench.grouped_layers"),
     Benchmark("masks", (), "cost of structured output per step", "engine.bench.masks", has_cpu_floors=False),
     Benchmark("solo", (), "one request alone: TPOT, and the share of a step outside the model", "engine.bench.solo"),
     Benchmark(

@@ -52,7 +52,7 @@ def run(settings: Settings) -> Outcome:
             settings.progress(f"{precision}, {num_rows} rows, {num_layers} layers of {size_in} x {size_out}")
             make = _PRODUCTS[precision]
             layers = [make(num_rows, size_in, size_out) for _ in range(num_layers)]
-            variants = {name: _seconds_of([layer[name] for layer in layers], settings.threads) for name in layers[0]}
+            variants = {name: seconds_of([layer[name] for layer in layers], settings.threads) for name in layers[0]}
             chairlift = f"{precision} Chairlift"
             for name in (chairlift, "fp32 Chairlift") if precision == "bf16" else (chairlift,):
                 variants[name] = _chairlift_seconds(name, num_rows, size_in, size_out, num_layers, settings.threads)
@@ -76,7 +76,9 @@ def _result(samples: Samples, chairlift: str, precision: str, num_rows: int, num
     )  # fmt: skip
 
 
-def _seconds_of(products: list[Callable[[], object]], threads: int) -> Callable[[], float]:
+def seconds_of(products: list[Callable[[], object]], threads: int) -> Callable[[], float]:
+    """Returns a measurement of all products, one after the other."""
+
     def measure() -> float:
         torch.set_num_threads(threads)
         time.sleep(_PAUSE_S)
@@ -96,7 +98,7 @@ def _chairlift_seconds(
     dtype = torch.bfloat16 if name.startswith("bf16") else torch.float32
     x = torch.rand(num_rows, size_in)
     layers = [ops.pack_linear(torch.rand(size_out, size_in, dtype=dtype), None) for _ in range(num_layers)]
-    return _seconds_of([ops.replayable(lambda: [ops.linear(x, layer) for layer in layers])], threads)
+    return seconds_of([ops.replayable(lambda: [ops.linear(x, layer) for layer in layers])], threads)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,8 @@
 """Unpacks the blocks of GGUF files into integers with a scale and an offset per group of inputs.
 
 Layouts are those of ggml (ggml-common.h, ggml-quants.c). All numbers of a type have the form integer * scale + offset:
-K-quants multiply the scales and offsets of their 8 or 16 groups by two fp16 numbers of a block of 256.
+K-quants are superblocks of 256 numbers: their 8 or 16 groups have scales and offsets in a few bits, times two fp16
+numbers.
 """
 
 from collections.abc import Callable
@@ -9,10 +10,10 @@ from collections.abc import Callable
 import torch
 
 from engine.model.gguf_file import QUANTIZED_TYPES
-from kernels.grouped_weights import GroupedWeights
+from kernels.grouped_weights import GroupedWeights, Superblocks
 
-_Unpacked = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Integers [blocks, numbers] uint8, scales and offsets [blocks, groups] fp32."""
+_Unpacked = tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | Superblocks]
+"""Integers [blocks, numbers] uint8, and scales and offsets [blocks, 1] fp32, or superblocks of one block each."""
 
 
 def unpack(kind: str, data: torch.Tensor) -> GroupedWeights:
@@ -25,15 +26,23 @@ def unpack(kind: str, data: torch.Tensor) -> GroupedWeights:
     """
     block = QUANTIZED_TYPES[kind]
     num_rows = len(data)
-    values, scales, offsets = _UNPACK[kind](data.reshape(-1, block.num_bytes))
-    return GroupedWeights(
-        values.view(num_rows, -1), scales.reshape(num_rows, -1), offsets.reshape(num_rows, -1), block.num_bits
-    )
+    values, factors = _UNPACK[kind](data.reshape(-1, block.num_bytes))
+    values = values.view(num_rows, -1)
+    if isinstance(factors, Superblocks):
+        superblocks = Superblocks(*(numbers.reshape(num_rows, -1) for numbers in factors))
+        return GroupedWeights(values, superblocks.scales, superblocks.offsets, block.num_bits, superblocks=superblocks)
+    scales, offsets = (numbers.reshape(num_rows, -1) for numbers in factors)
+    return GroupedWeights(values, scales, offsets, block.num_bits)
 
 
 def _half(data: torch.Tensor, start: int) -> torch.Tensor:
-    """Returns the fp16 number at a byte of each block, [blocks, 1] fp32."""
-    return data[:, start : start + 2].contiguous().view(torch.float16).float()
+    """Returns the fp16 number at a byte of each block, [blocks, 1]."""
+    return data[:, start : start + 2].contiguous().view(torch.float16)
+
+
+def _scale(data: torch.Tensor) -> torch.Tensor:
+    """Returns the number that blocks of 32 begin with, [blocks, 1] fp32."""
+    return _half(data, 0).float()
 
 
 def _nibbles(data: torch.Tensor) -> torch.Tensor:
@@ -48,12 +57,12 @@ def _bits(data: torch.Tensor, num_bits: int) -> torch.Tensor:
 
 
 def _q4_0(data: torch.Tensor) -> _Unpacked:
-    scale = _half(data, 0)
-    return _nibbles(data[:, 2:]), scale, -8 * scale
+    scale = _scale(data)
+    return _nibbles(data[:, 2:]), (scale, -8 * scale)
 
 
 def _q4_1(data: torch.Tensor) -> _Unpacked:
-    return _nibbles(data[:, 4:]), _half(data, 0), _half(data, 2)
+    return _nibbles(data[:, 4:]), (_scale(data), _half(data, 2).float())
 
 
 def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
@@ -62,26 +71,26 @@ def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
 
 
 def _q5_0(data: torch.Tensor) -> _Unpacked:
-    scale = _half(data, 0)
-    return _nibbles(data[:, 6:]) | _fifth_bits(data[:, 2:6]), scale, -16 * scale
+    scale = _scale(data)
+    return _nibbles(data[:, 6:]) | _fifth_bits(data[:, 2:6]), (scale, -16 * scale)
 
 
 def _q5_1(data: torch.Tensor) -> _Unpacked:
-    return _nibbles(data[:, 8:]) | _fifth_bits(data[:, 4:8]), _half(data, 0), _half(data, 2)
+    return _nibbles(data[:, 8:]) | _fifth_bits(data[:, 4:8]), (_scale(data), _half(data, 2).float())
 
 
 def _q8_0(data: torch.Tensor) -> _Unpacked:
-    scale = _half(data, 0)
-    return data[:, 2:] ^ 128, scale, -128 * scale  # signed to unsigned
+    scale = _scale(data)
+    return data[:, 2:] ^ 128, (scale, -128 * scale)  # signed to unsigned
 
 
 def _scales_and_mins(data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns 8 scales and 8 minima of 6 bits, [blocks, 8] fp32 each, from 12 bytes."""
+    """Returns 8 scales and 8 minima of 6 bits, [blocks, 8] int8 each, from 12 bytes."""
     low, high = data[:, :4], data[:, 4:8]
     rest = data[:, 8:12]
     scales = torch.cat((low & 63, (rest & 15) | ((low >> 6) << 4)), dim=1)
     minima = torch.cat((high & 63, (rest >> 4) | ((high >> 6) << 4)), dim=1)
-    return scales.float(), minima.float()
+    return scales.to(torch.int8), minima.to(torch.int8)
 
 
 def _pairs_of_32(data: torch.Tensor) -> torch.Tensor:
@@ -91,26 +100,26 @@ def _pairs_of_32(data: torch.Tensor) -> torch.Tensor:
 
 def _q4_k(data: torch.Tensor) -> _Unpacked:
     scales, minima = _scales_and_mins(data[:, 4:16])
-    return _pairs_of_32(data[:, 16:]), _half(data, 0) * scales, -_half(data, 2) * minima
+    return _pairs_of_32(data[:, 16:]), Superblocks(_half(data, 0), scales, -_half(data, 2), minima)
 
 
 def _q5_k(data: torch.Tensor) -> _Unpacked:
     scales, minima = _scales_and_mins(data[:, 4:16])
     fifth = _bits(data[:, 16:48], 1).reshape(-1, 256) << 4
-    return _pairs_of_32(data[:, 48:]) | fifth, _half(data, 0) * scales, -_half(data, 2) * minima
+    return _pairs_of_32(data[:, 48:]) | fifth, Superblocks(_half(data, 0), scales, -_half(data, 2), minima)
 
 
 def _q6_k(data: torch.Tensor) -> _Unpacked:
     low = _bits(data[:, :128].reshape(-1, 64), 4).reshape(-1, 256)
     high = _bits(data[:, 128:192].reshape(-1, 32), 2).reshape(-1, 256)
-    scales = _half(data, 208) * data[:, 192:208].contiguous().view(torch.int8).float()
-    return low | (high << 4), scales, -32 * scales
+    scales = data[:, 192:208].contiguous().view(torch.int8)
+    return low | (high << 4), _with_zero_point(_half(data, 208), scales, 32)
 
 
 def _q2_k(data: torch.Tensor) -> _Unpacked:
     values = _bits(data[:, 16:80].reshape(-1, 32), 2).reshape(-1, 256)
-    scales, minima = (data[:, :16] & 15).float(), (data[:, :16] >> 4).float()
-    return values, _half(data, 80) * scales, -_half(data, 82) * minima
+    scales, minima = (numbers.to(torch.int8) for numbers in (data[:, :16] & 15, data[:, :16] >> 4))
+    return values, Superblocks(_half(data, 80), scales, -_half(data, 82), minima)
 
 
 def _q3_k(data: torch.Tensor) -> _Unpacked:
@@ -119,8 +128,12 @@ def _q3_k(data: torch.Tensor) -> _Unpacked:
     packed = data[:, 96:108]
     high = _bits(packed[:, 8:], 2).reshape(-1, 16)
     six_bits = torch.cat((packed[:, :8] & 15, packed[:, :8] >> 4), dim=1) | (high << 4)
-    scales = _half(data, 108) * (six_bits.float() - 32)
-    return low | (third << 2), scales, -4 * scales
+    return low | (third << 2), _with_zero_point(_half(data, 108), six_bits.to(torch.int8) - 32, 4)
+
+
+def _with_zero_point(units: torch.Tensor, scales: torch.Tensor, zero: int) -> Superblocks:
+    """Returns superblocks with this zero point; units below 2,048 are exact."""
+    return Superblocks(units, scales, -zero * units, scales)
 
 
 _UNPACK: dict[str, Callable[[torch.Tensor], _Unpacked]] = {

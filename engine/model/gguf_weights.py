@@ -1,6 +1,6 @@
 """Matrices of a GGUF file that stay in its blocks: integers with a scale and an offset per group of inputs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from engine.model.gguf_file import QUANTIZED_TYPES
@@ -8,6 +8,13 @@ from engine.model.gguf_file import QUANTIZED_TYPES
 _ONE_MATRIX = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Projections that are multiplied as one matrix."""
 _ALONE = ("embed_tokens", "lm_head")
+
+_FACTOR_BYTES = {
+    "Q4_0": 2, "Q4_1": 4, "Q5_0": 2, "Q5_1": 4, "Q8_0": 2, "Q2_K": 36, "Q3_K": 18, "Q4_K": 20, "Q5_K": 20, "Q6_K": 18,
+}  # fmt: skip
+"""Bytes in which a CPU keeps scales and offsets of a block."""
+_SUPERBLOCK, _SUPERBLOCK_BYTES = 256, 36
+"""Numbers of a superblock, and such bytes of one in a matrix whose projections have superblocks of several types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,25 @@ class GgufWeights:
         """Returns bits of an integer and inputs of a group in the matrix that layers form: what suits all of them."""
         kinds = [QUANTIZED_TYPES[self.kinds[name]] for name in names]
         return max(kind.num_bits for kind in kinds), min(kind.group_size for kind in kinds)
+
+    def packed_bytes(self, names: Collection[str], num_weights: int, *, is_compact: bool) -> int:
+        """Returns the bytes in memory of the matrix that layers form.
+
+        is_compact: whether scales and offsets take about the bytes of the file, as on a CPU, or two fp32 per group.
+        """
+        num_bits, group_size = self.form(names)
+        factor_bits = self._factor_bits(names) if is_compact else 64 / group_size
+        return num_weights * num_bits // 8 + int(num_weights * factor_bits) // 8
+
+    def _factor_bits(self, names: Iterable[str]) -> float:
+        """Returns the bits per weight in which a CPU keeps scales and offsets of the matrix that layers form."""
+        kinds = {self.kinds[name] for name in names}
+        if len(kinds) == 1:
+            (kind,) = kinds
+            return 8 * _FACTOR_BYTES[kind] / QUANTIZED_TYPES[kind].numbers
+        if all(QUANTIZED_TYPES[kind].numbers == _SUPERBLOCK for kind in kinds):
+            return 8 * _SUPERBLOCK_BYTES / _SUPERBLOCK
+        return 64 / min(QUANTIZED_TYPES[kind].group_size for kind in kinds)
 
     @property
     def num_bits(self) -> int:

@@ -11,7 +11,6 @@ from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.quantization_config import QuantizedWeights
 from engine.model.stored_matrix import StoredMatrix, allocate_matrix, check_matrix
-from kernels.grouped_weights import packed_bytes
 from kernels.interface import AdapterOps, Adapters, KernelOps, LinearInput, LinearWeights, LowRank
 from kernels.metadata import AdaptedTokens
 
@@ -99,12 +98,13 @@ class Linear:
             bias = bias[order]
         self._packed = matrix.pack(ops, bias, order)
 
-    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = ()) -> int:
+    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = (), is_compact: bool = False) -> int:
         """Returns the bytes of the packed weights.
 
         Args:
             is_quantized_on_load: whether weights that are not kept become 8 bits with a scale per row, or else dtype.
             kept: kinds of quantised weights that stay as they are.
+            is_compact: see `GgufWeights.packed_bytes`.
         """
         num_rows = rows_of(self._out_features)
         num_weights = num_rows * self._in_features.size
@@ -112,8 +112,10 @@ class Linear:
         stored = self._quantized
         if isinstance(stored, kept):
             if isinstance(stored, IntWeights | GgufWeights):
-                num_bits, group_size = stored.form(self._out_features)
-                return num_bytes + packed_bytes(num_rows, self._in_features.size, num_bits, group_size)
+                if isinstance(stored, GgufWeights):
+                    return num_bytes + stored.packed_bytes(self._out_features, num_weights, is_compact=is_compact)
+                num_groups = self._in_features.size // (stored.group_size or self._in_features.size)
+                return num_bytes + num_weights * stored.num_bits // 8 + 8 * num_groups * num_rows
             scales = [part.tensor for part in self.checkpoint_parts().values() if part.is_scale]
             return num_bytes + num_weights + sum(tensor.nbytes for tensor in scales)
         if is_quantized_on_load:

@@ -80,7 +80,7 @@ def weights_bytes(
     group: ParallelGroup = SINGLE_RANK,
     quantization: Literal["fp8", "int8"] | None = None,
     kept: Kept = (),
-    keeps_table: bool = False,
+    is_compact: bool = False,
 ) -> int:
     """Returns the bytes of the packed weights, without allocating them.
 
@@ -93,7 +93,8 @@ def weights_bytes(
         quantization: 8-bit format to which linear layers are quantised on load: one byte per weight and a scale per
             row. int8 includes the output head.
         kept: kinds of quantised weights of the checkpoint that stay as they are; others are converted to dtype.
-        keeps_table: whether an embedding of these kinds stays so too.
+        is_compact: whether weights take as little memory as on a CPU: see `GgufWeights.packed_bytes`; an embedding in
+            blocks stays so.
     Raises: ConfigError, CheckpointError: see `Decoder`.
     """
     meta = torch.device("meta")
@@ -101,10 +102,11 @@ def weights_bytes(
     tensors = {name: part.tensor for name, part in model.checkpoint_parts().items()}
     num_bytes = 0
     for linear in (linear for layer in model.layers for linear in layer.linears):
-        num_bytes += linear.packed_bytes(is_quantized_on_load=quantization is not None, kept=kept)
+        is_quantized = quantization is not None
+        num_bytes += linear.packed_bytes(is_quantized_on_load=is_quantized, kept=kept, is_compact=is_compact)
         for name in linear.checkpoint_parts():
             del tensors[name]
-    num_bytes += model.vocabulary.packed_bytes(is_head_int8=quantization == "int8", kept=kept, keeps_table=keeps_table)
+    num_bytes += model.vocabulary.packed_bytes(is_head_int8=quantization == "int8", kept=kept, is_compact=is_compact)
     for name in model.vocabulary.checkpoint_parts():
         del tensors[name]
     return num_bytes + sum(tensor.nbytes for tensor in tensors.values())

@@ -106,7 +106,7 @@ class StackedLinear:
         packed, self._packed = self._packed, []
         return packed
 
-    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = ()) -> int:
+    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = (), is_compact: bool = False) -> int:  # noqa: ARG002 - has no groups of GGUF files
         """Returns the bytes of the packed weights; see `Linear.packed_bytes`."""
         num_rows, num_in = self._experts.size * self._out_features.size, self._in_features.size
         num_bytes = num_rows * self._dtype.itemsize

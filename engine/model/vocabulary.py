@@ -9,7 +9,7 @@ from engine.model.gguf_weights import GgufWeights
 from engine.model.linear import Kept
 from engine.model.sharding import Sharding
 from engine.parallel.group import ParallelGroup
-from kernels.grouped_weights import GroupedWeights, packed_bytes
+from kernels.grouped_weights import GroupedWeights
 from kernels.interface import KernelOps, LinearWeights, Table
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
@@ -92,17 +92,18 @@ class Vocabulary:
             logits = logits[:, :vocab_size].contiguous()
         return logits
 
-    def packed_bytes(self, *, is_head_int8: bool, kept: Kept, keeps_table: bool) -> int:
+    def packed_bytes(self, *, is_head_int8: bool, kept: Kept, is_compact: bool) -> int:
         """Returns the bytes of the packed matrices.
 
         Args:
             is_head_int8: whether the head is quantised on load, to int8 with a scale per row.
             kept: kinds of quantised weights that stay as they are in a head; others are converted to dtype.
-            keeps_table: whether they stay so in an embedding too.
+            is_compact: whether they stay so in an embedding too; and see `GgufWeights.packed_bytes`.
         """
         num_values = self._num_rows * self._columns.size
-        table_bytes = self._bytes_in_blocks(EMBEDDING, kept) if keeps_table else None
-        head_bytes = self._bytes_in_blocks(EMBEDDING if self.shares_head else HEAD, kept)
+        head = EMBEDDING if self.shares_head else HEAD
+        table_bytes = self._bytes_in_blocks(EMBEDDING, kept, is_compact=True) if is_compact else None
+        head_bytes = self._bytes_in_blocks(head, kept, is_compact=is_compact)
         is_one_matrix = self.shares_head and not is_head_int8 and (table_bytes is None) == (head_bytes is None)
         if is_head_int8:
             head_bytes = num_values + 4 * self._num_rows
@@ -110,13 +111,12 @@ class Vocabulary:
         sizes = [dense_bytes if size is None else size for size in (table_bytes, head_bytes)]
         return sizes[0] if is_one_matrix else sum(sizes)
 
-    def _bytes_in_blocks(self, name: str, kept: Kept) -> int | None:
+    def _bytes_in_blocks(self, name: str, kept: Kept, *, is_compact: bool) -> int | None:
         """Returns the bytes of a matrix that stays in integers; None: it does not."""
         stored = self._stored(name)
         if stored is None or not isinstance(stored, kept):
             return None
-        num_bits, group_size = stored.form((name,))
-        return packed_bytes(self._num_rows, self._columns.size, num_bits, group_size)
+        return stored.packed_bytes((name,), self._num_rows * self._columns.size, is_compact=is_compact)
 
     def _stored(self, name: str) -> GgufWeights | None:
         """Returns how a matrix is stored, if it stays in blocks."""

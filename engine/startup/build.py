@@ -93,7 +93,7 @@ def build_engine(
         if not is_dummy:
             check_weights_of(model, model_dir, dtype, group)
         num_bytes = group.size * bytes_of_weights(
-            model, dtype, group, config.quantization, kept=kept_weights(config, device.type), keeps_table=True
+            model, dtype, group, config.quantization, kept=kept_weights(config, device.type), is_compact=True
         )
         num_bytes += sum(adapter.max_bytes for adapter in adapters)
         free_bytes = bytes_beside_weights(num_bytes, config.quantization or dtype_name(dtype))

@@ -56,8 +56,11 @@ def model_forms(
         stored = model.quantized
         if isinstance(stored, Fp8Weights) and isinstance(stored, kept):
             weights = "fp8 blocks" if stored.has_blocks else "fp8 checkpoint"
-        if isinstance(stored, IntWeights | GgufWeights) and isinstance(stored, kept) and weights is None:
-            weights = "int4 groups" if stored.num_bits == 4 else "int8 groups"
+        if isinstance(stored, IntWeights | GgufWeights) and isinstance(stored, kept):
+            if weights is None:
+                weights = "int4 groups" if stored.num_bits == 4 else "int8 groups"
+            elif weights == "int8":
+                weights = "int8 by int4 groups" if stored.num_bits == 4 else "int8 by int8 groups"
         gate: Gate = model.gate
         mixture = next((mixture for mixture in model.traits.mixtures if mixture is not None), None)
     else:

@@ -107,14 +107,14 @@ def bytes_of_weights(
     quantization: Literal["fp8", "int8"] | None,
     *,
     kept: Kept = (),
-    keeps_table: bool = False,
+    is_compact: bool = False,
 ) -> int:
     """Returns the most memory that this rank's weights take while they load or afterwards; see `weights_bytes`.
 
     transformers loads all of them before they are quantised.
     """
     if isinstance(model, ModelConfig):
-        return weights_bytes(model, dtype, group=group, quantization=quantization, kept=kept, keeps_table=keeps_table)
+        return weights_bytes(model, dtype, group=group, quantization=quantization, kept=kept, is_compact=is_compact)
     return model.num_parameters * dtype.itemsize
 
 

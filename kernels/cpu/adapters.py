@@ -15,8 +15,8 @@ from kernels.cpu.arrays import check_fp32
 from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, SHARES_PER_THREAD, Opcode, num_rows
 from kernels.cpu.intrinsics import floats_at, longs_at, words_at
 from kernels.cpu.jit import kernel
-from kernels.cpu.linear import GROUP, PackedLinear, pack_linear
 from kernels.cpu.multiply_tile import multiply_fp32
+from kernels.cpu.packed_linear import GROUP, PackedLinear, pack_linear
 from kernels.cpu.recording import Recording
 from kernels.cpu.tile import MAX_ROWS
 from kernels.interface import LowRank

@@ -82,7 +82,7 @@ def _run_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
     elif opcode == _RMS_NORM:
         rms_norm_item(row, value, item)
     elif opcode == _GATHER_ROWS:
-        gather_rows_item(row, item)
+        gather_rows_item(row, item, scratch)
     elif opcode == _PLAN_ATTENTION:
         plan_item(row)
     elif opcode == _GELU_AND_MUL:

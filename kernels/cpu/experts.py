@@ -28,7 +28,6 @@ from kernels.cpu.jit import exp_nonpositive, inline, kernel
 from kernels.cpu.linear import (
     X_ROWS,
     X_STEP,
-    PackedLinear,
     X,
     linear_item,
     linear_operands,
@@ -36,8 +35,8 @@ from kernels.cpu.linear import (
     num_linear_items_of,
     num_pack_items_of,
     pack_item,
-    pack_linear,
 )
+from kernels.cpu.packed_linear import PackedLinear, pack_linear
 from kernels.cpu.pointwise import check_rows
 from kernels.cpu.recording import Recording
 from kernels.interface import Routing
@@ -154,7 +153,7 @@ def emit_expert_linear(
     if x.shape[1] != first.in_features:
         raise ValueError(f"x has shape {list(x.shape)}; the layers take {first.in_features}")
     tokens = routed.tokens
-    packed, row_scales = recording.empty(tokens, first.depth), recording.empty(tokens)
+    packed, row_scales = recording.empty(tokens, first.depth), recording.empty(tokens, first.num_row_factors)
     out = recording.empty(tokens, first.out_features)
     table = np.zeros((len(layers), WIDTH), dtype=np.int64)
     table[:, SHARES] = max(

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 
 from kernels.cpu.arrays import check_stored
+from kernels.cpu.group_factors import CODE_BYTES, UNIT_BYTES, FactorsForm, expand_factors
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
 from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at, shorts_at
 from kernels.cpu.jit import inline, kernel
-from kernels.cpu.linear import FLOAT_KINDS, Kind, PackedLinear
+from kernels.cpu.packed_linear import FLOAT_KINDS, Kind, PackedLinear
 from kernels.cpu.recording import Recording
 from kernels.cpu.tile import LANES
 from kernels.cpu.two_bytes import bf16_to_fp32, fp16_to_fp32
@@ -17,16 +18,19 @@ from kernels.cpu.two_bytes import bf16_to_fp32, fp16_to_fp32
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Longs
 
-_X, _OUT, _N, _INDICES, _KIND, _STEP, _FACTORS, _GROUP_SIZE = range(FIRST_OPERAND, FIRST_OPERAND + 8)
+_X, _OUT, _N, _INDICES, _KIND, _STEP = range(FIRST_OPERAND, FIRST_OPERAND + 6)
+_UNITS, _CODES, _FORM, _ZERO_POINT, _NUM_UNITS, _GROUP_SIZE = range(FIRST_OPERAND + 6, FIRST_OPERAND + 12)
 
 _FP32, _BF16_WEIGHTS, _FP16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS), int(Kind.FP16_WEIGHTS)
-_GROUPS_OF_4_BITS = int(Kind.GROUPS_OF_4_BITS)
-_KINDS = (*FLOAT_KINDS.values(), Kind.GROUPS_OF_4_BITS, Kind.GROUPS_OF_8_BITS)
+_FACTORS_IN_FP32 = int(FactorsForm.FP32)
+_OF_4_BITS = (Kind.GROUPS_OF_4_BITS, Kind.INT8_BY_GROUPS_OF_4_BITS)
+_IN_GROUPS = (*_OF_4_BITS, Kind.GROUPS_OF_8_BITS, Kind.INT8_BY_GROUPS_OF_8_BITS)
+_GROUPS_OF_4_BITS = tuple(map(int, _OF_4_BITS))
 
 
 def can_gather(weights: PackedLinear) -> bool:
     """Tells whether the rows of a linear layer can be gathered: not those of int8 with one scale per row."""
-    return weights.kind in _KINDS and weights.input_order is None
+    return weights.kind in (*FLOAT_KINDS.values(), *_IN_GROUPS) and weights.input_order is None
 
 
 def emit_gather_rows(recording: Recording, table: torch.Tensor | PackedLinear, indices: torch.Tensor) -> torch.Tensor:
@@ -40,22 +44,27 @@ def emit_gather_rows(recording: Recording, table: torch.Tensor | PackedLinear, i
     if isinstance(table, PackedLinear):
         if not can_gather(table):
             raise ValueError(f"rows of weights of kind {table.kind.name} cannot be gathered")
-        values, factors, kind, n, step = table.weight, table.scales, table.kind, table.in_features, LANES
-        group_size = table.group_size
+        values, kind, n, step = table.weight, table.kind, table.in_features, LANES
     else:
         check_stored(table=table)
         if not table.is_contiguous():
             raise ValueError(f"table of shape {list(table.shape)} is not contiguous")
-        values, factors, kind, n, step, group_size = table, table, FLOAT_KINDS[table.dtype], table.shape[1], 1, 0
+        values, kind, n, step = table, FLOAT_KINDS[table.dtype], table.shape[1], 1
     out = recording.empty(indices, n)
-    operands = out.data_ptr(), n, indices.data_ptr(), int(kind), step, factors.data_ptr(), group_size
-    recording.emit(Opcode.GATHER_ROWS, indices, values.data_ptr(), *operands)
-    recording.keep((values, factors))
+    operands: tuple[int, ...] = values.data_ptr(), out.data_ptr(), n, indices.data_ptr(), int(kind), step
+    if isinstance(table, PackedLinear) and kind in _IN_GROUPS:
+        codes = table.codes
+        operands += (
+            table.scales.data_ptr(), 0 if codes is None else codes.data_ptr(), int(table.factors_form),
+            table.zero_point, table.scales.shape[1], table.group_size,
+        )  # fmt: skip
+    recording.emit(Opcode.GATHER_ROWS, indices, *operands)
+    recording.keep(table)
     return out
 
 
 @kernel
-def gather_rows_item(row: "Longs", item: int) -> None:
+def gather_rows_item(row: "Longs", item: int, scratch: int) -> None:
     """Copies some rows, widened to fp32."""
     begin, end, n, kind, step = first_row(item, row), first_row(item + 1, row), row[_N], row[_KIND], row[_STEP]
     indices = longs_at(row[_INDICES], end)
@@ -72,25 +81,29 @@ def gather_rows_item(row: "Longs", item: int) -> None:
                 half = halves[j * step]
                 target[j] = bf16_to_fp32(half) if kind == _BF16_WEIGHTS else fp16_to_fp32(half)
         else:
-            size = row[_GROUP_SIZE]
-            factors = floats_at(row[_FACTORS] + 8 * first // size, 2 * n // size * step)
-            if kind == _GROUPS_OF_4_BITS:
-                first //= 2
-            _gather_groups(kind == _GROUPS_OF_4_BITS, row[_X] + first, factors, size, lane, step, target)
+            _gather_groups(row, indices[i] // step, lane, scratch, target)
 
 
 @inline
-def _gather_groups(
-    is_4_bits: bool, panel: int, factors: "Floats", group_size: int, lane: int, step: int, target: "Floats"
-) -> None:
+def _gather_groups(row: "Longs", panel: int, lane: int, scratch: int, target: "Floats") -> None:
     """Computes values * scale + offset of a lane of a panel; see `PackedLinear`."""
-    n = len(target)
-    cells = bytes_at(panel, n * step)
+    n, size, form = len(target), row[_GROUP_SIZE], row[_FORM]
+    num_groups, num_units = n // size, row[_NUM_UNITS]
+    units = row[_UNITS] + panel * num_units * UNIT_BYTES[form] * LANES
+    if form == _FACTORS_IN_FP32:
+        factors = floats_at(units, 2 * num_groups * LANES)
+    else:
+        codes = row[_CODES] + panel * num_groups * CODE_BYTES[form] * LANES
+        expand_factors(form, units, codes, row[_ZERO_POINT], num_groups, num_units, 1, scratch)
+        factors = floats_at(scratch, 2 * num_groups * LANES)
+    is_4_bits = row[_KIND] in _GROUPS_OF_4_BITS
+    num_bytes = n // 2 if is_4_bits else n
+    cells = bytes_at(row[_X] + panel * num_bytes * LANES, num_bytes * LANES)
     for j in range(n):
+        byte = j // 2 if is_4_bits else j
+        value = cells[(byte // 4 * LANES + lane) * 4 + byte % 4] & 255
         if is_4_bits:
-            value = cells[j // 2 * step + lane] >> (4 * (j % 2)) & 15
-        else:
-            value = cells[j * step + lane] & 255
-        place = 2 * (j // group_size) * step + lane
+            value = value >> (4 * (j % 2)) & 15
+        place = 2 * (j // size) * LANES + lane
         # In fp64, as `GroupedWeights.dequantized` does.
-        target[j] = np.float32(value * np.float64(factors[place]) + np.float64(factors[place + step]))
+        target[j] = np.float32(value * np.float64(factors[place]) + np.float64(factors[place + LANES]))

@@ -1,240 +1,47 @@
-"""Linear layers on weights packed for `multiply_tile`: fp32, bf16, fp16, int8 with one scale per output channel,
-integers of 4 or 8 bits with a scale and an offset per group of inputs, or MXFP4.
-
-A layer takes two instructions: PACK_ROWS lays the input out in tiles and quantises it if the weights are; LINEAR
-multiplies. An item of LINEAR is some columns and up to BLOCK_TILES tiles of rows, which share one read of each panel of
-weights.
+"""Instructions of linear layers. A layer takes two: PACK_ROWS lays the input out in tiles and quantises it if the
+product is of 8 bits; LINEAR multiplies. An item of LINEAR is some columns and up to BLOCK_TILES tiles of rows, which
+share one read of each panel of weights.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.cpu.arrays import check_fp32, check_stored
-from kernels.cpu.cpu_features import cpu_features
+from kernels.cpu.arrays import check_fp32
+from kernels.cpu.group_factors import CODE_BYTES, FACTORS, MAX_EXPANDED, UNIT_BYTES, expand_factors
 from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SHARES, SHARES_PER_THREAD, Opcode, num_rows
 from kernels.cpu.intrinsics import floats_at, longs_at, words_at
 from kernels.cpu.jit import inline, kernel
+from kernels.cpu.multiply_groups import multiply_grouped, multiply_int8_by_groups, multiply_microscaled
 from kernels.cpu.multiply_tile import (
     multiply_fp32,
-    multiply_grouped,
     multiply_int8_weights,
-    multiply_microscaled,
     multiply_two_byte_weights,
     multiply_vnni,
 )
-from kernels.cpu.quantize import quantize_row
+from kernels.cpu.packed_linear import GROUP, Kind, PackedLinear
+from kernels.cpu.quantize import pack_groups, quantize_row
 from kernels.cpu.recording import Recording
-from kernels.cpu.tile import LANES, MAX_ROWS
-from kernels.grouped_weights import GroupedWeights
-from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
+from kernels.cpu.tile import LANES, MAX_ROWS, max_rows
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Longs
 
-GROUP = 2 * LANES
-"""Columns multiplied together; weights are padded to a multiple of it."""
-_PACK_VALUES = 1 << 20
-"""Weights packed at a time, so that packing needs little memory besides its result."""
 BLOCK_TILES = 8
 """Tiles of rows in an item: 96 rows of 2,048 inputs fit into the L2 cache beside a panel of weights."""
-
-_ZERO_POINT = 128  # VNNI takes activations as unsigned bytes
 
 # operands of both instructions
 X, X_STEP, _IN, _DEPTH, _KIND, _PACKED, _ROW_SCALES, _ORDER, X_ROWS = range(FIRST_OPERAND, FIRST_OPERAND + 9)
 _WEIGHT, _OUT, _N, _START, _BIAS, _SCALES, _GROUP_SIZE = range(FIRST_OPERAND + 9, FIRST_OPERAND + 16)
-
-
-class Kind(IntEnum):
-    """Type of product: fp32 activations by weights of a type, or both of 8 bits."""
-
-    FP32 = 0
-    BF16_WEIGHTS = 1
-    FP16_WEIGHTS = 2
-    INT8_WEIGHTS = 3
-    INT8 = 4
-    GROUPS_OF_4_BITS = 5
-    GROUPS_OF_8_BITS = 6
-    MICROSCALED = 7
-
-
-FLOAT_KINDS = {
-    torch.float32: Kind.FP32,
-    torch.bfloat16: Kind.BF16_WEIGHTS,
-    torch.float16: Kind.FP16_WEIGHTS,
-}
-"""Kinds of the dtypes in which weights may be stored."""
+_FACTORS_FORM, _CODES, _NUM_UNITS, _ZERO = range(FIRST_OPERAND + 16, FIRST_OPERAND + 20)
 
 _FP32, _BF16_WEIGHTS, _FP16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS), int(Kind.FP16_WEIGHTS)
 _INT8_WEIGHTS, _INT8 = int(Kind.INT8_WEIGHTS), int(Kind.INT8)
 _GROUPS_OF_4_BITS, _GROUPS_OF_8_BITS = int(Kind.GROUPS_OF_4_BITS), int(Kind.GROUPS_OF_8_BITS)
 _MICROSCALED = int(Kind.MICROSCALED)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """Weights of one layer, as the kernels read them. N is out_features, padded to a multiple of GROUP.
-
-    Attributes:
-        weight: floats, int8 or, in groups, uint8 [N / 16, in, 16]; int8 may be, four inputs side by side,
-            [N / 16, in / 4, 16, 4]; 4 bits are [N / 16, in / 2, 16], the even input in the low half of the byte.
-        start: [N], start of each sum: the bias in fp32, or an int32 that subtracts the zero point.
-        bias: [N] fp32, zeros if there is none.
-        scales: [N] fp32 of int8 weights; scales and offsets of groups, [N / 16, groups, 2, 16]; of MXFP4 the
-            exponents, uint8 [N / 16, groups, 16].
-        group_size: inputs of a group.
-        input_order: [in] int64, the input that each row of B multiplies; None: their order.
-    """
-
-    in_features: int
-    out_features: int
-    kind: Kind
-    weight: torch.Tensor
-    start: torch.Tensor
-    bias: torch.Tensor
-    scales: torch.Tensor
-    group_size: int = 0
-    input_order: torch.Tensor | None = None
-
-    @property
-    def depth(self) -> int:
-        """Words of a packed row of inputs: fp32, or four int8."""
-        return -(-self.in_features // 4) if self.kind is Kind.INT8 else self.in_features
-
-
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bool) -> PackedLinear:
-    """Lays weights out for the kernels.
-
-    Args:
-        weight: [out, in] fp32, bf16 or fp16; stays in this type unless it is quantised.
-        bias: [out], of the same types; widened to fp32.
-        quantize: to int8, symmetric, one scale per output channel. CPUs without VNNI keep activations in fp32.
-    Raises: ValueError: weight is of another type.
-    """
-    check_stored(weight=weight)
-    num_out, num_in = weight.shape
-    biases = _padded_bias(bias, num_out)
-    if not quantize:
-        panels = torch.empty(len(biases) // LANES, num_in, LANES, dtype=weight.dtype)
-        for begin, rows in _padded_rows(weight):
-            _write_panels(panels, begin, rows.view(-1, LANES, num_in))
-        return PackedLinear(num_in, num_out, FLOAT_KINDS[weight.dtype], panels, biases, biases, torch.ones(len(biases)))
-    packing = _Int8Packing(num_out, num_in, biases, has_int8_inputs=cpu_features().vnni)
-    for begin, rows in _padded_rows(weight):
-        exact = rows.float()
-        largest = exact.abs().amax(dim=1)
-        scales = torch.where(largest > 0, largest / 127, 1.0)
-        packing.write(begin, (exact / scales[:, None]).round().to(torch.int8), scales)
-    return packing.packed()
-
-
-def pack_grouped(weights: GroupedWeights, bias: torch.Tensor | None, *, quantize: bool) -> PackedLinear:
-    """Lays quantised weights of a checkpoint out for the kernels, with the values that they have.
-
-    Args:
-        weights: int8 with one scale per row becomes the form of `pack_linear`; all else is multiplied in groups.
-        bias: [out], of any type; widened to fp32.
-        quantize: whether inputs may be quantised to int8 even if the checkpoint is not meant for it.
-    """
-    num_out, num_in = weights.values.shape
-    biases = _padded_bias(bias, num_out)
-    if weights.is_int8_per_row:
-        has_int8_inputs = cpu_features().vnni and (quantize or weights.quantizes_inputs)
-        packing = _Int8Packing(num_out, num_in, biases, has_int8_inputs=has_int8_inputs)
-        for (begin, rows), (_, scales) in zip(
-            _padded_rows(weights.values, 128), _padded_rows(weights.scales, num_values=num_in), strict=True
-        ):
-            packing.write(begin, (rows.short() - 128).to(torch.int8), scales[:, 0])
-        return packing.packed()
-    num_panels, num_groups = len(biases) // LANES, weights.scales.shape[1]
-    kind = {4: Kind.GROUPS_OF_4_BITS, 8: Kind.GROUPS_OF_8_BITS}[weights.num_bits]
-    panels = torch.empty(num_panels, num_in * weights.num_bits // 8, LANES, dtype=torch.uint8)
-    for begin, rows in _padded_rows(weights.values):
-        cells = rows if weights.num_bits == 8 else rows[:, ::2] | rows[:, 1::2] << 4
-        _write_panels(panels, begin, cells.view(-1, LANES, cells.shape[1]))
-    factors = torch.empty(num_panels, num_groups, 2, LANES)
-    for number, numbers in enumerate((weights.scales, weights.offsets)):
-        for begin, rows in _padded_rows(numbers, num_values=num_in):
-            _write_panels(factors[:, :, number], begin, rows.view(-1, LANES, num_groups))
-    return PackedLinear(num_in, num_out, kind, panels, biases, biases, factors, weights.group_size, weights.input_order)
-
-
-def pack_microscaled(weights: MicroscaledWeights, bias: torch.Tensor | None) -> PackedLinear:
-    """Lays weights in MXFP4 out for the kernels.
-
-    Args:
-        weights: the matrix.
-        bias: [out], of any type; widened to fp32.
-    """
-    num_out, num_in = weights.codes.shape[0], weights.in_features
-    biases = _padded_bias(bias, num_out)
-    num_panels, num_groups = len(biases) // LANES, weights.exponents.shape[1]
-    panels = torch.empty(num_panels, num_in // 2, LANES, dtype=torch.uint8)
-    for begin, rows in _padded_rows(weights.codes):
-        _write_panels(panels, begin, rows.view(-1, LANES, num_in // 2))
-    exponents = torch.empty(num_panels, num_groups, LANES, dtype=torch.uint8)
-    for begin, rows in _padded_rows(weights.exponents, num_values=num_in):
-        _write_panels(exponents, begin, rows.view(-1, LANES, num_groups))
-    return PackedLinear(num_in, num_out, Kind.MICROSCALED, panels, biases, biases, exponents, GROUP_SIZE)
-
-
-def _padded_bias(bias: torch.Tensor | None, num_out: int) -> torch.Tensor:
-    biases = torch.zeros(num_out + -num_out % GROUP)
-    if bias is not None:
-        biases[:num_out] = bias
-    return biases
-
-
-def _padded_rows(
-    matrix: torch.Tensor, padding: int = 0, *, num_values: int | None = None
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yields the first row and rows of a matrix, as many at a time as have _PACK_VALUES weights; all but the last are
-    whole groups, which is padded to one.
-
-    num_values: weights of a row, if the matrix holds something else for each row.
-    """
-    num_rows = max(GROUP, _PACK_VALUES // (num_values or matrix.shape[1]) // GROUP * GROUP)
-    for begin in range(0, len(matrix), num_rows):
-        rows = matrix[begin : begin + num_rows]
-        yield begin, torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % GROUP), value=padding)
-
-
-def _write_panels(panels: torch.Tensor, begin: int, rows: torch.Tensor) -> None:
-    """Writes rows [panels, LANES, cells] behind those before `begin`."""
-    panels[begin // LANES : begin // LANES + len(rows)] = rows.transpose(1, 2)
-
-
-class _Int8Packing:
-    """Lays out int8 weights with one scale per row, some rows at a time."""
-
-    def __init__(self, num_out: int, num_in: int, biases: torch.Tensor, *, has_int8_inputs: bool) -> None:
-        self._num_out, self._num_in, self._biases = num_out, num_in, biases
-        self._kind = Kind.INT8 if has_int8_inputs else Kind.INT8_WEIGHTS
-        shape = (-(-num_in // 4), LANES, 4) if has_int8_inputs else (num_in, LANES)
-        self._panels = torch.empty(len(biases) // LANES, *shape, dtype=torch.int8)
-        self._start = torch.zeros(len(biases), dtype=torch.int32)
-        self._scales = torch.ones(len(biases))
-
-    def write(self, begin: int, rows: torch.Tensor, scales: torch.Tensor) -> None:
-        """Writes rows [n, in] int8 and their scales [n]."""
-        end = begin + len(rows)
-        self._scales[begin:end] = scales
-        if self._kind is Kind.INT8:
-            self._start[begin:end] = rows.sum(dim=1, dtype=torch.int32) * -_ZERO_POINT
-            rows = torch.nn.functional.pad(rows, (0, -self._num_in % 4)).view(-1, LANES, self._panels.shape[1], 4)
-        else:
-            rows = rows.view(-1, LANES, self._num_in)
-        _write_panels(self._panels, begin, rows)
-
-    def packed(self) -> PackedLinear:
-        """Returns the layer."""
-        return PackedLinear(
-            self._num_in, self._num_out, self._kind, self._panels, self._start, self._biases, self._scales
-        )
+_INT8_BY_GROUPS_OF_4_BITS = int(Kind.INT8_BY_GROUPS_OF_4_BITS)
+_INT8_BY_GROUPS_OF_8_BITS = int(Kind.INT8_BY_GROUPS_OF_8_BITS)
+_MAX_ROWS_OF_GROUPS = max_rows(has_group_sums=True)
 
 
 def emit_linear(recording: Recording, x: torch.Tensor, weights: PackedLinear) -> torch.Tensor:
@@ -245,7 +52,7 @@ def emit_linear(recording: Recording, x: torch.Tensor, weights: PackedLinear) ->
     check_fp32(x=x)
     if x.ndim != 2 or x.shape[1] != weights.in_features or x.stride(1) != 1:
         raise ValueError(f"x has shape {list(x.shape)}, strides {x.stride()}; the layer takes {weights.in_features}")
-    packed, row_scales = recording.empty(x, weights.depth), recording.empty(x)
+    packed, row_scales = recording.empty(x, weights.depth), recording.empty(x, weights.num_row_factors)
     out = recording.empty(x, weights.out_features)
     operands = linear_operands(x, weights, packed, row_scales, out)
     recording.emit(Opcode.PACK_ROWS, x, *operands)
@@ -259,13 +66,15 @@ def linear_operands(
 ) -> tuple[int, ...]:
     """Returns the operands of both instructions of x [T, in] -> out [T, out].
 
-    packed [T, depth] and row_scales [T] hold what PACK_ROWS makes of x.
+    packed [T, depth] and row_scales [T, num_row_factors] hold what PACK_ROWS makes of x.
     """
     return (
         x.data_ptr(), x.stride(0) * 4, weights.in_features, weights.depth, int(weights.kind),
         packed.data_ptr(), row_scales.data_ptr(), 0 if weights.input_order is None else weights.input_order.data_ptr(),
         0, weights.weight.data_ptr(), out.data_ptr(), weights.out_features,
         weights.start.data_ptr(), weights.bias.data_ptr(), weights.scales.data_ptr(), weights.group_size,
+        int(weights.factors_form), 0 if weights.codes is None else weights.codes.data_ptr(),
+        weights.scales.shape[1] if weights.scales.ndim == 4 else 0, weights.zero_point,
     )  # fmt: skip
 
 
@@ -277,8 +86,25 @@ def move_rows(row: "Longs", rows: int, begin: int) -> None:
     """
     row[ROWS] = rows
     row[_PACKED] += 4 * begin * row[_DEPTH]
-    row[_ROW_SCALES] += 4 * begin
+    row[_ROW_SCALES] += 4 * begin * _num_row_factors(row)
     row[_OUT] += 4 * begin * row[_N]
+
+
+@inline
+def _has_int8_by_groups(row: "Longs") -> bool:
+    return bool(row[_KIND] >= _INT8_BY_GROUPS_OF_4_BITS)
+
+
+@inline
+def _num_row_factors(row: "Longs") -> int:
+    """Returns numbers of a row in _ROW_SCALES."""
+    return 2 * (row[_IN] // row[_GROUP_SIZE]) if _has_int8_by_groups(row) else 1
+
+
+@inline
+def _max_rows(row: "Longs") -> int:
+    """Returns the rows of a tile."""
+    return _MAX_ROWS_OF_GROUPS if _has_int8_by_groups(row) else MAX_ROWS
 
 
 @inline
@@ -288,21 +114,23 @@ def _is_two_bytes(kind: int) -> bool:
 
 @inline
 def _half_bytes(kind: int) -> int:
-    """Returns the size of what B holds for a term of a sum, in halves of bytes."""
+    """Returns the size of what B holds for a word of a packed row of inputs, in halves of bytes."""
     if kind in (_GROUPS_OF_4_BITS, _MICROSCALED):
         return 1
-    return 2 if kind in (_INT8_WEIGHTS, _GROUPS_OF_8_BITS) else 4 if _is_two_bytes(kind) else 8
+    if kind in (_INT8_WEIGHTS, _GROUPS_OF_8_BITS):
+        return 2
+    return 4 if _is_two_bytes(kind) or kind == _INT8_BY_GROUPS_OF_4_BITS else 8
 
 
-@kernel
-def _num_tiles(rows: int) -> int:
-    return -(-rows // MAX_ROWS)
+@inline
+def _num_tiles(row: "Longs", rows: int) -> int:
+    return -(-rows // _max_rows(row))
 
 
 @kernel
 def _is_packed(row: "Longs", rows: int) -> bool:
     """Tells whether the rows need no packing: a single fp32 row in the order of inputs is already packed."""
-    return rows == 1 and row[_KIND] != _INT8 and row[_ORDER] == 0
+    return rows == 1 and row[_KIND] != _INT8 and not _has_int8_by_groups(row) and row[_ORDER] == 0
 
 
 @kernel
@@ -314,19 +142,20 @@ def num_pack_items(row: "Longs") -> int:
 @kernel
 def num_pack_items_of(row: "Longs", rows: int) -> int:
     """Returns the items of PACK_ROWS on this number of rows."""
-    return 0 if _is_packed(row, rows) else _num_tiles(rows)
+    return 0 if _is_packed(row, rows) else _num_tiles(row, rows)
 
 
 @kernel
 def pack_item(row: "Longs", item: int, scratch: int) -> None:
     """Lays one tile of rows out as [depth, rows of the tile]; quantises it first if the product is of 8 bits."""
     rows = num_rows(row[ROWS])
-    num_tiles = _num_tiles(rows)
+    num_tiles = _num_tiles(row, rows)
     begin, end = item * rows // num_tiles, (item + 1) * rows // num_tiles
     height, depth, width = end - begin, row[_DEPTH], row[_IN]
     is_quantized = row[_KIND] == _INT8
     packed = words_at(row[_PACKED] + 4 * begin * depth, (depth, height))
     scales = floats_at(row[_ROW_SCALES], rows)
+    factors = row[_ROW_SCALES] + 4 * begin * _num_row_factors(row)
     for i in range(height):
         source = begin + i
         if row[X_ROWS]:
@@ -335,6 +164,10 @@ def pack_item(row: "Longs", item: int, scratch: int) -> None:
         if is_quantized:
             scales[begin + i] = quantize_row(floats_at(address, width), scratch, depth)
             address = scratch
+        elif _has_int8_by_groups(row):
+            halves = row[_KIND] == _INT8_BY_GROUPS_OF_4_BITS
+            pack_groups(address, width, row[_ORDER], row[_GROUP_SIZE], halves, packed, i, factors, scratch)
+            continue
         words = words_at(address, depth)
         if row[_ORDER]:
             order = longs_at(row[_ORDER], depth)
@@ -354,7 +187,7 @@ def num_linear_items(row: "Longs") -> int:
 @kernel
 def num_linear_items_of(row: "Longs", rows: int) -> int:
     """Returns the items of LINEAR on this number of rows."""
-    num_blocks = -(-_num_tiles(rows) // BLOCK_TILES)
+    num_blocks = -(-_num_tiles(row, rows) // _block_tiles(row))
     return num_blocks * min(int(row[SHARES]), int(-(-row[_N] // GROUP)))
 
 
@@ -362,15 +195,21 @@ def num_linear_items_of(row: "Longs", rows: int) -> int:
 def linear_item(row: "Longs", item: int, scratch: int) -> None:
     """Multiplies a block of tiles with some groups of columns, columns outermost."""
     rows = num_rows(row[ROWS])
-    num_tiles, num_groups = _num_tiles(rows), -(-row[_N] // GROUP)
+    num_tiles, num_groups = _num_tiles(row, rows), -(-row[_N] // GROUP)
     num_shares = min(row[SHARES], num_groups)
     block, share = item // num_shares, item % num_shares
-    first_tile, last_tile = block * BLOCK_TILES, min(num_tiles, (block + 1) * BLOCK_TILES)
-    is_low = -(-rows // num_tiles) <= MAX_ROWS // 2  # then registers allow for twice the width
+    block_tiles = _block_tiles(row)
+    first_tile, last_tile = block * block_tiles, min(num_tiles, (block + 1) * block_tiles)
+    # then registers allow for twice the width
+    can_widen = -(-rows // num_tiles) <= _max_rows(row) // 2
+    if row[_FACTORS_FORM] and 2 * GROUP // LANES * (row[_IN] // row[_GROUP_SIZE]) > MAX_EXPANDED:
+        can_widen = False
     first_group, end = share * num_groups // num_shares, (share + 1) * num_groups // num_shares
     group = first_group
     while group < end:
-        num_wide = 2 if is_low and group + 2 <= end else 1
+        num_wide = 2 if can_widen and group + 2 <= end else 1
+        if row[_FACTORS_FORM]:
+            _expand_factors(row, group, num_wide, scratch + FACTORS)
         for tile in range(first_tile, last_tile):
             begin, stop = tile * rows // num_tiles, (tile + 1) * rows // num_tiles
             following = group
@@ -382,6 +221,21 @@ def linear_item(row: "Longs", item: int, scratch: int) -> None:
                 following = min(following, num_groups - num_wide)
             _multiply(row, rows, begin, stop, group, num_wide, following, scratch)
         group += num_wide
+
+
+@inline
+def _block_tiles(row: "Longs") -> int:
+    """Returns the tiles of rows in an item."""
+    return BLOCK_TILES * MAX_ROWS // _max_rows(row)
+
+
+@kernel
+def _expand_factors(row: "Longs", group: int, num_wide: int, target: int) -> None:
+    """Expands the factors of one or two groups of columns."""
+    num_groups, num_units, form = row[_IN] // row[_GROUP_SIZE], row[_NUM_UNITS], row[_FACTORS_FORM]
+    units = row[_SCALES] + group * GROUP * num_units * UNIT_BYTES[form]
+    codes = row[_CODES] + group * GROUP * num_groups * CODE_BYTES[form]
+    expand_factors(form, units, codes, row[_ZERO], num_groups, num_units, num_wide * GROUP // LANES, target)
 
 
 @kernel
@@ -408,11 +262,17 @@ def _multiply(
         factors = row[_SCALES] + num_groups * column
         multiply_microscaled(height, wide, a, b, num_groups, start, factors, c, c_step, ahead)
     elif kind >= _GROUPS_OF_4_BITS:
-        num_groups = depth // row[_GROUP_SIZE]
-        factors = row[_SCALES] + 8 * num_groups * column
-        is_4_bits = kind == _GROUPS_OF_4_BITS
         size = row[_GROUP_SIZE]
-        multiply_grouped(is_4_bits, height, wide, a, b, size, num_groups, start, factors, c, c_step, ahead)
+        num_groups = row[_IN] // size
+        factors = scratch + FACTORS if row[_FACTORS_FORM] else row[_SCALES] + 8 * num_groups * column
+        if kind >= _INT8_BY_GROUPS_OF_4_BITS:
+            is_4_bits, row_factors = kind == _INT8_BY_GROUPS_OF_4_BITS, row[_ROW_SCALES] + 8 * num_groups * begin
+            multiply_int8_by_groups(
+                is_4_bits, height, wide, a, b, size, num_groups, start, factors, row_factors, c, c_step, ahead
+            )
+        else:
+            is_4_bits = kind == _GROUPS_OF_4_BITS
+            multiply_grouped(is_4_bits, height, wide, a, b, size, num_groups, start, factors, c, c_step, ahead)
     elif kind == _INT8_WEIGHTS:
         multiply_int8_weights(height, wide, a, b, depth, start, scales, bias, c, c_step, ahead)
     else:

@@ -15,7 +15,9 @@ from kernels.cpu.experts import PackedExperts, emit_combine, emit_expert_linear,
 from kernels.cpu.gather_rows import can_gather, emit_gather_rows
 from kernels.cpu.jit import watch_compiles
 from kernels.cpu.kv_cache import CpuKVCache, make_kv_cache
-from kernels.cpu.linear import PackedLinear, emit_linear, pack_grouped, pack_linear, pack_microscaled
+from kernels.cpu.linear import emit_linear
+from kernels.cpu.pack_grouped import pack_grouped, pack_microscaled
+from kernels.cpu.packed_linear import PackedLinear, pack_linear
 from kernels.cpu.paged_attention import emit_paged_attention, emit_plan
 from kernels.cpu.pointwise import (
     emit_add_rms_norm,
@@ -83,9 +85,7 @@ class CpuOps:
         return self.pack_linear(dequantized(values, scales).to(dtype), bias)
 
     def pack_grouped(self, weights: GroupedWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedLinear:
-        """Packs the weights as they are; with int8 requested, all that are not int8 already are quantised again."""
-        if self._quantize and not weights.is_int8_per_row:
-            return self.pack_linear(weights.dequantized(dtype), bias)
+        """Packs the weights as they are; with int8 requested, inputs are quantised."""
         return pack_grouped(weights, bias, quantize=self._quantize)
 
     def pack_microscaled(

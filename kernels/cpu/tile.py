@@ -27,6 +27,12 @@ LANES = 16
 MAX_ROWS = 12 if cpu_features().avx512 else 2
 """Rows of a tile of 32 columns: its sums and one row of B fill the registers."""
 
+
+def max_rows(*, has_group_sums: bool) -> int:
+    """Returns the rows of a tile of 32 columns, in which each sum may have a second one of its group."""
+    return MAX_ROWS // 2 if has_group_sums else MAX_ROWS
+
+
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 FLOATS, INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _FMA = "llvm.fma.v16f32"
@@ -43,8 +49,9 @@ def load(builder: Any, address: Any, kind: Any, align: int) -> Any:
     return value
 
 
-def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
-    undefined = ir.Constant(vector, ir.Undefined)
+def broadcast(builder: Any, scalar: Any) -> Any:
+    """Emits a vector of equal values."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
     first = builder.insert_element(undefined, scalar, _I32(0))
     return builder.shuffle_vector(first, undefined, ir.Constant(INTS, None))
 
@@ -60,12 +67,18 @@ def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(declared(builder, _FMA, FLOATS), [a, b, c])
 
 
+def emit_vpdpbusd(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """Emits total + the products of four unsigned and four signed bytes in each lane. Needs `CpuFeatures.vnni`."""
+    return builder.call(declared(builder, "llvm.x86.avx512.vpdpbusd.512", INTS), [total, unsigned, signed])
+
+
 class Operands:
     """Types of A, B and the sums, and how they are multiplied.
 
     Attributes:
         cell: what A holds for each k.
         sums: a vector of sums.
+        group_sums: a vector of the sums of a group, if these have another type; `add_group` adds them to the others.
         terms: rows of B that are loaded together.
         has_row_scales: whether rows of A have scales, applied to the sums.
         has_groups: whether groups of k have factors, which `load_terms` applies to B.
@@ -74,6 +87,7 @@ class Operands:
 
     cell: Any
     sums: Any
+    group_sums: Any = None
     terms = 1
     has_row_scales = False
     has_groups = False
@@ -97,6 +111,11 @@ class Operands:
     @staticmethod
     def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
         """Returns total + a * b."""
+        raise NotImplementedError
+
+    @staticmethod
+    def add_group(builder: Any, total: Any, group_sum: Any, factors: Any, row_factors: Any) -> Any:
+        """Returns total plus the sum of a group by its factors, and by the scale and the scaled sum of a row of A."""
         raise NotImplementedError
 
 
@@ -127,7 +146,8 @@ class Tile(NamedTuple):
         c0, c0_step: address of the start of the sums, and bytes between its rows.
         c, c_step: address of the result, and bytes between its rows.
         ahead, ahead_panel_step: `b` and `b_panel_step` of a later tile.
-        scales, row_scales, bias: addresses of fp32 factors and terms, where the tile is scaled.
+        scales, row_scales, bias: addresses of fp32 factors and terms, where the tile is scaled. With sums of groups,
+            row_scales are [groups, 2, rows]: scales of rows of A, and sums of rows times these.
         num_groups: groups of `depth`, where B has factors of groups.
         factors: address of these, `Operands.factor_bytes` for each panel and group.
     """
@@ -168,8 +188,8 @@ class TileKind:
 
     @property
     def max_rows(self) -> int:
-        """Rows that fit the registers."""
-        return MAX_ROWS * 2 // self.num_vectors
+        """Rows that fit the registers; sums of groups take as many as other sums."""
+        return max_rows(has_group_sums=self.operands.group_sums is not None) * 2 // self.num_vectors
 
 
 def _emit_tile(builder: Any, kind: TileKind, num_rows: int, end: Any, tile: Tile) -> None:
@@ -212,13 +232,34 @@ def _emit_groups(builder: Any, kind: TileKind, tile: Tile, start: Any) -> Any:
         for v in range(kind.num_vectors)
     ]
     first = builder.mul(group, tile.depth)
-    totals = _emit_terms(builder, kind, tile, sums, first, builder.add(first, tile.depth), factors)
+    last = builder.add(first, tile.depth)
+    if operands.group_sums is None:
+        totals = _emit_terms(builder, kind, tile, sums, first, last, factors)
+    else:
+        zero = ir.Constant(operands.group_sums, None)
+        of_group = _emit_terms(builder, kind, tile, [[zero] * kind.num_vectors] * len(start), first, last, factors)
+        totals = _emit_add_groups(builder, operands, tile, group, sums, of_group, factors)
     following = builder.add(group, _I64(1))
     group.add_incoming(following, builder.block)
     _add_incoming(sums, [(start, entry), (totals, builder.block)])
     builder.cbranch(builder.icmp_signed("<", following, tile.num_groups), loop, summed)
 
     builder.position_at_end(summed)
+    return totals
+
+
+def _emit_add_groups(
+    builder: Any, operands: Any, tile: Tile, group: Any, sums: Any, of_group: Any, factors: Any
+) -> Any:
+    """Adds the sums of a group to those before, [rows][vectors]."""
+    num_rows = len(sums)
+    place = builder.add(tile.row_scales, builder.mul(group, _I64(2 * 4 * num_rows)))
+    totals = []
+    for i in range(num_rows):
+        addresses = (builder.add(place, _I64(4 * (i + num_rows * number))) for number in range(2))
+        row_factors = [broadcast(builder, load(builder, address, _F32, 4)) for address in addresses]
+        terms = zip(sums[i], of_group[i], factors, strict=True)
+        totals.append([operands.add_group(builder, *vectors, row_factors) for vectors in terms])
     return totals
 
 
@@ -251,7 +292,7 @@ def _emit_terms(builder: Any, kind: TileKind, tile: Tile, start: Any, first: Any
         row = sums[i]
         for term in range(operands.terms):
             address = builder.add(a_k, _I64(i * (kind.a_row_step or 4) + row_bytes * term))
-            cell = _broadcast(builder, load(builder, address, operands.cell, 4), operands.sums)
+            cell = broadcast(builder, load(builder, address, operands.cell, 4))
             row = [operands.multiply_add(builder, cell, rows_of_b[v][term], row[v]) for v in range(num_vectors)]
         totals.append(row)
     following = builder.add(k, _I64(1))
@@ -286,7 +327,7 @@ def _scaled(builder: Any, kind: TileKind, totals: Any, tile: Tile) -> Any:
     for i, row in enumerate(totals):
         if kind.operands.has_row_scales:
             row = [builder.sitofp(total, FLOATS) for total in row]
-            scale = _broadcast(builder, load(builder, builder.add(tile.row_scales, _I64(4 * i)), _F32, 4), FLOATS)
+            scale = broadcast(builder, load(builder, builder.add(tile.row_scales, _I64(4 * i)), _F32, 4))
             row_factors = [builder.fmul(scale, factor) for factor in factors]
         else:
             row_factors = factors

@@ -175,21 +175,39 @@ def test_memory_is_that_of_the_unpacked_integers(make_checkpoint: Any, tmp_path:
     path, twin = twins(make_checkpoint, tmp_path, "llama", {}, "Q4_K", tie_word_embeddings=is_tied, vocab_size=4096)
     config, plain_config = ModelConfig.from_dir(path), ModelConfig.from_dir(twin)
 
-    def num_bytes(num_weights: int, *, in_blocks: bool) -> int:
-        return num_weights // 2 + num_weights // 32 * 8 if in_blocks else num_weights * 4
+    def num_bytes(num_weights: int, block_bytes: int | None) -> int:
+        return num_weights * 4 if block_bytes is None else num_weights * block_bytes // 256
 
     layer, matrix = 256 * (256 + 2 * 128 + 256 + 2 * 512 + 512), 256 * 4096
+    num_weights = layer + (1 if is_tied else 2) * matrix
     plain_bytes = weights_bytes(plain_config, torch.float32)
     assert weights_bytes(config, torch.float32) == plain_bytes
-    norms = plain_bytes - num_bytes(layer + (1 if is_tied else 2) * matrix, in_blocks=False)
-    kept = weights_bytes(config, torch.float32, kept=(GgufWeights,), keeps_table=True)
-    assert kept == norms + num_bytes(layer + (1 if is_tied else 2) * matrix, in_blocks=True)
-    with_table = num_bytes(layer + matrix, in_blocks=True) + num_bytes(matrix, in_blocks=False)
+    norms = plain_bytes - num_bytes(num_weights, None)
+    with_table = num_bytes(layer + matrix, 128 + 64) + num_bytes(matrix, None)
     assert weights_bytes(config, torch.float32, kept=(GgufWeights,)) == norms + with_table
+    compact = weights_bytes(config, torch.float32, kept=(GgufWeights,), is_compact=True)
+    assert compact == norms + num_bytes(num_weights, 128 + 20)
     with PeakBytes() as memory:
         model = load_model(path, config, cpu_ops(), max_model_len=64)
     assert model.vocabulary.shares_head == is_tied
-    assert kept <= memory.bytes < 1.1 * kept
+    assert compact <= memory.bytes < 1.1 * compact
+
+
+@pytest.mark.parametrize(
+    ("kinds", "default"), [*(({}, kind) for kind in QUANTIZED_TYPES), ({"attn_v": "Q6_K"}, "Q4_K")]
+)
+def test_a_cpu_keeps_about_the_bits_of_the_file(
+    make_checkpoint: Any, tmp_path: Path, kinds: dict[str, str], default: str
+) -> None:
+    path, _ = twins(make_checkpoint, tmp_path, "llama", kinds, default)
+    config = ModelConfig.from_dir(path)
+    layer = load_model(path, config, cpu_ops()).layers[0]
+    linears = [layer.qkv, layer.o, layer.feed_forward.gate_up, layer.feed_forward.down]
+    for linear in linears:
+        (packed,) = linear.take_packed()
+        num_bytes = packed.weight.nbytes + packed.scales.nbytes + packed.codes.nbytes
+        expected = linear.packed_bytes(is_quantized_on_load=False, kept=(GgufWeights,), is_compact=True)
+        assert num_bytes == expected
 
 
 def test_ranks_hold_shards_of_the_blocks(make_checkpoint: Any, tmp_path: Path) -> None:

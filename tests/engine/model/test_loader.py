@@ -11,6 +11,7 @@ from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.fp8 import Fp8Weights
+from engine.model.gguf_weights import GgufWeights
 from engine.model.loader import cpu_checkpoint_dtype, resolve_dtype, weights_bytes
 from engine.model.shapes import find_shape
 from kernels.families import cpu_ops
@@ -100,6 +101,19 @@ def test_quantising_on_load_takes_memory_for_the_8_bit_weights_and_one_matrix():
     work_bytes = 14 * 2**24  # of the part being quantised: fp32 copies and the 8-bit result
     assert peak < weights_bytes(config, torch.bfloat16, quantization="fp8") + largest_matrix + work_bytes
     assert peak < 0.9 * weights_bytes(config, torch.bfloat16)
+
+
+def test_unpacking_superblocks_takes_memory_for_one_matrix():
+    """The model is never dequantised, nor are all its integers unpacked."""
+    shape = ModelConfig.from_dir(find_shape("llama-3.2-1b"))
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_layers": 32, "num_heads": 8, "vocab_size": 64}
+    projections = [f"self_attn.{name}_proj" for name in "qkvo"] + [
+        f"mlp.{name}_proj" for name in ("gate", "up", "down")
+    ]
+    kinds = {f"model.layers.{layer}.{name}": "Q4_K" for layer in range(32) for name in projections}
+    config = replace(shape, **sizes, quantized=GgufWeights.of(kinds))
+    peak = peak_bytes_while_loading(config, cpu_ops(), torch.float32, torch.device("cpu"))
+    assert peak < 1.15 * weights_bytes(config, torch.float32, kept=(GgufWeights,), is_compact=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
