@@ -54,6 +54,7 @@ class ModelForms:
         logit_soft_cap: limit of logits; None: no limit.
         has_sinks: whether each query head has a sink.
         block_size: tokens per block of the cache.
+        multiplies_in_bf16: whether linear layers round float32 activations to bf16.
     """
 
     dtype: torch.dtype
@@ -77,10 +78,13 @@ class ModelForms:
     experts: ExpertForms | None = None
     has_sinks: bool = False
     has_projection_norms: bool = False
+    multiplies_in_bf16: bool = False
 
     @property
     def linear_error(self) -> float:
         """Allowed error of a linear layer."""
+        if self.multiplies_in_bf16:
+            return ALLOWED[torch.bfloat16]
         if self.weights_form in (None, "int4 groups", "int8 groups"):  # inputs and results have the model's dtype
             return ALLOWED[self.dtype]
         return max(ALLOWED[self.dtype], ALLOWED[torch.int8] if self.weights_form == "int8" else ALLOWED_FLOAT8)

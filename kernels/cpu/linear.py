@@ -1,9 +1,8 @@
 """Linear layers on weights packed for `multiply_tile`: fp32, bf16, fp16, int8 with one scale per output channel,
 integers of 4 or 8 bits with a scale and an offset per group of inputs, or MXFP4.
 
-A layer takes two instructions: PACK_ROWS lays the input out in tiles and quantises it if the weights are; LINEAR
-multiplies. An item of LINEAR is some columns and up to BLOCK_TILES tiles of rows, which share one read of each panel of
-weights.
+A layer takes two instructions: PACK_ROWS lays the input out in tiles, in the type of the product; LINEAR multiplies.
+An item of LINEAR is some columns and up to BLOCK_TILES tiles of rows, which share one read of each panel of weights.
 """
 
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SHARES, SHARES_PER_THRE
 from kernels.cpu.intrinsics import floats_at, longs_at, words_at
 from kernels.cpu.jit import inline, kernel
 from kernels.cpu.multiply_tile import (
+    multiply_bf16,
     multiply_fp32,
     multiply_grouped,
     multiply_int8_weights,
@@ -29,6 +29,7 @@ from kernels.cpu.multiply_tile import (
 from kernels.cpu.quantize import quantize_row
 from kernels.cpu.recording import Recording
 from kernels.cpu.tile import LANES, MAX_ROWS
+from kernels.cpu.two_bytes import round_row_to_bf16
 from kernels.grouped_weights import GroupedWeights
 from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
 
@@ -50,7 +51,7 @@ _WEIGHT, _OUT, _N, _START, _BIAS, _SCALES, _GROUP_SIZE = range(FIRST_OPERAND + 9
 
 
 class Kind(IntEnum):
-    """Type of product: fp32 activations by weights of a type, or both of 8 bits."""
+    """Type of product: fp32 activations by weights of a type, or both of 8 bits or of bf16."""
 
     FP32 = 0
     BF16_WEIGHTS = 1
@@ -60,6 +61,7 @@ class Kind(IntEnum):
     GROUPS_OF_4_BITS = 5
     GROUPS_OF_8_BITS = 6
     MICROSCALED = 7
+    BF16 = 8
 
 
 FLOAT_KINDS = {
@@ -72,7 +74,7 @@ FLOAT_KINDS = {
 _FP32, _BF16_WEIGHTS, _FP16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS), int(Kind.FP16_WEIGHTS)
 _INT8_WEIGHTS, _INT8 = int(Kind.INT8_WEIGHTS), int(Kind.INT8)
 _GROUPS_OF_4_BITS, _GROUPS_OF_8_BITS = int(Kind.GROUPS_OF_4_BITS), int(Kind.GROUPS_OF_8_BITS)
-_MICROSCALED = int(Kind.MICROSCALED)
+_MICROSCALED, _BF16 = int(Kind.MICROSCALED), int(Kind.BF16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class PackedLinear:
 
     Attributes:
         weight: floats, int8 or, in groups, uint8 [N / 16, in, 16]; int8 may be, four inputs side by side,
-            [N / 16, in / 4, 16, 4]; 4 bits are [N / 16, in / 2, 16], the even input in the low half of the byte.
+            [N / 16, in / 4, 16, 4], and bf16, of products in bf16, [N / 16, in / 2, 16, 2]; 4 bits are
+            [N / 16, in / 2, 16], the even input in the low half of the byte.
         start: [N], start of each sum: the bias in fp32, or an int32 that subtracts the zero point.
         bias: [N] fp32, zeros if there is none.
         scales: [N] fp32 of int8 weights; scales and offsets of groups, [N / 16, groups, 2, 16]; of MXFP4 the
@@ -102,22 +105,31 @@ class PackedLinear:
 
     @property
     def depth(self) -> int:
-        """Words of a packed row of inputs: fp32, or four int8."""
-        return -(-self.in_features // 4) if self.kind is Kind.INT8 else self.in_features
+        """Words of a packed row of inputs: fp32, two bf16, or four int8."""
+        return -(-self.in_features // {Kind.INT8: 4, Kind.BF16: 2}.get(self.kind, 1))
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bool) -> PackedLinear:
+def pack_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bool, multiplies_in_bf16: bool = False
+) -> PackedLinear:
     """Lays weights out for the kernels.
 
     Args:
         weight: [out, in] fp32, bf16 or fp16; stays in this type unless it is quantised.
         bias: [out], of the same types; widened to fp32.
         quantize: to int8, symmetric, one scale per output channel. CPUs without VNNI keep activations in fp32.
+        multiplies_in_bf16: whether inputs are rounded to bf16 if the weights are; needs `CpuFeatures.bf16`.
     Raises: ValueError: weight is of another type.
     """
     check_stored(weight=weight)
     num_out, num_in = weight.shape
     biases = _padded_bias(bias, num_out)
+    if not quantize and multiplies_in_bf16 and weight.dtype is torch.bfloat16:
+        panels = torch.empty(len(biases) // LANES, -(-num_in // 2), LANES, 2, dtype=torch.bfloat16)
+        for begin, rows in _padded_rows(weight):
+            pairs = torch.nn.functional.pad(rows, (0, num_in % 2)).view(-1, LANES, panels.shape[1], 2)
+            _write_panels(panels, begin, pairs)
+        return PackedLinear(num_in, num_out, Kind.BF16, panels, biases, biases, torch.ones(len(biases)))
     if not quantize:
         panels = torch.empty(len(biases) // LANES, num_in, LANES, dtype=weight.dtype)
         for begin, rows in _padded_rows(weight):
@@ -302,7 +314,7 @@ def _num_tiles(rows: int) -> int:
 @kernel
 def _is_packed(row: "Longs", rows: int) -> bool:
     """Tells whether the rows need no packing: a single fp32 row in the order of inputs is already packed."""
-    return rows == 1 and row[_KIND] != _INT8 and row[_ORDER] == 0
+    return rows == 1 and row[_KIND] != _INT8 and row[_KIND] != _BF16 and row[_ORDER] == 0
 
 
 @kernel
@@ -319,7 +331,7 @@ def num_pack_items_of(row: "Longs", rows: int) -> int:
 
 @kernel
 def pack_item(row: "Longs", item: int, scratch: int) -> None:
-    """Lays one tile of rows out as [depth, rows of the tile]; quantises it first if the product is of 8 bits."""
+    """Lays one tile of rows out as [depth, rows of the tile], first rounded to 8 bits or bf16 if the product is."""
     rows = num_rows(row[ROWS])
     num_tiles = _num_tiles(rows)
     begin, end = item * rows // num_tiles, (item + 1) * rows // num_tiles
@@ -334,6 +346,9 @@ def pack_item(row: "Longs", item: int, scratch: int) -> None:
         address = row[X] + source * row[X_STEP]
         if is_quantized:
             scales[begin + i] = quantize_row(floats_at(address, width), scratch, depth)
+            address = scratch
+        elif row[_KIND] == _BF16:
+            round_row_to_bf16(floats_at(address, width), scratch)
             address = scratch
         words = words_at(address, depth)
         if row[_ORDER]:
@@ -403,6 +418,8 @@ def _multiply(
         multiply_fp32(height, wide, a, b, depth, start, 0, c, c_step, ahead)
     elif _is_two_bytes(kind):
         multiply_two_byte_weights(kind == _BF16_WEIGHTS, height, wide, a, b, depth, start, c, c_step, ahead)
+    elif kind == _BF16:
+        multiply_bf16(height, wide, a, b, depth, start, c, c_step, ahead)
     elif kind == _MICROSCALED:
         num_groups = depth // row[_GROUP_SIZE]
         factors = row[_SCALES] + num_groups * column

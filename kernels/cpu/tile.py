@@ -43,16 +43,17 @@ def load(builder: Any, address: Any, kind: Any, align: int) -> Any:
     return value
 
 
-def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
-    undefined = ir.Constant(vector, ir.Undefined)
+def _broadcast(builder: Any, scalar: Any) -> Any:
+    undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
     first = builder.insert_element(undefined, scalar, _I32(0))
     return builder.shuffle_vector(first, undefined, ir.Constant(INTS, None))
 
 
-def declared(builder: Any, name: str, vector: Any) -> Any:
-    """Declares an LLVM function that maps three vectors to one."""
+def declared(builder: Any, name: str, sums: Any, factors: Any = None) -> Any:
+    """Declares an LLVM function that adds products of two vectors to sums; factors may be of another type."""
     get_or_insert_function: Any = cgutils.get_or_insert_function  # untyped
-    return get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
+    parameters = [sums, factors or sums, factors or sums]
+    return get_or_insert_function(builder.module, ir.FunctionType(sums, parameters), name)
 
 
 def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -251,7 +252,7 @@ def _emit_terms(builder: Any, kind: TileKind, tile: Tile, start: Any, first: Any
         row = sums[i]
         for term in range(operands.terms):
             address = builder.add(a_k, _I64(i * (kind.a_row_step or 4) + row_bytes * term))
-            cell = _broadcast(builder, load(builder, address, operands.cell, 4), operands.sums)
+            cell = _broadcast(builder, load(builder, address, operands.cell, 4))
             row = [operands.multiply_add(builder, cell, rows_of_b[v][term], row[v]) for v in range(num_vectors)]
         totals.append(row)
     following = builder.add(k, _I64(1))
@@ -286,7 +287,7 @@ def _scaled(builder: Any, kind: TileKind, totals: Any, tile: Tile) -> Any:
     for i, row in enumerate(totals):
         if kind.operands.has_row_scales:
             row = [builder.sitofp(total, FLOATS) for total in row]
-            scale = _broadcast(builder, load(builder, builder.add(tile.row_scales, _I64(4 * i)), _F32, 4), FLOATS)
+            scale = _broadcast(builder, load(builder, builder.add(tile.row_scales, _I64(4 * i)), _F32, 4))
             row_factors = [builder.fmul(scale, factor) for factor in factors]
         else:
             row_factors = factors

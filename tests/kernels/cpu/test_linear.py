@@ -30,7 +30,9 @@ def make_int8_weights_ops():
 
     def pack_linear(weight, bias):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("kernels.cpu.linear.cpu_features", lambda: CpuFeatures(avx512=True, vnni=False, f16c=True))
+            patch.setattr(
+                "kernels.cpu.linear.cpu_features", lambda: CpuFeatures(avx512=True, vnni=False, f16c=True, bf16=False)
+            )
             packed = pack(weight, bias)
         assert packed.kind is Kind.INT8_WEIGHTS
         return packed
