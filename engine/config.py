@@ -104,8 +104,9 @@ class EngineConfig:
     )  # fmt: skip
     dtype: DtypeName = flag(
         "auto", choice(get_args(DtypeName)),
-        "dtype of weights and, on a GPU, of activations; a CPU stores weights in it and computes in float32. auto: the "
-        "checkpoint's",
+        "dtype of weights and, on a GPU, of activations. A CPU stores weights in it and computes in float32, but with "
+        "bfloat16 multiplies linear layers in bfloat16, if it has AVX512-BF16. auto: the checkpoint's, which on a CPU "
+        "rounds nothing",
     )  # fmt: skip
     max_model_len: int | None = flag(
         None, optional(integer(2, 2**31 - 1), "auto", "-1"),

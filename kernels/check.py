@@ -202,6 +202,8 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
         return (ops.linear(x, ops.pack_linear(wide, None, for_logits=True)),)
 
     form = f"{dtype_name(forms.dtype)}, weights {forms.weights_form or dtype_name(forms.weights_dtype)}"
+    if forms.multiplies_in_bf16:
+        form += ", products in bfloat16"
     yield KernelCase("linear after rms_norm", f"{form}, {forms.hidden_size} wide", forms.linear_error, normed)
     yield KernelCase(f"linear after {forms.gate}", f"{form}, {forms.intermediate_size} wide", forms.linear_error, gated)
     if forms.experts is not None:

@@ -25,6 +25,7 @@ def reference_ops(device: "torch.device | str" = "cpu") -> "ReferenceOps":
 def cpu_ops(
     *,
     quantization: Quantization | None = None,
+    multiplies_in_bf16: bool = False,
     num_threads: int = 1,
     on_compiled: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> "CpuOps":
@@ -32,9 +33,16 @@ def cpu_ops(
 
     Args:
         quantization: of the weights of linear layers.
+        multiplies_in_bf16: whether linear layers with weights in bf16, but the output head and routers, round their
+            inputs to bf16; the CPU must have AVX512-BF16.
         num_threads: threads that compute, including the caller's.
         on_compiled: called with (kernels compiled, kernels in total) after each compile, not after a load.
     """
     from kernels.cpu.ops import CpuOps
 
-    return CpuOps(quantization=quantization, num_threads=num_threads, on_compiled=on_compiled)
+    return CpuOps(
+        quantization=quantization,
+        multiplies_in_bf16=multiplies_in_bf16,
+        num_threads=num_threads,
+        on_compiled=on_compiled,
+    )

@@ -63,6 +63,7 @@ class ModelForms:
         logit_soft_cap: limit of logits; None: no limit.
         has_sinks: whether each query head has a sink.
         block_size: tokens per block of the cache.
+        multiplies_in_bf16: whether linear layers round float32 activations to bf16.
     """
 
     dtype: torch.dtype
@@ -86,10 +87,13 @@ class ModelForms:
     experts: ExpertForms | None = None
     has_sinks: bool = False
     has_projection_norms: bool = False
+    multiplies_in_bf16: bool = False
 
     @property
     def linear_error(self) -> float:
         """Allowed error of a linear layer."""
+        if self.multiplies_in_bf16:
+            return ALLOWED[torch.bfloat16]
         if self.weights_form in (None, "int4 groups", "int8 groups"):  # inputs and results have the model's dtype
             return ALLOWED[self.dtype]
         has_int8_inputs = self.weights_form in ("int8", "int8 by int4 groups", "int8 by int8 groups")

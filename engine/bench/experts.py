@@ -59,12 +59,11 @@ def run(settings: Settings) -> Outcome:
         block_size=_BLOCK_SIZE,
         num_gpu_blocks_override=MAX_ROWS * -(-MAX_MODEL_LEN // _BLOCK_SIZE),
         threads=settings.threads,
-        dtype="bfloat16",
     )
     dense_dir = _write(settings.scratch / "dense", dense, {})
     configs = {
         _OURS: ours,
-        "--model-impl transformers": dataclasses.replace(ours, model_impl="transformers", dtype="auto"),
+        "--model-impl transformers": dataclasses.replace(ours, model_impl="transformers"),
         "a dense model of the active size": dataclasses.replace(ours, model=str(dense_dir)),
     }
     steps = {name: chairlift_step(config, dense.vocab_size) for name, config in configs.items()}

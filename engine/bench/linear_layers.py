@@ -4,7 +4,8 @@ Claim: Chairlift's kernels reach at least PyTorch's best rate at every number of
 included, and their results do not depend on the number of rows. Weights stored in bf16 are no slower than in fp32.
 
 Goal: at least the rate of the fastest other product at 1, 8, 32, 64 and 512 rows, in fp32 and in int8. With weights in
-bf16, at least the rate of the same kernels in fp32; PyTorch's product of bf16 inputs is printed beside them.
+bf16, at least the rate of the same kernels in fp32; products of bf16 inputs, PyTorch's and, where the CPU has
+AVX512-BF16, Chairlift's, are printed beside them.
 
 Method: copies of the feed-forward input layer of the shape whose weights together exceed the caches; each variant runs
 all of them once per round. PyTorch's 8-bit products get a quantised input; Chairlift's time includes the quantisation.
@@ -22,6 +23,7 @@ from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.shapes import SHAPES
 from engine.bench.cpu_floors import fp32_products, int8_products
+from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.threads import set_num_threads
 
@@ -36,6 +38,7 @@ def _bf16_products(rows: int, size_in: int, size_out: int) -> dict[str, Callable
     return {"bf16 linear": lambda: torch.nn.functional.linear(x, weight)}
 
 
+_IN_BF16 = "bf16 inputs Chairlift"
 _PRODUCTS = {"fp32": fp32_products, "bf16": _bf16_products, "int8": int8_products}
 
 
@@ -54,7 +57,8 @@ def run(settings: Settings) -> Outcome:
             layers = [make(num_rows, size_in, size_out) for _ in range(num_layers)]
             variants = {name: seconds_of([layer[name] for layer in layers], settings.threads) for name in layers[0]}
             chairlift = f"{precision} Chairlift"
-            for name in (chairlift, "fp32 Chairlift") if precision == "bf16" else (chairlift,):
+            others = ("fp32 Chairlift", *([_IN_BF16] if cpu_features().bf16 else [])) if precision == "bf16" else ()
+            for name in (chairlift, *others):
                 variants[name] = _chairlift_seconds(name, num_rows, size_in, size_out, num_layers, settings.threads)
             samples = alternate(variants, rounds=settings.rounds, progress=settings.progress)
             raw[f"{precision} {num_rows}"] = {"seconds": samples.raw, "layers": num_layers}
@@ -94,7 +98,11 @@ def _chairlift_seconds(
     name: str, num_rows: int, size_in: int, size_out: int, num_layers: int, threads: int
 ) -> Callable[[], float]:
     """Times Chairlift's layers as the engine runs them: recorded once, replayed as one call."""
-    ops = CpuOps(quantization="int8" if name.startswith("int8") else None, num_threads=threads)
+    ops = CpuOps(
+        quantization="int8" if name.startswith("int8") else None,
+        multiplies_in_bf16=name == _IN_BF16,
+        num_threads=threads,
+    )
     dtype = torch.bfloat16 if name.startswith("bf16") else torch.float32
     x = torch.rand(num_rows, size_in)
     layers = [ops.pack_linear(torch.rand(size_out, size_in, dtype=dtype), None) for _ in range(num_layers)]

@@ -1,6 +1,7 @@
 """The registry of architectures: add a module to `engine.model.families`, and its family here."""
 
 from engine.model.families.gemma import GEMMA2, GEMMA3
+from engine.model.families.glm import GLM, GLM4
 from engine.model.families.gpt_oss import GPT_OSS
 from engine.model.families.granite import GRANITE
 from engine.model.families.llama import LLAMA
@@ -26,6 +27,8 @@ FAMILIES: dict[str, Family] = {
         GRANITE,
         GEMMA2,
         GEMMA3,
+        GLM,
+        GLM4,
         GPT_OSS,
         OLMO2,
         OLMO3,

@@ -62,6 +62,7 @@ class ModelConfig:
         fields = text_fields(checkpoint.config())
         family = _family(fields)
         stated, fields = fields, fields.with_defaults(dict(family.defaults))
+        fields = fields.replaced({name: value for name, value in family.defaults_of_null.items() if name not in fields})
         hidden_size = fields.integer("hidden_size", maximum=_MAX_HIDDEN_SIZE)
         num_heads = fields.integer("num_attention_heads", maximum=_MAX_HEADS)
         num_kv_heads = fields.integer("num_key_value_heads", num_heads, maximum=_MAX_HEADS)

@@ -79,10 +79,11 @@ class DecoderLayer:
         self._mlp_output_norm: Norm | None = None
         if traits.post_norms:
             scale = traits.residual_scale / traits.stream_unit
-            self._attention_output_norm = norm("post_attention_layernorm", scale=scale)
+            names = traits.post_norm_names
+            self._attention_output_norm = norm(names.behind_attention, scale=scale)
             if traits.pre_norms:
-                self.mlp_norm = norm("pre_feedforward_layernorm")
-            self._mlp_output_norm = norm("post_feedforward_layernorm", scale=scale)
+                self.mlp_norm = norm(names.before_mlp)
+            self._mlp_output_norm = norm(names.behind_mlp, scale=scale)
         else:
             self.mlp_norm = norm("post_attention_layernorm")
         self._head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -97,7 +98,7 @@ class DecoderLayer:
         self._sinks = torch.empty(sharding.heads.size, device=device) if traits.has_sinks else None
         self._heads = sharding.heads
         qkv: dict[str, Span | FusedSpan] = {"q_proj": q, "k_proj": kv, "v_proj": kv}
-        if traits.fused:
+        if traits.fused_qkv:
             qkv = {"qkv_proj": FusedSpan((q, kv, kv))}
         row_order = self._order_of_qkv(sharding, traits.ropes[index])
         self.qkv = linear(attention, hidden, qkv, bias=traits.qkv_bias, row_order=row_order)
@@ -113,7 +114,7 @@ class DecoderLayer:
                 ops,
                 config.gate,
                 has_bias=traits.mlp_bias,
-                is_fused=traits.fused,
+                is_fused=traits.fused_gate_up,
             )
         else:
             self.feed_forward = MixtureOfExperts(
@@ -130,8 +131,8 @@ class DecoderLayer:
             )
 
     def _order_of_qkv(self, sharding: Sharding, rope: RopeConfig | None) -> torch.Tensor | None:
-        """Returns the order of rows of queries, keys and values that a partial rotation requires."""
-        if rope is None or rope.rotated_dims(self._head_dim) == self._head_dim:
+        """Returns the order of rows of queries, keys and values that a partial or interleaved rotation requires."""
+        if rope is None or rope.keeps_order(self._head_dim):
             return None
         if self._head_norms is not None or self._projection_norms:
             raise CheckpointError(

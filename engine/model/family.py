@@ -1,8 +1,8 @@
 """What distinguishes families of models: a record that each module of `engine.model.families` fills."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from engine.model.config_fields import ConfigFields
 from engine.model.rope import RopeConfig
@@ -68,6 +68,20 @@ class Mixture:
         return cls(number, top_k, fields.integer(inner_size, maximum=_MAX_INNER_SIZE), normalizes, **others)
 
 
+class PostNormNames(NamedTuple):
+    """What the checkpoint calls the norms of a layer behind attention, and before and behind the feed-forward network.
+
+    They are those of models with norms behind both.
+    """
+
+    behind_attention: str = "post_attention_layernorm"
+    before_mlp: str = "pre_feedforward_layernorm"
+    behind_mlp: str = "post_feedforward_layernorm"
+
+
+_COMMON_NAMES = PostNormNames()
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderTraits:
     """Differences of a model from the common decoder. Tuples have one entry per layer.
@@ -82,8 +96,10 @@ class DecoderTraits:
         pre_norms: whether the inputs of attention and feed-forward network have RMSNorms.
         post_norms: whether the outputs of attention and feed-forward network have RMSNorms too, before they are added
             to the residual stream.
+        post_norm_names: what the checkpoint calls them.
         norm_offset: added to the stored weights of all norms.
-        fused: whether the checkpoint stores queries, keys and values as `qkv_proj`, and gate and up as `gate_up_proj`.
+        fused_qkv, fused_gate_up: whether the checkpoint stores queries, keys and values as `qkv_proj`, and gate and up
+            as `gate_up_proj`.
         attention_scale: factor of attention scores; None: 1 / sqrt(head_dim).
         attention_soft_cap, logit_soft_cap: limits of attention scores and logits x, which become cap * tanh(x / cap);
             None: they are unchanged.
@@ -102,8 +118,10 @@ class DecoderTraits:
     projection_norms: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    post_norm_names: PostNormNames = _COMMON_NAMES
     norm_offset: float = 0.0
-    fused: bool = False
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
     attention_scale: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
@@ -131,12 +149,14 @@ class Family:
         architecture: its entry of `architectures` in config.json.
         read_traits: reads the traits of a model from its config.json; raises CheckpointError for a bad field.
         defaults: values of fields that config.json may lack, as in the configuration class of `transformers`.
+        defaults_of_null: values of fields that are null, of those that the configuration class replaces.
         activation_field: the field that names the activation of the feed-forward networks.
     """
 
     architecture: str
     read_traits: Callable[[ConfigFields], DecoderTraits]
     defaults: Mapping[str, Any]
+    defaults_of_null: Mapping[str, Any] = field(default_factory=dict)
     activation_field: str = "hidden_act"
 
     def activation(self, fields: ConfigFields) -> Any:

@@ -25,6 +25,8 @@ class RopeConfig:
         short_factors, long_factors: of longrope; for contexts up to the original length, and for longer ones.
         attention_factor: factor of cosines and sines, of yarn and longrope.
         rotated: part of each head that is rotated, its first dimensions.
+        is_interleaved: whether the checkpoint rotates dimensions 2 i and 2 i + 1 as a pair, instead of i and i + half
+            of those rotated.
     """
 
     theta: float = 10000.0
@@ -40,6 +42,7 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()
     attention_factor: float = 1.0
     rotated: float = 1.0
+    is_interleaved: bool = False
 
     @classmethod
     def from_fields(cls, fields: ConfigFields) -> "RopeConfig":
@@ -122,6 +125,10 @@ class RopeConfig:
     def rotated_dims(self, head_dim: int) -> int:
         """Returns the number of dimensions of a head that are rotated."""
         return int(head_dim * self.rotated)
+
+    def keeps_order(self, head_dim: int) -> bool:
+        """Tells whether pairs are dimensions i and head_dim / 2 + i, which kernels rotate, in the checkpoint too."""
+        return self.rotated_dims(head_dim) == head_dim and not self.is_interleaved
 
     def check(self, head_dim: int) -> None:
         """Checks that the rotation fits heads of a size.

@@ -70,8 +70,9 @@ def rotary_tables(
 def rotated_pairs_order(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """Returns the order of dimensions, [head_dim] int64, that makes pairs i and head_dim / 2 + i of those rotated.
 
-    The kernels rotate such pairs. A model with a partial rotation pairs dimensions i and rotated / 2 + i.
+    The kernels rotate such pairs. A checkpoint pairs dimensions i and rotated / 2 + i, or 2 i and 2 i + 1.
     """
     half, pairs = head_dim // 2, rope.rotated_dims(head_dim) // 2
-    ranges = ((0, pairs), (2 * pairs, half + pairs), (pairs, 2 * pairs), (half + pairs, head_dim))
-    return torch.cat([torch.arange(*bounds) for bounds in ranges])
+    rotated = torch.arange(2 * pairs)
+    first, second = (rotated[::2], rotated[1::2]) if rope.is_interleaved else (rotated[:pairs], rotated[pairs:])
+    return torch.cat((first, torch.arange(2 * pairs, half + pairs), second, torch.arange(half + pairs, head_dim)))

@@ -1,7 +1,8 @@
-"""Sets the threads of an engine on a CPU and warns about instructions that its processor lacks."""
+"""Sets the threads of an engine on a CPU, and chooses its arithmetic by the instructions of its processor."""
 
 import logging
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.threads import set_num_threads
@@ -29,3 +30,20 @@ def set_threads(num_threads: int, quantization: str | None) -> None:
         _log.warning(
             "This CPU has no AVX-512 VNNI: --quantization int8 saves memory, its weights are multiplied in float32"
         )
+
+
+def multiplies_in_bf16(config: EngineConfig) -> bool:
+    """Tells whether linear layers round their inputs to bf16, and logs it: if a flag asks for it and the CPU can."""
+    if config.dtype != "bfloat16" or config.quantization is not None:
+        return False
+    if cpu_features().bf16:
+        _log.info(
+            "Linear layers multiply in bfloat16 (--dtype bfloat16, AVX512-BF16), attention and the output head in "
+            "float32; --dtype auto rounds nothing"
+        )
+        return True
+    _log.warning(
+        "This CPU has no AVX512-BF16: --dtype bfloat16 saves memory, its weights are multiplied in float32, which "
+        "rounds nothing more"
+    )
+    return False

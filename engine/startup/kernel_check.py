@@ -37,6 +37,7 @@ def model_forms(
     *,
     kept: Kept,
     weights_dtype: torch.dtype | None = None,
+    multiplies_in_bf16: bool = False,
 ) -> ModelForms:
     """Returns what decides in which forms a rank uses the kernels.
 
@@ -46,6 +47,7 @@ def model_forms(
         dtype, kv_dtype: dtypes of activations and of the cache.
         kept: kinds of quantised weights of a checkpoint that stay as they are; others are converted.
         weights_dtype: dtype of stored weights that are not in 8 bits; None: that of activations.
+        multiplies_in_bf16: see `ModelForms`.
     """
     weights: WeightsForm | None = config.quantization
     if isinstance(model, ModelConfig):
@@ -97,6 +99,7 @@ def model_forms(
         experts=experts,
         has_sinks=isinstance(model, ModelConfig) and model.traits.has_sinks,
         has_projection_norms=isinstance(model, ModelConfig) and model.traits.projection_norms,
+        multiplies_in_bf16=multiplies_in_bf16,
     )
 
 

@@ -162,10 +162,13 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
             return _build_on_gpu(task, group, gpu, startup)
         except (UnsupportedTargetError, UnsupportedBackendError) as error:
             raise ConfigError(str(error)) from error
-    cpu = None if task.config.uses_torch_kernels("cpu") else _cpu_ops(task, startup)
+    cpu: CpuOps | None = None
     ops: CpuOps | ReferenceOps
-    if cpu is not None:
-        ops = cpu
+    if not task.config.uses_torch_kernels("cpu"):
+        from engine.startup.cpu_threads import multiplies_in_bf16  # and with it numba
+
+        in_bf16 = multiplies_in_bf16(task.config)
+        ops = cpu = _cpu_ops(task, startup, in_bf16=in_bf16)
         forms = model_forms(
             task.config,
             task.model,
@@ -173,6 +176,7 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
             task.kv_dtype,
             kept=kept_weights(task.config, "cpu"),
             weights_dtype=task.dtype,
+            multiplies_in_bf16=in_bf16,
         )
         check_cpu_kernels(task.config, ops, forms, startup)
         if not isinstance(task.model, ModelConfig):
@@ -192,7 +196,7 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     return RankParts(runner, task.kv_plan, progress)
 
 
-def _cpu_ops(task: RankTask, startup: StartupProgress) -> "CpuOps":
+def _cpu_ops(task: RankTask, startup: StartupProgress, *, in_bf16: bool) -> "CpuOps":
     num_compiled = 0
 
     def on_compiled(done: int, total: int) -> None:
@@ -202,7 +206,9 @@ def _cpu_ops(task: RankTask, startup: StartupProgress) -> "CpuOps":
 
     startup.begin("kernels", "loading CPU kernels")
     quantization: Literal["int8"] | None = "int8" if task.config.quantization == "int8" else None
-    ops = cpu_ops(quantization=quantization, num_threads=task.num_threads, on_compiled=on_compiled)
+    ops = cpu_ops(
+        quantization=quantization, multiplies_in_bf16=in_bf16, num_threads=task.num_threads, on_compiled=on_compiled
+    )
     what = f"Compiling {num_compiled} CPU kernels" if num_compiled else "Loading the CPU kernels"
     _log.info("%s took %.2f seconds", what, startup.phase_s())
     return ops

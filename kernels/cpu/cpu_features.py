@@ -19,11 +19,13 @@ class CpuFeatures:
         avx512: 512-bit vectors and 32 registers for them.
         vnni: products of unsigned and signed bytes, summed in 32 bits, on 512-bit vectors.
         f16c: conversion of fp16 to fp32, which 512-bit vectors include.
+        bf16: products of pairs of bf16, summed in fp32, on 512-bit vectors.
     """
 
     avx512: bool
     vnni: bool
     f16c: bool
+    bf16: bool
 
 
 @cache
@@ -36,4 +38,9 @@ def cpu_features() -> CpuFeatures:
     names: str = _host_features() if named is None else named  # such as +avx2,-avx512f
     features = {name[1:] for name in names.split(",") if name.startswith("+")}
     avx512 = {"avx512f", "avx512bw", "avx512vl"} <= features
-    return CpuFeatures(avx512=avx512, vnni=avx512 and "avx512vnni" in features, f16c=avx512 or "f16c" in features)
+    return CpuFeatures(
+        avx512=avx512,
+        vnni=avx512 and "avx512vnni" in features,
+        f16c=avx512 or "f16c" in features,
+        bf16=avx512 and "avx512bf16" in features,
+    )

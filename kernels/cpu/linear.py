@@ -1,6 +1,6 @@
-"""Instructions of linear layers. A layer takes two: PACK_ROWS lays the input out in tiles and quantises it if the
-product is of 8 bits; LINEAR multiplies. An item of LINEAR is some columns and up to BLOCK_TILES tiles of rows, which
-share one read of each panel of weights.
+"""Instructions of linear layers. A layer takes two: PACK_ROWS lays the input out in tiles, in the type of the product;
+LINEAR multiplies. An item of LINEAR is some columns and up to BLOCK_TILES tiles of rows, which share one read of each
+panel of weights.
 """
 
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from kernels.cpu.intrinsics import floats_at, longs_at, words_at
 from kernels.cpu.jit import inline, kernel
 from kernels.cpu.multiply_groups import multiply_grouped, multiply_int8_by_groups, multiply_microscaled
 from kernels.cpu.multiply_tile import (
+    multiply_bf16,
     multiply_fp32,
     multiply_int8_weights,
     multiply_two_byte_weights,
@@ -23,6 +24,7 @@ from kernels.cpu.packed_linear import GROUP, Kind, PackedLinear
 from kernels.cpu.quantize import pack_groups, quantize_row
 from kernels.cpu.recording import Recording
 from kernels.cpu.tile import LANES, MAX_ROWS, max_rows
+from kernels.cpu.two_bytes import round_row_to_bf16
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Longs
@@ -38,7 +40,7 @@ _FACTORS_FORM, _CODES, _NUM_UNITS, _ZERO = range(FIRST_OPERAND + 16, FIRST_OPERA
 _FP32, _BF16_WEIGHTS, _FP16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS), int(Kind.FP16_WEIGHTS)
 _INT8_WEIGHTS, _INT8 = int(Kind.INT8_WEIGHTS), int(Kind.INT8)
 _GROUPS_OF_4_BITS, _GROUPS_OF_8_BITS = int(Kind.GROUPS_OF_4_BITS), int(Kind.GROUPS_OF_8_BITS)
-_MICROSCALED = int(Kind.MICROSCALED)
+_MICROSCALED, _BF16 = int(Kind.MICROSCALED), int(Kind.BF16)
 _INT8_BY_GROUPS_OF_4_BITS = int(Kind.INT8_BY_GROUPS_OF_4_BITS)
 _INT8_BY_GROUPS_OF_8_BITS = int(Kind.INT8_BY_GROUPS_OF_8_BITS)
 _MAX_ROWS_OF_GROUPS = max_rows(has_group_sums=True)
@@ -130,7 +132,8 @@ def _num_tiles(row: "Longs", rows: int) -> int:
 @kernel
 def _is_packed(row: "Longs", rows: int) -> bool:
     """Tells whether the rows need no packing: a single fp32 row in the order of inputs is already packed."""
-    return rows == 1 and row[_KIND] != _INT8 and not _has_int8_by_groups(row) and row[_ORDER] == 0
+    is_rounded = row[_KIND] == _INT8 or row[_KIND] == _BF16 or _has_int8_by_groups(row)
+    return rows == 1 and not is_rounded and row[_ORDER] == 0
 
 
 @kernel
@@ -147,7 +150,7 @@ def num_pack_items_of(row: "Longs", rows: int) -> int:
 
 @kernel
 def pack_item(row: "Longs", item: int, scratch: int) -> None:
-    """Lays one tile of rows out as [depth, rows of the tile]; quantises it first if the product is of 8 bits."""
+    """Lays one tile of rows out as [depth, rows of the tile], first rounded to 8 bits or bf16 if the product is."""
     rows = num_rows(row[ROWS])
     num_tiles = _num_tiles(row, rows)
     begin, end = item * rows // num_tiles, (item + 1) * rows // num_tiles
@@ -163,6 +166,9 @@ def pack_item(row: "Longs", item: int, scratch: int) -> None:
         address = row[X] + source * row[X_STEP]
         if is_quantized:
             scales[begin + i] = quantize_row(floats_at(address, width), scratch, depth)
+            address = scratch
+        elif row[_KIND] == _BF16:
+            round_row_to_bf16(floats_at(address, width), scratch)
             address = scratch
         elif _has_int8_by_groups(row):
             halves = row[_KIND] == _INT8_BY_GROUPS_OF_4_BITS
@@ -257,6 +263,8 @@ def _multiply(
         multiply_fp32(height, wide, a, b, depth, start, 0, c, c_step, ahead)
     elif _is_two_bytes(kind):
         multiply_two_byte_weights(kind == _BF16_WEIGHTS, height, wide, a, b, depth, start, c, c_step, ahead)
+    elif kind == _BF16:
+        multiply_bf16(height, wide, a, b, depth, start, c, c_step, ahead)
     elif kind == _MICROSCALED:
         num_groups = depth // row[_GROUP_SIZE]
         factors = row[_SCALES] + num_groups * column

@@ -14,6 +14,7 @@ from kernels.cpu.tile import (
     Fp32Operands,
     Operands,
     Tile,
+    declared,
     emit_vpdpbusd,
     load,
     tile_intrinsic,
@@ -63,6 +64,24 @@ class _Vnni(Operands):
         return emit_vpdpbusd(builder, total, a, b)
 
 
+class _Bf16Pairs(Operands):
+    """A and B are two bf16 for each k; the sums are fp32.
+
+    The upper product is added before the lower one. Each addition rounds to the nearest fp32, and numbers below the
+    least normal one count as zeros (VDPBF16PS in Intel's manual).
+    """
+
+    cell, sums = _I32, FLOATS
+
+    @staticmethod
+    def load_b(builder: Any, address: Any) -> Any:
+        return load(builder, address, INTS, 4)
+
+    @staticmethod
+    def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
+        return builder.call(declared(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, INTS), [total, a, b])
+
+
 WEIGHTS_STEP = 4 * 2 * LANES
 """Bytes from row to row of the weights in `add_values`."""
 
@@ -72,6 +91,7 @@ _int8_weights = tile_intrinsic(_Int8AsFp32, is_scaled=True)
 _vnni = tile_intrinsic(
     _Vnni if cpu_features().vnni else _Int8AsFp32, is_scaled=True
 )  # unused without VNNI, but compiled
+_bf16_pairs = tile_intrinsic(_Bf16Pairs if cpu_features().bf16 else _Bf16AsFp32)  # likewise
 _values_fp32, _values_int8 = tile_intrinsic(Fp32Operands, WEIGHTS_STEP), tile_intrinsic(_Int8AsFp32, WEIGHTS_STEP)
 
 
@@ -109,6 +129,19 @@ def multiply_two_byte_weights(
         _bf16_weights(num_rows, wide, tile)
     else:
         _fp16_weights(num_rows, wide, tile)
+
+
+@kernel
+def multiply_bf16(
+    num_rows: int, wide: bool, a: int, b: int, depth: int, c0: int, c: int, c_step: int, ahead: int
+) -> None:
+    """As `multiply_fp32`, with two bf16 of A and two of B in each term, and C0 of one row.
+
+    Needs `CpuFeatures.bf16`.
+    """
+    step, panel_step = 4 * LANES, 4 * LANES * depth
+    tile = Tile(a, b, step, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
+    _bf16_pairs(num_rows, wide, tile)
 
 
 @kernel

@@ -1,4 +1,6 @@
-"""`KernelOps` optimised for CPUs: fp32 or int8 products, fp32 everywhere else; weights may be stored in two bytes.
+"""`KernelOps` optimised for CPUs: products in fp32, bf16 or int8, fp32 everywhere else.
+
+Weights of products in fp32 may be stored in two bytes.
 
 Each operation is an instruction of a program. An operation called alone is recorded and run at once. `compile_step`
 records a whole step, whose replay is one call.
@@ -55,10 +57,12 @@ class CpuOps:
         self,
         *,
         quantization: Quantization | None = None,
+        multiplies_in_bf16: bool = False,
         num_threads: int = 1,
         on_compiled: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
         self._quantize = quantization == "int8"
+        self._multiplies_in_bf16 = multiplies_in_bf16
         with SecondCompiler(is_allowed=num_threads > 1) as second_compiler:
 
             def count(done: int, total: int) -> None:
@@ -75,8 +79,12 @@ class CpuOps:
         self._plans: dict[int, torch.Tensor] = {}  # of the recorded step, by query heads per KV head
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> PackedLinear:
-        """Lays weights out in panels, in their dtype or in int8, which is precise enough for the output head too."""
-        return pack_linear(weight, bias, quantize=self._quantize)
+        """Lays weights out in panels, in their dtype or in int8, which is precise enough for the output head too.
+
+        The inputs of the output head are not rounded to bf16.
+        """
+        multiplies_in_bf16 = self._multiplies_in_bf16 and not for_logits
+        return pack_linear(weight, bias, quantize=self._quantize, multiplies_in_bf16=multiplies_in_bf16)
 
     def pack_quantized(
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype

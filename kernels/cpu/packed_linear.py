@@ -21,7 +21,7 @@ _ZERO_POINT = 128  # VNNI takes activations as unsigned bytes
 
 
 class Kind(IntEnum):
-    """Type of product: fp32 activations by weights of a type, or both of 8 bits."""
+    """Type of product: fp32 activations by weights of a type, or both of 8 bits or of bf16."""
 
     FP32 = 0
     BF16_WEIGHTS = 1
@@ -31,8 +31,9 @@ class Kind(IntEnum):
     GROUPS_OF_4_BITS = 5
     GROUPS_OF_8_BITS = 6
     MICROSCALED = 7
-    INT8_BY_GROUPS_OF_4_BITS = 8
-    INT8_BY_GROUPS_OF_8_BITS = 9
+    BF16 = 8
+    INT8_BY_GROUPS_OF_4_BITS = 9
+    INT8_BY_GROUPS_OF_8_BITS = 10
 
     @property
     def has_int8_inputs(self) -> bool:
@@ -55,7 +56,8 @@ class PackedLinear:
     Attributes:
         weight: floats or int8 [N / 16, in, 16]; integers in groups, and int8 that inputs in int8 multiply, are
             [N / 16, in / 4, 16, 4]. With 4 bits these are two inputs, the even one in the low half:
-            [N / 16, in / 8, 16, 4] in groups, [N / 16, in / 2, 16] in MXFP4.
+            [N / 16, in / 8, 16, 4] in groups, [N / 16, in / 2, 16] in MXFP4. Bf16 of products in bf16 are
+            [N / 16, in / 2, 16, 2].
         start: [N], start of each sum: the bias in fp32, or an int32 that subtracts the zero point.
         bias: [N] fp32, zeros if there is none.
         scales: [N] fp32 of int8 weights; units of groups, [N / 16, units, kinds, 16]; of MXFP4 the exponents, uint8
@@ -87,22 +89,32 @@ class PackedLinear:
 
     @property
     def depth(self) -> int:
-        """Words of a packed row of inputs: fp32, or four int8."""
-        return -(-self.in_features // 4) if self.kind.has_int8_inputs else self.in_features
+        """Words of a packed row of inputs: fp32, two bf16, or four int8."""
+        num_in_word = 4 if self.kind.has_int8_inputs else 2 if self.kind is Kind.BF16 else 1
+        return -(-self.in_features // num_in_word)
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bool) -> PackedLinear:
+def pack_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bool, multiplies_in_bf16: bool = False
+) -> PackedLinear:
     """Lays weights out for the kernels.
 
     Args:
         weight: [out, in] fp32, bf16 or fp16; stays in this type unless it is quantised.
         bias: [out], of the same types; widened to fp32.
         quantize: to int8, symmetric, one scale per output channel. CPUs without VNNI keep activations in fp32.
+        multiplies_in_bf16: whether inputs are rounded to bf16 if the weights are; needs `CpuFeatures.bf16`.
     Raises: ValueError: weight is of another type.
     """
     check_stored(weight=weight)
     num_out, num_in = weight.shape
     biases = padded_bias(bias, num_out)
+    if not quantize and multiplies_in_bf16 and weight.dtype is torch.bfloat16:
+        panels = torch.empty(len(biases) // LANES, -(-num_in // 2), LANES, 2, dtype=torch.bfloat16)
+        for begin, rows in padded_rows(weight):
+            pairs = torch.nn.functional.pad(rows, (0, num_in % 2)).view(-1, LANES, panels.shape[1], 2)
+            write_panels(panels, begin, pairs)
+        return PackedLinear(num_in, num_out, Kind.BF16, panels, biases, biases, torch.ones(len(biases)))
     if not quantize:
         panels = torch.empty(len(biases) // LANES, num_in, LANES, dtype=weight.dtype)
         for begin, rows in padded_rows(weight):

@@ -56,10 +56,11 @@ def broadcast(builder: Any, scalar: Any) -> Any:
     return builder.shuffle_vector(first, undefined, ir.Constant(INTS, None))
 
 
-def declared(builder: Any, name: str, vector: Any) -> Any:
-    """Declares an LLVM function that maps three vectors to one."""
+def declared(builder: Any, name: str, sums: Any, factors: Any = None) -> Any:
+    """Declares an LLVM function that adds products of two vectors to sums; factors may be of another type."""
     get_or_insert_function: Any = cgutils.get_or_insert_function  # untyped
-    return get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
+    parameters = [sums, factors or sums, factors or sums]
+    return get_or_insert_function(builder.module, ir.FunctionType(sums, parameters), name)
 
 
 def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:

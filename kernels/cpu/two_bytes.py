@@ -1,12 +1,18 @@
-"""Widening of bf16 and fp16 to fp32, which is exact, in LLVM's instructions: of one value or of a vector."""
+"""Widening of bf16 and fp16 to fp32, which is exact, in LLVM's instructions, and rounding to bf16."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
 from kernels.cpu.cpu_features import cpu_features
+from kernels.cpu.intrinsics import words_at
+from kernels.cpu.jit import float_bits, inline, strict_kernel
+
+if TYPE_CHECKING:
+    from kernels.cpu.arrays import Floats
 
 _I16, _I32, _F16, _F32 = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
 
@@ -71,3 +77,24 @@ fp16_to_fp32: Any = _scalar(emit_fp16_to_fp32)
 """The fp32 value of an fp16, given by its bits as an int16."""
 fp16_by_integers: Any = _scalar(emit_fp16_by_integers)
 """The same as `fp16_to_fp32`, without F16C."""
+
+
+@inline
+def _rounded_to_bf16(x: np.float32) -> np.int32:
+    """Returns 32 bits whose upper half is the nearest bf16, of two equally near ones the even one; NaN stays NaN."""
+    bits = float_bits(x)
+    half_unit = np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))
+    is_nan = (bits & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000)
+    return np.int32(bits | np.int32(0x400000)) if is_nan else np.int32(bits + half_unit)
+
+
+@strict_kernel
+def round_row_to_bf16(x: "Floats", target: int) -> None:
+    """Rounds x [n] fp32 to bf16, and writes [ceil(n / 2)] pairs at an address; the last one may end with a zero."""
+    num_pairs = x.shape[0] // 2
+    pairs = words_at(target, num_pairs + 1)
+    for i in range(num_pairs):
+        low = (_rounded_to_bf16(x[2 * i]) >> np.int32(16)) & np.int32(0xFFFF)
+        pairs[i] = low | (_rounded_to_bf16(x[2 * i + 1]) & np.int32(-65536))
+    if x.shape[0] % 2:
+        pairs[num_pairs] = (_rounded_to_bf16(x[2 * num_pairs]) >> np.int32(16)) & np.int32(0xFFFF)

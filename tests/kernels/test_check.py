@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.check import find_mismatches, kernel_cases, run_cases
+from kernels.cpu.cpu_features import cpu_features
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import ClampedGate, Routing
 from kernels.model_forms import ExpertForms
@@ -41,6 +42,16 @@ def test_cpu_kernels_pass(fields):
 def test_8_bit_cpu_kernels_pass():
     forms = replace(SMALL, weights_form="int8", kv_dtype=torch.int8, hidden_size=1024, intermediate_size=4096)
     assert not check(cpu_ops(quantization="int8"), forms)
+
+
+@pytest.mark.skipif(not cpu_features().bf16, reason="needs AVX512-BF16")
+def test_products_in_bf16_pass_and_are_not_taken_for_exact_ones():
+    forms = replace(SMALL, weights_dtype=torch.bfloat16, multiplies_in_bf16=True, **EXPERTS)
+    assert not check(cpu_ops(multiplies_in_bf16=True), forms)
+    mismatches = check(cpu_ops(multiplies_in_bf16=True), replace(forms, multiplies_in_bf16=False))
+    assert {mismatch.kernel for mismatch in mismatches} == {
+        "linear after rms_norm", "linear after silu_and_mul", "mixture of experts",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -13,7 +13,8 @@ def _traits(fields: ConfigFields) -> DecoderTraits:
     return DecoderTraits(
         sliding_windows=(sliding_window(fields),) * num_layers(fields),
         ropes=(RopeConfig.from_section(section, fields),) * num_layers(fields),
-        fused=True,
+        fused_qkv=True,
+        fused_gate_up=True,
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.bench.__main__ import main
+from kernels.cpu.cpu_features import cpu_features
 
 CHUNKS = {"chunk 16", "chunk 32", "unchunked"}
 
@@ -37,7 +38,7 @@ CHUNKS = {"chunk 16", "chunk 32", "unchunked"}
             "weights-dtype",
             {"weights-dtype"},
             "4 rows",
-            {"Chairlift, float32", "Chairlift, bfloat16", "transformers, bfloat16"},
+            {"Chairlift, float32", "Chairlift, auto", "Chairlift, bfloat16", "transformers, bfloat16"},
         ),
         (
             "attention",
@@ -63,7 +64,8 @@ def test_quality_writes_every_scored_token(tmp_path: Path) -> None:
     assert main(["quality", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.iterdir()
     raw = json.loads(path.read_text())["raw"]
-    assert set(raw) == {"fp32", "int8 weights", "int8 weights and KV", "int4 weights"}
+    in_bf16 = {"bf16 products"} if cpu_features().bf16 else set()
+    assert set(raw) == {"fp32", "int8 weights", "int8 weights and KV", "int4 weights"} | in_bf16
     assert len({len(mode["logprobs"]) for mode in raw.values()}) == 1
     assert raw["fp32"]["logprobs"] != raw["int8 weights"]["logprobs"] != raw["int8 weights and KV"]["logprobs"]
     assert raw["int4 weights"]["logprobs"] not in [raw[name]["logprobs"] for name in raw if name != "int4 weights"]

@@ -57,6 +57,9 @@ def test_null_counts_as_absent(read):
     assert read(num_key_value_heads=None, head_dim=None, rope_scaling=None, sliding_window=None) == read()
 
 
+_WITHOUT_WINDOWS = ("LlamaForCausalLM", "GraniteForCausalLM", "Olmo2ForCausalLM", "GlmForCausalLM", "Glm4ForCausalLM")
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize(
     "fields",
@@ -87,6 +90,8 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
             "rope_scaling": {"rope_type": "linear", "factor": 2.0},
             "rope_theta": 5e4,
         }
+    if architecture.startswith("Glm") and "head_dim" in fields:
+        fields = {"partial_rotary_factor": 0.25, "num_key_value_heads": 8}  # nor here
     takes_no_null = ("MistralForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
     if architecture in takes_no_null and "num_key_value_heads" in fields:
         fields = {**fields, "num_key_value_heads": 8}
@@ -104,11 +109,7 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     ids = theirs.eos_token_id
     assert ours.end_token_ids == (set() if ids is None else {ids} if isinstance(ids, int) else set(ids))
-    window = (
-        getattr(theirs, "sliding_window", None)
-        if architecture not in ("LlamaForCausalLM", "GraniteForCausalLM", "Olmo2ForCausalLM")
-        else None
-    )
+    window = getattr(theirs, "sliding_window", None) if architecture not in _WITHOUT_WINDOWS else None
     assert ours.traits.attention_soft_cap == getattr(theirs, "attn_logit_softcapping", None)
     assert ours.traits.logit_soft_cap == getattr(theirs, "final_logit_softcapping", None)
     expected = tuple(window if kind == "sliding_attention" else None for kind in kinds)

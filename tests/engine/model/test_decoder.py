@@ -117,6 +117,24 @@ CHECKPOINTS = {
             }
         },
     ),
+    "glm": ("glm", {}),
+    "glm bfloat16, tied, no biases, whole rotation": (
+        "glm",
+        {
+            "dtype": "bfloat16",
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "glm4": ("glm4", {}),
+    "glm4 quarter rotation, odd head": (
+        "glm4",
+        {
+            "head_dim": 24,
+            "rope_parameters": {**YARN_ROPE, "partial_rotary_factor": 0.25},
+        },
+    ),
     "smollm3": ("smollm3", {}),
     "granite": ("granite", {}),
     "gemma2": ("gemma2", {}),

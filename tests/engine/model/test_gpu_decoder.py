@@ -52,6 +52,7 @@ CHECKPOINTS = {
     "mixtral": ("mixtral", {}),
     "gpt-oss": ("gpt_oss", {}),
     "olmo2": ("olmo2", {}),
+    "glm4": ("glm4", {}),
     "gemma2": ("gemma2", {"sliding_window": 8}),
     "gemma3": ("gemma3", {"sliding_window": 8}),
 }

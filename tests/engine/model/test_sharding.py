@@ -36,6 +36,7 @@ CHECKPOINTS = {
     "mixtral": ("mixtral", {}),
     "gpt-oss": ("gpt_oss", {}),
     "gemma2": ("gemma2", {}),
+    "glm4": ("glm4", {}),
     "gemma3": ("gemma3", {"attention_bias": True}),
 }
 

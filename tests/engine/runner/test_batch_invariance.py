@@ -55,6 +55,7 @@ MODELS = {
 }
 MODES = {
     "fp32": {},
+    "bf16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
     "int8 KV": {"kv_cache_dtype": "int8"},
     "int8 all": {"quantization": "int8", "kv_cache_dtype": "int8"},
@@ -63,6 +64,7 @@ MODES = {
 }
 CASES = [
     *((model, "fp32") for model in MODELS),
+    ("GQA 3, biases, long rows", "bf16"),
     ("no GQA, odd sizes", "int8"),
     ("GQA 3, biases, long rows", "int8"),
     ("GQA 2, window", "int8 KV"),

@@ -8,14 +8,17 @@ import pytest
 from kernels.cpu.cpu_features import CpuFeatures, cpu_features
 
 FEATURES = {
-    "": CpuFeatures(avx512=False, vnni=False, f16c=False),  # as numba has it for NUMBA_CPU_NAME=generic
-    "+avx2,+fma,+f16c": CpuFeatures(avx512=False, vnni=False, f16c=True),
-    "+avx2,+fma": CpuFeatures(avx512=False, vnni=False, f16c=False),
-    "+avx512f,+avx512bw": CpuFeatures(avx512=False, vnni=False, f16c=False),
-    "+avx512f,+avx512bw,+avx512vl": CpuFeatures(avx512=True, vnni=False, f16c=True),
-    "+avx512f,+avx512bw,+avx512vl,-avx512vnni": CpuFeatures(avx512=True, vnni=False, f16c=True),
-    "+avx512f,+avx512bw,+avx512vl,+avx512vnni": CpuFeatures(avx512=True, vnni=True, f16c=True),
-    "-avx512f,+avx512bw,+avx512vl,+avx512vnni": CpuFeatures(avx512=False, vnni=False, f16c=False),
+    "": CpuFeatures(avx512=False, vnni=False, f16c=False, bf16=False),  # as numba has it for NUMBA_CPU_NAME=generic
+    "+avx2,+fma,+f16c": CpuFeatures(avx512=False, vnni=False, f16c=True, bf16=False),
+    "+avx2,+fma": CpuFeatures(avx512=False, vnni=False, f16c=False, bf16=False),
+    "+avx512f,+avx512bw": CpuFeatures(avx512=False, vnni=False, f16c=False, bf16=False),
+    "+avx512f,+avx512bw,+avx512vl": CpuFeatures(avx512=True, vnni=False, f16c=True, bf16=False),
+    "+avx512f,+avx512bw,+avx512vl,-avx512vnni": CpuFeatures(avx512=True, vnni=False, f16c=True, bf16=False),
+    "+avx512f,+avx512bw,+avx512vl,+avx512vnni": CpuFeatures(avx512=True, vnni=True, f16c=True, bf16=False),
+    "-avx512f,+avx512bw,+avx512vl,+avx512vnni": CpuFeatures(avx512=False, vnni=False, f16c=False, bf16=False),
+    "+avx512f,+avx512bw,+avx512vl,+avx512bf16": CpuFeatures(avx512=True, vnni=False, f16c=True, bf16=True),
+    "+avx512f,+avx512bw,+avx512vl,-avx512bf16": CpuFeatures(avx512=True, vnni=False, f16c=True, bf16=False),
+    "+avx2,+avx512bf16": CpuFeatures(avx512=False, vnni=False, f16c=False, bf16=False),
 }
 
 

@@ -91,6 +91,8 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "glm": ("GlmConfig", "GlmForCausalLM", {"head_dim": 16}),
+    "glm4": ("Glm4Config", "Glm4ForCausalLM", {"head_dim": 16, "rms_norm_eps": 0.05}),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {}),
     "olmo3": (
         "Olmo3Config",
