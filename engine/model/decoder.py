@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine.model.checkpoint_part import CheckpointPart, Fill, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, Span, pack_anew
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer
 from engine.model.norm import Norm
@@ -78,27 +78,32 @@ class Decoder:
             parts |= layer.checkpoint_parts()
         return parts
 
-    def load(self, fill: Fill) -> None:
+    def load(self, fill: Fill, recall: Recall = pack_anew) -> None:
         """Loads the weights and packs them for the operations, one matrix at a time.
 
         So memory holds the packed weights and one matrix in the format of the checkpoint, never the whole checkpoint.
+        The largest, embedding and output head, come first, while there is room for them twice.
+        Packed weights that are recalled are not read.
         """
+        self.embed_tokens, self._packed_lm_head = recall(EMBEDDING_NAME, lambda: self._load_vocabulary(fill))
         fill(self._norm_parts())
         self.norm.finish()
         for layer in self.layers:
-            layer.load(fill)
+            layer.load(fill, recall)
+
+    def _load_vocabulary(self, fill: Fill) -> tuple[Table, LinearWeights]:
+        """Returns the embedding and the packed output head."""
         embedding = self._vocabulary_matrix(self.device)
         fill(self._embedding_parts(embedding))
         if self.shares_head:
-            self.embed_tokens, self._packed_lm_head = self._ops.pack_tied(embedding)
-            return
-        self.embed_tokens = embedding
+            return self._ops.pack_tied(embedding)
         lm_head = embedding.clone() if self.config.tie_word_embeddings else self._vocabulary_matrix(self.device)
         if not self.config.tie_word_embeddings:
             fill(self._head_parts(lm_head))
-        self._packed_lm_head = self._ops.pack_linear(lm_head, None, for_logits=True)
+        packed = self._ops.pack_linear(lm_head, None, for_logits=True)
         if self._embedding_scale != 1.0:
             embedding.mul_(self._embedding_scale)
+        return embedding, packed
 
     @property
     def shares_head(self) -> bool:
