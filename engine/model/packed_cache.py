@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine.errors import CheckpointError
 from engine.model.packed_file import DamagedFileError, map_packed, tensor_bytes, write_packed
 from engine.model.weights import Progress
 
@@ -62,7 +63,7 @@ class PackedWeights:
         if not self._new:
             return None
         new, self._new = self._new, {}
-        thread = threading.Thread(target=self._cache.save, args=(self._key, new), name="packed cache", daemon=True)
+        thread = threading.Thread(target=self._cache.save, args=(self._key, new), name="packed-cache", daemon=True)
         thread.start()
         return thread
 
@@ -118,7 +119,7 @@ class PackedCache:
                 write_packed(file, objects)
                 if self.key() != key:
                     raise _UnusableError("the model was changed while it was read")
-        except (OSError, _UnusableError) as error:
+        except (OSError, CheckpointError, _UnusableError) as error:
             _warn(self._folder, error)
             return
         _log.info("Packed weights are saved for the next start: %.2f GB in %s", num_bytes / 1e9, self._path(key))
@@ -176,6 +177,6 @@ def _check_owner(folder: Path) -> None:
         raise _UnusableError("other users can write to it, remove it")
 
 
-def _warn(path: Path, error: OSError | _UnusableError) -> None:
+def _warn(path: Path, error: Exception) -> None:
     reason = error.strerror if isinstance(error, OSError) else error
     _log.warning("packed weights are not cached, %s: %s", path, reason)

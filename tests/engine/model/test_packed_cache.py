@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from engine.errors import CheckpointError
 from engine.model import packed_cache
 from engine.model.packed_cache import FOLDER, PackedCache
 
@@ -131,6 +132,20 @@ def test_a_model_that_changed_while_it_was_read_is_not_saved(tmp_path: Path, cap
     assert files(tmp_path) == []
     [warning] = warnings_in(caplog)
     assert warning.endswith("the model was changed while it was read")
+
+
+def test_a_model_that_is_gone_when_it_was_read_is_not_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = iter(["before"])
+
+    def key() -> str:
+        if (found := next(keys, None)) is None:
+            raise CheckpointError("model.safetensors: no such file")
+        return found
+
+    fill(PackedCache(tmp_path, 10**9, key))
+    assert files(tmp_path) == []
+    [warning] = warnings_in(caplog)
+    assert warning.endswith("model.safetensors: no such file")
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

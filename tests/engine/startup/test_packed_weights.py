@@ -49,7 +49,7 @@ def tokens(parts: EngineParts) -> list[int]:
 
 def wait_until_saved() -> None:
     for thread in threading.enumerate():
-        if thread.name == "packed cache":
+        if thread.name == "packed-cache":
             thread.join()
 
 
