@@ -176,6 +176,22 @@ def test_what_an_ended_process_left_is_removed_and_what_another_writes_is_not(tm
     assert left not in files(tmp_path)
 
 
+def test_a_file_is_locked_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no other start takes it for one that an ended process has left."""
+    refused = []
+    write: Callable[..., None] = packed_cache.write_packed
+
+    def write_and_try(file: Any, objects: Any) -> None:
+        with Path(file.name).open("rb") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        refused.append(True)
+        write(file, objects)
+
+    monkeypatch.setattr(packed_cache, "write_packed", write_and_try)
+    fill(cache_in(tmp_path))
+    assert refused == [True]
+
+
 def test_a_process_need_not_wait_for_the_file_to_be_written(tmp_path: Path) -> None:
     packed = cache_in(tmp_path).open()
     packed("weight", lambda: WEIGHT)
