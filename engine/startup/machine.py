@@ -34,7 +34,8 @@ def return_freed_matrices() -> None:
     """Makes the C library return the memory of freed matrices to the system at once.
 
     glibc raises the size from which it does so up to 32 MiB. Smaller matrices of a checkpoint would then leave holes
-    between packed ones: 0.4 GB while Llama 3.2 1B is quantised to int8, a quarter of its weights.
+    between packed ones. Anonymous memory while Llama 3.2 1B (1.77 GB) is quantised from bf16 to int8: at most 2.14 GB
+    instead of 2.30.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries may have none
     if set_option is not None:
