@@ -222,6 +222,16 @@ class EngineConfig:
         None, integer(1, 2**31 - 1), "size of the KV cache in blocks, also on a CPU; overrides all sizes in bytes",
     )  # fmt: skip
 
+    packed_cache: Path | None = flag(
+        None, path(),
+        "folder that keeps the weights of a CPU as they are packed in memory, so that the next start with this model "
+        "maps them and engines share them; takes as much disk as the weights take memory", default_text="off",
+    )  # fmt: skip
+    packed_cache_bytes: int = flag(
+        64 * 2**30, integer(1, 2**50),
+        "size of --packed-cache; beyond it the models used least recently are removed", default_text="64 GiB",
+    )  # fmt: skip
+
     device: DeviceName = flag(
         "auto", choice(get_args(DeviceName)), "device to run on; auto: a GPU if there is one", group="machine"
     )

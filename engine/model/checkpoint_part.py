@@ -1,7 +1,7 @@
 """Maps tensors of a checkpoint, or the shards of them that a rank holds, to memory."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -130,3 +130,18 @@ class CheckpointPart(NamedTuple):
 
 Fill = Callable[[dict[str, CheckpointPart]], None]
 """Fills parts, given by their names in the checkpoint."""
+
+_T = TypeVar("_T")
+
+
+class Recall(Protocol):
+    """Returns packed weights by a name that is unique in the model: those of an earlier start, or what `pack` makes."""
+
+    def __call__(self, name: str, pack: Callable[[], _T], /) -> _T:
+        """Calls `pack` if there are none."""
+        ...
+
+
+def pack_anew(_name: str, pack: Callable[[], _T], /) -> _T:
+    """Implements `Recall` without an earlier start."""
+    return pack()

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine.model.checkpoint_part import CheckpointPart, Fill
+from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, pack_anew
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer
 from engine.model.norm import Norm
@@ -69,16 +69,18 @@ class Decoder:
             parts |= layer.checkpoint_parts()
         return parts
 
-    def load(self, fill: Fill) -> None:
+    def load(self, fill: Fill, recall: Recall = pack_anew) -> None:
         """Loads the weights and packs them for the operations, one matrix at a time.
 
         So memory holds the packed weights and one matrix in the format of the checkpoint, never the whole checkpoint.
+        The largest, embedding and output head, come first, while there is room for them twice.
+        Packed weights that are recalled are not read.
         """
+        self.vocabulary.load(fill, recall)
         fill(self._norm_parts())
         self.norm.finish()
         for layer in self.layers:
-            layer.load(fill)
-        self.vocabulary.load(fill)
+            layer.load(fill, recall)
 
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
         """Returns rows and columns of all linear layers that adapters can change, by their names in the checkpoint."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 from engine.model.linear import Linear
@@ -150,14 +150,14 @@ class DecoderLayer:
             parts |= linear.checkpoint_parts()
         return parts
 
-    def load(self, fill: Fill) -> None:
+    def load(self, fill: Fill, recall: Recall) -> None:
         """Fills norms and sinks, then loads and packs one linear layer at a time."""
         fill(self._own_parts())
         for norm in self._norms.values():
             norm.finish()
         for linear in (self.qkv, self.o):
-            linear.load(self._ops, fill)
-        self.feed_forward.load(fill)
+            linear.load(self._ops, fill, recall)
+        self.feed_forward.load(fill, recall)
 
     @property
     def linears(self) -> tuple[Linear | StackedLinear, ...]:

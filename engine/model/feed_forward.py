@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span
 from engine.model.family import Gate, Mixture
 from engine.model.linear import Linear, LinearFactory
 from engine.model.quantization_config import QuantizedWeights
@@ -38,7 +38,7 @@ class FeedForward(Protocol):
         """Returns name in the checkpoint -> the part of a parameter that it fills, without those of `linears`."""
         ...
 
-    def load(self, fill: Fill) -> None:
+    def load(self, fill: Fill, recall: Recall) -> None:
         """Loads and packs one linear layer at a time."""
         ...
 
@@ -92,10 +92,10 @@ class GatedFeedForward:
         """Returns nothing: all weights are of linear layers."""
         return {}
 
-    def load(self, fill: Fill) -> None:
+    def load(self, fill: Fill, recall: Recall) -> None:
         """Loads and packs one layer, then the other."""
         for linear in self.linears:
-            linear.load(self._ops, fill)
+            linear.load(self._ops, fill, recall)
 
     def __call__(self, x: LinearInput, adapted: AdaptedTokens | None, /) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -187,11 +187,11 @@ class MixtureOfExperts:
             parts[f"{self._router_name}.bias"] = CheckpointPart.whole(self._router_bias)
         return parts
 
-    def load(self, fill: Fill) -> None:
+    def load(self, fill: Fill, recall: Recall) -> None:
         """Fills the router, then loads and packs one layer of one expert at a time."""
         fill(self.own_parts())
         for linear in self.linears:
-            linear.load(self._ops, fill)
+            linear.load(self._ops, fill, recall)
         gate_up, down = (
             [packed for layer in layers for packed in layer.take_packed()] for layers in (self._gate_up, self._down)
         )

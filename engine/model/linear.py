@@ -6,7 +6,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Span, rows_of, stacked
+from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span, pack_anew, rows_of, stacked
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.quantization_config import QuantizedWeights
@@ -87,8 +87,14 @@ class Linear:
         matrix, bias = self._allocate(_META)
         return matrix.parts() | self._bias_parts(bias)
 
-    def load(self, ops: KernelOps, fill: Fill) -> None:
-        """Allocates and fills the weights, packs them and frees the memory they were loaded to, unless it is shared."""
+    def load(self, ops: KernelOps, fill: Fill, recall: Recall = pack_anew) -> None:
+        """Allocates and fills the weights, packs them and frees the memory they were loaded to, unless it is shared.
+
+        None of this is done for weights that are recalled.
+        """
+        self._packed = recall(next(iter(self._out_features)), lambda: self._load(ops, fill))
+
+    def _load(self, ops: KernelOps, fill: Fill) -> LinearWeights:
         matrix, bias = self._allocate(self._device)
         fill(matrix.parts() | self._bias_parts(bias))
         if self._in_features.start != 0:
@@ -96,7 +102,7 @@ class Linear:
         order = None if self._row_order is None else self._row_order.to(self._device)
         if bias is not None and order is not None:
             bias = bias[order]
-        self._packed = matrix.pack(ops, bias, order)
+        return matrix.pack(ops, bias, order)
 
     def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = (), is_compact: bool = False) -> int:
         """Returns the bytes of the packed weights.

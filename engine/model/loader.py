@@ -15,6 +15,7 @@ from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
 from engine.model.mxfp4 import Mxfp4Weights
+from engine.model.packed_cache import PackedCache
 from engine.model.weights import Progress, WeightsReader, check_weights, exact_dtype
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.dtypes import dtype_name
@@ -145,6 +146,7 @@ def load_model(
     seed: int = 0,
     group: ParallelGroup = SINGLE_RANK,
     progress: Progress | None = None,
+    packed_cache: PackedCache | None = None,
 ) -> Decoder:
     """Creates the model of a checkpoint, and loads and packs its weights one matrix at a time.
 
@@ -158,6 +160,7 @@ def load_model(
         load_format: `dummy` draws random weights with `seed`; `auto` and `safetensors` read the checkpoint.
         group: the ranks that share the model; this rank loads its shard.
         progress: see `WeightsReader`.
+        packed_cache: holds packed weights of earlier starts, and gets those of this one; None: all are packed.
 
     Raises:
         CheckpointError: see `WeightsReader`.
@@ -186,9 +189,13 @@ def load_model(
                 rope.original_max_position_embeddings,
             )
     parts = model.checkpoint_parts()
-    model.load(
-        RandomWeights(parts, seed).fill
-        if load_format == "dummy"
-        else WeightsReader(path, parts, progress=progress).fill
-    )
+    if load_format == "dummy":
+        model.load(RandomWeights(parts, seed).fill)
+    elif packed_cache is None:
+        model.load(WeightsReader(path, parts, progress=progress).fill)
+    else:
+        packed = packed_cache.open(progress)
+        reader = WeightsReader(path, parts, progress=None if packed.is_stored else progress)
+        model.load(reader.fill, packed)
+        packed.save()
     return model

@@ -3,7 +3,7 @@
 import torch
 
 from engine.errors import CheckpointError, ConfigError
-from engine.model.checkpoint_part import CheckpointPart, Fill, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, Span, pack_anew
 from engine.model.linear import Kept
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.quantization_config import QuantizedWeights
@@ -81,25 +81,30 @@ class StackedLinear:
         """Returns name in the checkpoint -> the part of a parameter that it fills, without memory."""
         return self._allocate(_META)
 
-    def load(self, ops: KernelOps, fill: Fill) -> None:
-        """Allocates and fills the weights, and packs them expert by expert.
+    def load(self, ops: KernelOps, fill: Fill, recall: Recall = pack_anew) -> None:
+        """Allocates and fills the weights, and packs them expert by expert; or recalls all of them.
 
         Raises: CheckpointError: a scale is NaN.
         """
+        self._packed = recall(self._name, lambda: self._load(ops, fill))
+
+    def _load(self, ops: KernelOps, fill: Fill) -> list[LinearWeights]:
         parts = self._allocate(self._device)
         fill(parts)
         tensors = {name.removeprefix(self._name): part.tensor for name, part in parts.items()}
         if self.is_quantized and bool((tensors["_scales"] == _NAN).any()):
             raise CheckpointError(f"tensor {self._name}_scales holds NaN")
         has_bias = self._in_features.start == 0  # of ranks that share the inputs, the first adds it
+        packed = []
         for expert in range(self._experts.size):
             bias = self._in_order(tensors["_bias"][expert]) if has_bias else None
             if self.is_quantized:
                 codes, exponents = (self._in_order(tensors[name][expert]) for name in ("_blocks", "_scales"))
                 weights = MicroscaledWeights(codes.flatten(1), exponents)
-                self._packed.append(ops.pack_microscaled(weights, bias, self._dtype))
+                packed.append(ops.pack_microscaled(weights, bias, self._dtype))
             else:
-                self._packed.append(ops.pack_linear(self._in_order(tensors[""][expert].t()), bias))
+                packed.append(ops.pack_linear(self._in_order(tensors[""][expert].t()), bias))
+        return packed
 
     def take_packed(self) -> list[LinearWeights]:
         """Returns the packed weights of each expert after `load`, and forgets them."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.model.checkpoint_part import CheckpointPart, Fill, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, Span, pack_anew
 from engine.model.config import ModelConfig
 from engine.model.gguf_matrix import GgufMatrix
 from engine.model.gguf_weights import GgufWeights
@@ -45,7 +45,6 @@ class Vocabulary:
         self._tokens, self._num_rows = sharding.vocabulary, sharding.vocabulary_rows
         self._columns = Span.whole(config.hidden_size)
         self._scale = config.traits.embedding_scale / config.traits.stream_unit
-        self._names = (EMBEDDING,) if config.tie_word_embeddings else (EMBEDDING, HEAD)
 
     @property
     def shares_head(self) -> bool:
@@ -59,21 +58,25 @@ class Vocabulary:
             parts |= self._allocate(name, _META).parts()
         return parts
 
-    def load(self, fill: Fill) -> None:
-        """Reads and packs the matrices, one at a time."""
+    def load(self, fill: Fill, recall: Recall = pack_anew) -> None:
+        """Reads and packs the matrices, one at a time, or recalls both."""
+        self.table, self._packed_head = recall(EMBEDDING, lambda: self._load(fill))
+
+    def _load(self, fill: Fill) -> tuple[Table, LinearWeights]:
         embedding = self._read(EMBEDDING, fill)
         if self.shares_head:
-            self.table, self._packed_head = self._ops.pack_tied(embedding, self._dtype)
-            return
+            return self._ops.pack_tied(embedding, self._dtype)
+        head: LinearWeights = None
         if self._scale != 1.0:
             assert isinstance(embedding, torch.Tensor), "scaled embeddings are in no blocks"
             if self._config.tie_word_embeddings:
-                self._packed_head = self._pack_head(embedding.clone())
+                head = self._pack_head(embedding.clone())
             embedding.mul_(self._scale)
-        self.table = self._ops.pack_table(embedding, self._dtype)
+        table = self._ops.pack_table(embedding, self._dtype)
         del embedding
         if not self._config.tie_word_embeddings:
-            self._packed_head = self._pack_head(self._read(HEAD, fill))
+            head = self._pack_head(self._read(HEAD, fill))
+        return table, head
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[T] -> [T, hidden_size]: each rank embeds the tokens of its rows, and adds zeros for the others."""

@@ -1,17 +1,18 @@
-"""Sets the threads of an engine on a CPU, and chooses its arithmetic by the instructions of its processor."""
+"""Sets the threads of an engine on a CPU, and chooses its kernels by the instructions of its processor."""
 
 import logging
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from kernels.cpu.cpu_features import cpu_features
+from kernels.cpu.cpu_levels import use_compiled_level
 from kernels.cpu.threads import set_num_threads
 
 _log = logging.getLogger(__name__)
 
 
 def set_threads(num_threads: int, quantization: str | None) -> None:
-    """Sets the number of CPU threads.
+    """Sets the number of CPU threads, and for which CPU the kernels are, before they are imported.
 
     Args:
         num_threads: threads of PyTorch and of the kernels.
@@ -23,6 +24,8 @@ def set_threads(num_threads: int, quantization: str | None) -> None:
     except ValueError as error:
         raise ConfigError(f"--threads: {error}") from error
     _log.info("Using %d CPU threads", num_threads)
+    if (level := use_compiled_level()) is not None:
+        _log.info("Using the CPU kernels that this image has compiled for %s", level)
     features = cpu_features()
     if not features.avx512:
         _log.warning("This CPU has no AVX-512: kernels use its narrower vectors, at a fraction of the speed")

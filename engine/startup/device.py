@@ -52,6 +52,8 @@ def check_device(config: EngineConfig, device: torch.device) -> None:
         if value not in (None, "auto", served):
             where = "a CPU" if device.type == "cpu" else "a GPU"
             raise ConfigError(f"{flag} {value} is not supported on {where}: use {served}, or another --device")
+    if config.packed_cache is not None and device.type == "cuda":
+        raise ConfigError("--packed-cache keeps the weights of a CPU: omit it, or use --device cpu")
     if config.batch_invariant and device.type == "cuda":
         _check_batch_invariant_gpu(config)
     if config.uses_torch_kernels(device.type):

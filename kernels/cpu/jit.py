@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import njit, typeof, types
 from numba.core import event
 from numba.extending import intrinsic
 
@@ -19,6 +19,7 @@ from kernels.cpu.kernel_cache import KernelCache
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 """Allows vectorised sums. `nnan` and `ninf` are left out: a row with a NaN must stay NaN to be reported as failed."""
 
+_type_of: Any = typeof
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OnCompiled = Callable[[int, int], None]
 
@@ -92,6 +93,11 @@ def spliced(function: _Function) -> _Function:
 def compile_now(function: Callable[..., Any], signature: str) -> None:
     """Compiles a kernel, or loads it from the disk, for arguments of these types (numba's names)."""
     cast(Any, function).compile(f"({signature},)")
+
+
+def compile_for(function: Callable[..., Any], *arguments: Any) -> None:
+    """Compiles a kernel, or loads it from the disk, for arguments like these; it is not called."""
+    cast(Any, function).compile(tuple(_type_of(argument) for argument in arguments))
 
 
 def strict_kernel(function: _Function) -> _Function:

@@ -28,6 +28,9 @@ SUFFIX = ".kernel"
 MAX_BYTES = 256 << 20
 """Size of the folder from which a start that compiles deletes the files least recently used. A start uses 10 MB."""
 
+COMPILED = Path(__file__).parent / "compiled" / "chairlift"
+"""Folder of kernels that an image carries for levels of x86-64 (`compile_ahead`); it is only read."""
+
 _DIGEST_BYTES = 32
 _PACKAGES = ("llvmlite", "numba", "numpy")
 _SOURCES = Path(__file__).parents[1]
@@ -63,6 +66,11 @@ def digest_of(sources: Iterable[Path], packages: Iterable[str] = _PACKAGES) -> s
 def kernel_sources() -> list[Path]:
     """Returns the files that compiled kernels may take code and constants from."""
     return [*_SOURCES.glob("*.py"), *_SOURCES.glob("cpu/*.py")]
+
+
+def environment_digest(cpu: str, features: str) -> str:
+    """Returns a hash of all that the kernels for a processor depend on: 16 hex digits."""
+    return hashlib.sha256(f"{_environment()} {cpu} {features}".encode()).hexdigest()[:16]
 
 
 @functools.cache
@@ -101,23 +109,11 @@ class KernelCache:
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Returns the kernel for a signature; None if it is not cached or cannot be read."""
         target_context.refresh()
-        folder = cache_folder()
-        if folder is None:
-            return None
-        path = folder / self._file_name(signature, target_context.codegen())
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            _warn_uncached(f"{folder}: {error.strerror}")
-            return None
-        if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
-            _warn_damaged(path)
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # used last
-        return _rebuild(target_context, *pickle.loads(data[_DIGEST_BYTES:]))
+        name = self._file_name(signature, target_context.codegen())
+        for folder in (cache_folder(), COMPILED):
+            if folder is not None and (data := _read(folder / name)) is not None:
+                return _rebuild(target_context, *pickle.loads(data))
+        return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Saves a compiled kernel for the next start, if possible."""
@@ -147,6 +143,23 @@ class KernelCache:
     def _file_name(self, signature: Any, codegen: Any) -> str:
         key = "\n".join([*self._function_key, str(signature), *map(str, codegen.magic_tuple())])
         return f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:40]}{SUFFIX}"
+
+
+def _read(path: Path) -> bytes | None:
+    """Returns what a file holds behind its digest; None: there is none, or it cannot be used."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _warn_uncached(f"{path.parent}: {error.strerror}")
+        return None
+    if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
+        _warn_damaged(path)
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # used last
+    return data[_DIGEST_BYTES:]
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -14,7 +14,7 @@ from numba import prange
 
 import kernels.cpu.threads  # noqa: F401 - chooses numba's threading layer
 from kernels.cpu.gumbel import draw_from, draw_from_all
-from kernels.cpu.jit import strict_kernel, strict_parallel_kernel
+from kernels.cpu.jit import compile_for, strict_kernel, strict_parallel_kernel
 from kernels.cpu.logits import adjusted, largest, log_sum_exp, masked, write_top
 from kernels.cpu.select import fill_keys, select_key
 from kernels.sampling import RowStatus, SampledTokens, SamplingBatch, greedy_batch
@@ -83,18 +83,23 @@ def sample(
 def compile_sampler() -> None:
     """Compiles both kernels, or loads them from the disk, before the first request."""
     batch = greedy_batch(1)
+    results = _results(SampledTokens.undecided(1, batch.max_top_logprobs))
     for kernel in (_sample_rows, _sample_rows_on_all_threads):
-        _sample(torch.zeros(1, 1), batch, kernel, lambda _: None)
+        compile_for(kernel, torch.zeros(1, 1).numpy(), _columns(batch), results)
 
 
 def _sample(
     logits: torch.Tensor, batch: SamplingBatch, kernel: Callable[..., None], show: "Callable[[Longs], None]"
 ) -> SampledTokens:
     sampled = SampledTokens.undecided(len(logits), batch.max_top_logprobs)
-    results = _Results(*(getattr(sampled, name).numpy() for name in _Results._fields))
+    results = _results(sampled)
     show(results.token_ids)
     kernel(logits.numpy(), _columns(batch), results)
     return sampled
+
+
+def _results(sampled: SampledTokens) -> _Results:
+    return _Results(*(getattr(sampled, name).numpy() for name in _Results._fields))
 
 
 def _columns(batch: SamplingBatch) -> _Columns:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 
+from kernels.cpu.cpu_levels import target
+
 
 class SecondCompiler:
     """The engine's side of the process. At the end of its context the process has ended."""
@@ -36,7 +38,7 @@ class SecondCompiler:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109 - a string
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **target().variables(), "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the engine gives the same warnings

@@ -362,7 +362,7 @@ def test_operations_know_what_logits_are_computed_of(make_checkpoint, monkeypatc
         monkeypatch.setattr(ops, name, recorded(getattr(ops, name), "for_linear"))
     monkeypatch.setattr(ops, "pack_linear", recorded(ops.pack_linear, "for_logits"))
     model = load_model(path, ModelConfig.from_dir(path), ops)
-    assert calls == [False] * (4 * len(model.layers)) + [True]
+    assert calls == [True] + [False] * (4 * len(model.layers))
     calls.clear()
     run(model, ops, [torch.arange(5)], [5])
     assert calls == [True] * (2 * len(model.layers)) + [False]

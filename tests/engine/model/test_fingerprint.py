@@ -1,9 +1,10 @@
 """Two models have two fingerprints; the same files always have one."""
 
 import json
+import os
 from pathlib import Path
 
-from engine.model.fingerprint import weights_fingerprint
+from engine.model.fingerprint import SLICE_BYTES, weights_fingerprint, weights_identity
 
 
 def _write(path: Path, weights: bytes, config: bytes = b"{}", name: str = "model.safetensors") -> Path:
@@ -38,3 +39,28 @@ def test_other_weights_size_config_or_name_show(tmp_path: Path) -> None:
 def test_tiny_files_are_read_whole(tmp_path: Path) -> None:
     one, two = _write(tmp_path / "a", b"123"), _write(tmp_path / "b", b"124")
     assert weights_fingerprint(one) != weights_fingerprint(two)
+
+
+def test_any_write_changes_the_identity(tmp_path: Path) -> None:
+    """Also one that keeps name, size, modification time and everything that the fingerprint reads."""
+    folder = _write(tmp_path / "a", bytes(2**21))
+    file = folder / "model.safetensors"
+    identity, fingerprint, before = weights_identity(folder), weights_fingerprint(folder), file.stat()
+    assert weights_identity(folder) == identity
+    with file.open("r+b") as writer:
+        writer.seek(SLICE_BYTES + 1)
+        writer.write(b"1")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = file.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert weights_fingerprint(folder) == fingerprint
+    assert weights_identity(folder) != identity
+
+
+def test_a_file_moved_to_the_place_of_another_changes_the_identity(tmp_path: Path) -> None:
+    folder, other = _write(tmp_path / "a", bytes(2**21)), _write(tmp_path / "b", bytes(2**21))
+    identity = weights_identity(folder)
+    folder.rename(tmp_path / "old")
+    other.rename(folder)
+    assert weights_identity(folder) != identity
+    assert weights_identity(tmp_path / "old") == identity

@@ -1,11 +1,15 @@
 """Limits of the machine and of the control group: the smaller one counts."""
 
+import ctypes
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from engine.startup.machine import available_memory_bytes, usable_cpus
+from tests.hang import HANG_S
 
 
 @pytest.mark.parametrize(("quota", "cpus"), [("max 100000", None), ("50000 100000", 1), ("100000 100000", 1)])
@@ -60,3 +64,27 @@ def test_a_memory_limit_of_version_1_cuts_what_is_free(tmp_path: Path, limit: st
     (memory / "memory.usage_in_bytes").write_text("2900\n")
     (memory / "memory.stat").write_text("cache 9\ninactive_file 7\ntotal_inactive_file 1500\ntotal_active_file 500\n")
     assert available_memory_bytes(meminfo, tmp_path) == free
+
+
+HEAP = """
+import ctypes, sys
+from engine.startup.machine import return_freed_matrices
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+libc.free(libc.malloc(30 << 20))  # from now on glibc keeps blocks of 30 MiB
+if sys.argv[1] == "set":
+    return_freed_matrices()
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd u f uord ford keep".split()]
+libc.mallinfo2.restype = Info
+before = libc.mallinfo2().hblks
+libc.malloc(8 << 20)
+print(libc.mallinfo2().hblks - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="of glibc since 2.33")
+@pytest.mark.parametrize(("setting", "num_mapped"), [("set", 1), ("default", 0)])
+def test_a_matrix_gets_memory_that_is_returned_when_it_is_freed(setting: str, num_mapped: int) -> None:
+    done = subprocess.run([sys.executable, "-c", HEAP, setting], capture_output=True, text=True, timeout=HANG_S)
+    assert done.stdout == f"{num_mapped}\n", done.stderr

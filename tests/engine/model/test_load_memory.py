@@ -1,0 +1,95 @@
+"""While a model loads on a CPU, tensors take at most 1.15 times the memory of those that stay.
+
+The shapes are those of Llama 3.2 1B and gpt-oss with all sizes but the number of layers divided. Packing works on 2^20
+numbers at a time, which would hide the rest in models of this size: here it takes few.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.model.checkpoint_part import CheckpointPart
+from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder
+from engine.model.int_weights import IntWeights
+from engine.model.loader import weights_bytes
+from engine.model.mxfp4 import Mxfp4Weights
+from engine.model.shapes import find_shape
+from engine.startup import cpu_memory
+from kernels.cpu import linear
+from kernels.families import cpu_ops
+from tests.support.engine.weights import PeakBytes
+
+MOST = 1.15
+GROUP = 64
+
+
+def llama(**fields: Any) -> ModelConfig:
+    shape = find_shape("llama-3.2-1b")
+    assert shape is not None
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_heads": 4, "num_kv_heads": 1, "vocab_size": 16032}
+    return replace(ModelConfig.from_dir(shape), **sizes, **fields)
+
+
+def fill(parts: dict[str, CheckpointPart]) -> None:
+    for name, part in parts.items():
+        part.tensor.zero_()
+        if name.endswith("g_idx"):
+            part.tensor.copy_(torch.arange(len(part.tensor)) // GROUP)
+
+
+def check(config: ModelConfig, dtype: torch.dtype, **options: Any) -> None:
+    ops = cpu_ops(**options)
+    model = Decoder(config, ops, max_positions=1, dtype=dtype, device=torch.device("cpu"))
+    with PeakBytes() as memory:
+        model.load(fill)
+    assert memory.peak_bytes < MOST * memory.bytes
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_PACK_VALUES", 1 << 12)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_floats(dtype: torch.dtype, quantization: str | None, is_tied: bool) -> None:
+    check(llama(tie_word_embeddings=is_tied), dtype, quantization=quantization)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_integers(is_tied: bool) -> None:
+    stored = IntWeights("gptq", 4, GROUP, has_input_order=True)
+    check(llama(tie_word_embeddings=is_tied, quantized=stored), torch.float16)
+
+
+@pytest.mark.parametrize("quantized", [Mxfp4Weights(), None])
+def test_experts_in_one_tensor(make_checkpoint: Callable[..., Path], quantized: Mxfp4Weights | None) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 12, "vocab_size": 2048}
+    config = ModelConfig.from_dir(make_checkpoint("gpt_oss", dtype="bfloat16", **sizes))
+    check(replace(config, quantized=quantized), torch.bfloat16)
+
+
+def test_an_8b_model_in_int8_is_admitted_with_10_gib_and_loads_within_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its packed weights take 7.97 GiB. While the head is packed, with the embedding, the layers are not there yet."""
+    shape = find_shape("llama-3.1-8b")
+    assert shape is not None
+    num_bytes = weights_bytes(ModelConfig.from_dir(shape), torch.bfloat16, quantization="int8")
+    monkeypatch.setattr(cpu_memory, "available_memory_bytes", lambda: 10 * 2**30)
+    free_bytes = cpu_memory.bytes_beside_weights(num_bytes, "int8")
+    assert 7.9 * 2**30 < num_bytes < 8.0 * 2**30
+    assert num_bytes * MOST < 10 * 2**30
+    limits, kv_shape = SimpleNamespace(max_num_seqs=64), ModelConfig.from_dir(shape).shape
+    config: Any = SimpleNamespace(kv_cache_memory_bytes=None, max_model_len=None, block_size=16)
+    cache_bytes = cpu_memory.kv_cache_bytes(config, kv_shape, torch.float32, limits, free_bytes)  # type: ignore[arg-type]
+    assert num_bytes + cache_bytes < 9.1 * 2**30
+    monkeypatch.setattr(cpu_memory, "available_memory_bytes", lambda: num_bytes - 1)
+    with pytest.raises(ConfigError, match="the weights take"):
+        cpu_memory.bytes_beside_weights(num_bytes, "int8")
