@@ -11,7 +11,7 @@ all of them once per round. The rate of reading that fp32 reaches with one row i
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -79,8 +79,7 @@ def run(settings: Settings) -> Outcome:
             num_layers = 2 if settings.quick else math.ceil(_BYTES / size)
             layers = [_copy(layer) for _ in range(num_layers)]
             x = torch.rand(num_rows, num_in)
-            replay = ops.replayable(lambda ops=ops, x=x, layers=layers: [ops.linear(x, each) for each in layers])
-            variants[name] = seconds_of([replay], settings.threads)
+            variants[name] = seconds_of([_replay(ops, x, layers)], settings.threads)
             num_bytes[name] = size, num_layers
         samples = alternate(variants, rounds=settings.rounds, progress=settings.progress)
         raw[str(num_rows)] = {"seconds": samples.raw, "bytes": num_bytes}
@@ -93,6 +92,10 @@ def run(settings: Settings) -> Outcome:
             what = f"{name}, {num_rows} rows, {8 * size / (num_in * num_out):.2f} bits: over bf16"
             results.append(Result("grouped-linear", what, seconds["bf16"] / seconds[name], "x", goal=goal, note=note))
     return Outcome(tuple(results), raw)
+
+
+def _replay(ops: CpuOps, x: torch.Tensor, layers: Sequence[PackedLinear]) -> Callable[[], object]:
+    return ops.replayable(lambda: [ops.linear(x, layer) for layer in layers])
 
 
 def _copy(layer: PackedLinear) -> PackedLinear:
