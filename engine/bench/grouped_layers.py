@@ -13,7 +13,6 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -80,8 +79,7 @@ def run(settings: Settings) -> Outcome:
             num_layers = 2 if settings.quick else math.ceil(_BYTES / size)
             layers = [_copy(layer) for _ in range(num_layers)]
             x = torch.rand(num_rows, num_in)
-            replay = ops.replayable(partial(_multiply_all, ops, x, layers))
-            variants[name] = seconds_of([replay], settings.threads)
+            variants[name] = seconds_of([_replay(ops, x, layers)], settings.threads)
             num_bytes[name] = size, num_layers
         samples = alternate(variants, rounds=settings.rounds, progress=settings.progress)
         raw[str(num_rows)] = {"seconds": samples.raw, "bytes": num_bytes}
@@ -96,6 +94,10 @@ def run(settings: Settings) -> Outcome:
     return Outcome(tuple(results), raw)
 
 
+def _replay(ops: CpuOps, x: torch.Tensor, layers: Sequence[PackedLinear]) -> Callable[[], object]:
+    return ops.replayable(lambda: [ops.linear(x, layer) for layer in layers])
+
+
 def _copy(layer: PackedLinear) -> PackedLinear:
     """Returns the same weights in other memory."""
     codes = None if layer.codes is None else layer.codes.clone()
@@ -107,7 +109,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", choices=sorted(SHAPES), default="0.6B", help="model shape that defines the layers (default: 0.6B)"
     )
-
-
-def _multiply_all(ops: CpuOps, x: torch.Tensor, layers: Sequence[PackedLinear]) -> list[torch.Tensor]:
-    return [ops.linear(x, layer) for layer in layers]

@@ -12,7 +12,7 @@ from engine.model.gguf_weights import GgufWeights
 from kernels.grouped_weights import GroupedWeights, Superblocks
 from kernels.interface import KernelOps, LinearWeights
 
-_VALUES_AT_A_TIME = 1 << 22
+_VALUES_AT_A_TIME = 1 << 18
 """Unpacked together, so that unpacking needs little memory besides its result."""
 
 

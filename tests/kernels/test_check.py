@@ -39,8 +39,9 @@ def test_cpu_kernels_pass(fields):
     assert not check(cpu_ops(), replace(SMALL, **fields))
 
 
-def test_8_bit_cpu_kernels_pass():
-    forms = replace(SMALL, weights_form="int8", kv_dtype=torch.int8, hidden_size=1024, intermediate_size=4096)
+@pytest.mark.parametrize("form", ["int8", "int8 by int4 groups", "int8 by int8 groups"])
+def test_8_bit_cpu_kernels_pass(form):
+    forms = replace(SMALL, weights_form=form, kv_dtype=torch.int8, hidden_size=1024, intermediate_size=4096)
     assert not check(cpu_ops(quantization="int8"), forms)
 
 

@@ -103,14 +103,15 @@ def test_quantising_on_load_takes_memory_for_the_8_bit_weights_and_one_matrix():
     assert peak < 0.9 * weights_bytes(config, torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_unpacking_superblocks_takes_memory_for_one_matrix():
     """The model is never dequantised, nor are all its integers unpacked."""
-    shape = ModelConfig.from_dir(find_shape("llama-3.2-1b"))
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_layers": 32, "num_heads": 8, "vocab_size": 64}
+    shape = ModelConfig.from_dir(find_shape("llama-3.1-70b"))
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_layers": 40, "num_heads": 8, "vocab_size": 64}
     projections = [f"self_attn.{name}_proj" for name in "qkvo"] + [
         f"mlp.{name}_proj" for name in ("gate", "up", "down")
     ]
-    kinds = {f"model.layers.{layer}.{name}": "Q4_K" for layer in range(32) for name in projections}
+    kinds = {f"model.layers.{layer}.{name}": "Q4_K" for layer in range(40) for name in projections}
     config = replace(shape, **sizes, quantized=GgufWeights.of(kinds))
     peak = peak_bytes_while_loading(config, cpu_ops(), torch.float32, torch.device("cpu"))
     assert peak < 1.15 * weights_bytes(config, torch.float32, kept=(GgufWeights,), is_compact=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.cpu.ops import CpuOps
+from kernels.families import cpu_ops
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, Routing
 from kernels.reference.ops import ReferenceOps
@@ -195,6 +196,28 @@ def test_layers_with_inputs_in_another_order_are_multiplied_in_groups(ops):
         x = _normal(num_tokens, HIDDEN, seed=11)
         expected = _expected(x, router, gate_up, down, routing)
         torch.testing.assert_close(ops.mix_experts(x, experts).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_in_int8_give_a_token_the_same_bits_among_others():
+    """Layers are in groups, whose scales of inputs lie beside those of other experts' rows."""
+    ops, routing = cpu_ops(quantization="int8"), Routing(top_k=2, normalizes=True, gate="silu_and_mul")
+    generator = torch.Generator().manual_seed(10)
+
+    def grouped(num_out, num_in):
+        values = torch.randint(0, 16, (num_out, num_in), generator=generator, dtype=torch.uint8)
+        scales = torch.rand(num_out, num_in // 8, generator=generator) * 0.05
+        return GroupedWeights(values, scales, -8 * scales, 4)
+
+    layers = [[grouped(2 * INNER, HIDDEN) for _ in range(3)], [grouped(HIDDEN, INNER) for _ in range(3)]]
+    gate_up, down = (torch.stack([layer.dequantized(torch.float32) for layer in kind]) for kind in layers)
+    router, x = _weights()[0][:3], _normal(30, HIDDEN, seed=11)
+    experts = ops.pack_experts(
+        router, *([ops.pack_grouped(layer, None, torch.float32) for layer in kind] for kind in layers), routing
+    )
+    found, expected = ops.mix_experts(x, experts), _expected(x, router, gate_up, down, routing)
+    for token in range(30):
+        assert torch.equal(ops.mix_experts(x[token : token + 1], experts)[0], found[token])
+    assert (found - expected).square().mean().sqrt() < 0.05 * expected.square().mean().sqrt()
 
 
 @pytest.mark.parametrize(
