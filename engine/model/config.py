@@ -9,7 +9,7 @@ from engine.model.config_fields import ConfigFields
 from engine.model.family import GATES, DecoderTraits, Family, Gate
 from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.quantization_config import QuantizedWeights, read_quantization_config
-from engine.model.text_part import text_fields
+from engine.model.text_part import end_token_defaults, text_fields
 
 # Several times the values of the largest models; beyond them even the shapes of the weights cannot be handled.
 _MAX_LAYERS = 1024
@@ -59,9 +59,10 @@ class ModelConfig:
         Raises: CheckpointError: a missing, invalid or unsupported field.
         """
         checkpoint = open_checkpoint(path)
-        fields = text_fields(checkpoint.config())
+        whole = checkpoint.config()
+        fields = text_fields(whole)
         family = _family(fields)
-        stated, fields = fields, fields.with_defaults(dict(family.defaults))
+        stated, fields = fields, fields.with_defaults({**family.defaults, **end_token_defaults(whole)})
         fields = fields.replaced({name: value for name, value in family.defaults_of_null.items() if name not in fields})
         hidden_size = fields.integer("hidden_size", maximum=_MAX_HIDDEN_SIZE)
         num_heads = fields.integer("num_attention_heads", maximum=_MAX_HEADS)

@@ -21,25 +21,35 @@ class TextPart:
         model_type: what `text_config` has as `model_type`.
         defaults: values of absent fields, where they are not those of its decoder.
         may_be_flat: whether older files have no `text_config`, and its fields beside those of the images.
+        end_token_id: the end token of its class, where that is not the one of its decoder.
+        ties_by_either: whether embeddings are tied if the file or its `text_config` says so; otherwise the file decides
+            where it has the field.
     """
 
     architecture: str
     model_type: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     may_be_flat: bool = False
+    end_token_id: int | None = None
+    ties_by_either: bool = False
 
 
-_QWEN2_VL_DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_window_layers": 80, "rope_theta": 1e6}
+def _qwen2_vl(model_type: str) -> TextPart:
+    return TextPart(
+        "Qwen2ForCausalLM",
+        model_type,
+        {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_window_layers": 80, "rope_theta": 1e6},
+        may_be_flat=True,
+        end_token_id=151645,
+        ties_by_either=True,
+    )
+
 
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", "gemma3_text"),
     "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", "mistral"),
-    "Qwen2VLForConditionalGeneration": TextPart(
-        "Qwen2ForCausalLM", "qwen2_vl_text", _QWEN2_VL_DEFAULTS, may_be_flat=True
-    ),
-    "Qwen2_5_VLForConditionalGeneration": TextPart(
-        "Qwen2ForCausalLM", "qwen2_5_vl_text", _QWEN2_VL_DEFAULTS, may_be_flat=True
-    ),
+    "Qwen2VLForConditionalGeneration": _qwen2_vl("qwen2_vl_text"),
+    "Qwen2_5_VLForConditionalGeneration": _qwen2_vl("qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", "qwen3_vl_text", {"rope_theta": 5e5}),
 }
 """Text parts by architecture."""
@@ -81,8 +91,16 @@ def text_fields(fields: ConfigFields) -> ConfigFields:
             "is not supported for a checkpoint with images: use the one in 16 bits, with --quantization",
         )
     whole = {name: fields.raw(name) for name in _OF_THE_WHOLE if name in fields}
+    if part.ties_by_either and text.flag("tie_word_embeddings", False):
+        whole["tie_word_embeddings"] = True
     text = text.with_defaults(dict(part.defaults))
     return text.replaced({**whole, **_ropes_of_text(text), "architectures": [part.architecture]})
+
+
+def end_token_defaults(fields: ConfigFields) -> dict[str, Any]:
+    """Returns the end token of the class of the text part, for a file that names none; nothing for other models."""
+    part = _text_part(fields)
+    return {} if part is None or part.end_token_id is None else {"eos_token_id": part.end_token_id}
 
 
 def _ropes_of_text(text: ConfigFields) -> dict[str, Any]:

@@ -65,6 +65,8 @@ def test_absent_fields_have_the_defaults_of_transformers(folder, model_type, tex
     size = getattr(theirs, "sliding_window", None)
     windows = tuple(size if kind == "sliding_attention" else None for kind in kinds)
     assert ours.traits.sliding_windows == windows
+    ids = getattr(theirs, "eos_token_id", None)
+    assert ours.end_token_ids == (set() if ids is None else {ids})
     if model_type.startswith("qwen"):
         assert {rope.theta for rope in ours.traits.ropes} == {theirs.rope_parameters["rope_theta"]}
 
@@ -96,6 +98,25 @@ def test_older_files_have_no_section_of_the_text(tmp_path, model_type, rope):
             theirs.rope_parameters["rope_theta"],
             theirs.rope_parameters.get("factor", 1.0),
         )
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("beside", [None, False, True])
+@pytest.mark.parametrize("inside", [None, False, True])
+def test_embeddings_of_qwen_are_tied_if_either_place_says_so(folder, model_type, beside, inside):
+    own, text = ({} if value is None else {"tie_word_embeddings": value} for value in (beside, inside))
+    path = folder(model_type, {"model_type": MODELS[model_type][1], "vocab_size": 300, **SHAPE, **text}, **own)
+    theirs = transformers.AutoConfig.from_pretrained(path)
+    assert ModelConfig.from_dir(path).tie_word_embeddings == theirs.tie_word_embeddings == bool(beside or inside)
+
+
+def test_the_end_token_of_a_class_is_for_files_that_name_none(folder):
+    text = {"model_type": "qwen2_vl_text", "vocab_size": 300, **SHAPE}
+    assert ModelConfig.from_dir(folder("qwen2_vl", text)).end_token_ids == {151645}
+    assert ModelConfig.from_dir(folder("qwen2_vl", text, eos_token_id=5)).end_token_ids == {5}
+    path = folder("qwen2_vl", text)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert ModelConfig.from_dir(path).end_token_ids == {7}
 
 
 def test_fields_beside_the_text_part_come_first(folder):
