@@ -20,6 +20,9 @@ MAX_NESTING = 100
 MAX_ELEMENTS = 5_000_000
 """List elements and object members. A tokenizer of 262,000 tokens has 1.5 million; each may take 100 bytes."""
 
+_LFS_POINTER = b"version https://git-lfs"
+_MAX_POINTER_BYTES = 1024
+
 _KINDS = {
     stat.S_ISDIR: "folder",
     stat.S_ISFIFO: "named pipe",
@@ -48,7 +51,7 @@ def open_regular(path: Path) -> BinaryIO:
 
     Raises:
         FileNotFoundError: the path does not exist.
-        CheckpointError: it is not a regular file, or cannot be opened.
+        CheckpointError: it is not a regular file, cannot be opened, or is a pointer of Git LFS.
     """
     try:
         _check_regular(path, path.stat())  # first: opening a device may have effects
@@ -61,7 +64,10 @@ def open_regular(path: Path) -> BinaryIO:
         raise CheckpointError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     file = os.fdopen(descriptor, "rb")
     try:
-        _check_regular(path, os.fstat(descriptor))
+        status = os.fstat(descriptor)
+        _check_regular(path, status)
+        if status.st_size <= _MAX_POINTER_BYTES and os.pread(descriptor, len(_LFS_POINTER), 0) == _LFS_POINTER:
+            raise CheckpointError(f"{path}: is a pointer of Git LFS, not the file itself: run `git lfs pull` there")
     except BaseException:
         file.close()
         raise

@@ -26,6 +26,13 @@ _WEIGHTS_ADVICE = {
 }
 """What a file without usable weights beside it is, and what to do; the first match counts."""
 
+_CONFIG_ADVICE = _WEIGHTS_ADVICE | {
+    "*.safetensors": "weights: download config.json and the other files of the repository too",
+    "snapshots/*/config.json": "of a checkpoint in the hub's cache: pass the folder of that file",
+    "*/config.json": "of a checkpoint in a folder below: pass that folder",
+}
+"""The same for a folder without config.json."""
+
 _TOKENIZER_ADVICE = {
     "tokenizer.model": "SentencePiece: convert it with transformers (AutoTokenizer.from_pretrained, save_pretrained)",
     "*tiktoken*": "tiktoken: convert it with transformers (AutoTokenizer.from_pretrained, save_pretrained)",
@@ -62,7 +69,7 @@ class CheckpointFolder:
         if not exists(self.path / "config.json"):
             raise CheckpointError(
                 f"{self.path / 'config.json'}: no such file; a checkpoint is a folder with config.json"
-                f"{_instead(self.path, _WEIGHTS_ADVICE)}"
+                f"{_instead(self.path, _CONFIG_ADVICE)}"
             )
         return ConfigFields.from_file(self.path / "config.json")
 
@@ -121,7 +128,9 @@ class CheckpointFolder:
             if not isinstance(name, str) or Path(name).name != name:
                 raise CheckpointError(f"{index_path}: weight_map names {name!r}, expected a file beside it")
             if not exists(self.path / name):
-                raise CheckpointError(f"{self.path / name}: missing shard, {index_path.name} names {len(names)}")
+                raise CheckpointError(
+                    f"{self.path / name}: missing, one of {len(names)} files that {index_path.name} names; download it"
+                )
             files.append(self.path / name)
         return files
 
@@ -152,7 +161,7 @@ def _instead(folder: Path, advice: dict[str, str]) -> str:
     """Names the first file that has another format, and says what to do; empty if there is none."""
     for pattern, what in advice.items():
         if found := sorted(folder.glob(pattern)):
-            return f". The folder has {found[0].name!r}, {what}"
+            return f". The folder has {str(found[0].relative_to(folder))!r}, {what}"
     return ""
 
 

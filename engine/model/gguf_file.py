@@ -228,7 +228,7 @@ class _Bytes:
 def _read(path: Path, data: _Bytes) -> GgufHeader:
     data.require(4, "the magic number")
     if data.data[:4] != b"GGUF":
-        raise CheckpointError(f"{path}: begins with {data.data[:4]!r}, a GGUF file with b'GGUF'")
+        raise CheckpointError(f"{path}: is no GGUF file: it does not begin with GGUF")
     data.position = 4
     version = data.number(_U32, "the version")
     if version not in (2, 3):

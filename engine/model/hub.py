@@ -30,6 +30,9 @@ _DESCRIPTION = [
 ]
 """The files that an engine reads, besides the weights."""
 
+_UNREACHABLE = "Got: "
+"""Beginning of the library's message about a hub that does not answer, if its cache lacks the files too."""
+
 _GGUF_ID = re.compile(r"([^:]+):([A-Za-z0-9_]{1,32})")
 """A repository, and the type at the end of the name of a file in it."""
 
@@ -74,6 +77,8 @@ def resolve_model(
         ) from None
     except (HTTPError, OSError) as error:  # base classes of all errors of a download
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if reason.startswith(_UNREACHABLE):
+            reason = f"{reason.removeprefix(_UNREACHABLE)}; check the network and HF_ENDPOINT, or pass a folder"
         raise CheckpointError(
             f"{name_or_dir}: no such file or folder, and cannot be fetched from the Hugging Face hub: {reason}"
         ) from error

@@ -26,8 +26,8 @@ _OWN_STATE = "its layers keep state that is no KV cache"
 _REFUSED = {
     **dict.fromkeys(
         (
-            "BloomForCausalLM", "CodeGenForCausalLM", "CTRLLMHeadModel", "FalconForCausalLM", "GPTJForCausalLM",
-            "GPTNeoForCausalLM", "MptForCausalLM", "XGLMForCausalLM", "XLNetLMHeadModel",
+            "BloomForCausalLM", "FalconForCausalLM", "GPTNeoForCausalLM", "MptForCausalLM", "XGLMForCausalLM",
+            "XLNetLMHeadModel",
         ),
         _OWN_ATTENTION,
     ),
@@ -43,6 +43,8 @@ _REFUSED = {
     ),
 }  # fmt: skip
 _LIMITS = {"num_hidden_layers": 1024, "n_layer": 1024, "vocab_size": 2**24, "hidden_size": 2**22, "n_embd": 2**22}
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""How names of language models with an output head end in transformers."""
 _INSTEAD = "serve another model, or this one with transformers' own generate"
 
 
@@ -103,6 +105,12 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
         raise fields.error(
             "architectures",
             f"is {name}: models of images, sound or an encoder are not supported; use a text-only checkpoint",
+        )
+    if not name.endswith(_CAUSAL):
+        raise fields.error(
+            "architectures",
+            f"is {name}: embedding models, classifiers and encoders are not supported; names of causal language models "
+            f"end in {' or '.join(_CAUSAL)}",
         )
     if "auto_map" in fields and not _is_in_transformers(fields.raw("model_type", None)):
         raise fields.error(

@@ -15,12 +15,14 @@ from engine.model.gguf_checkpoint import is_gguf
 from engine.model.implementation import ModelImpl, choose_implementation
 from engine.model.shapes import find_shape
 
+_BEGINNINGS_OF_PATHS = ("/", "./", "../", "~")
+
 
 def local_model(name: str, *, is_dummy: bool = False) -> Path | None:
     """Finds a model on this machine: a bundled shape, if weights will be random, a folder, or a GGUF file.
 
     Returns: its path; None: the name is not of this machine, but may be of a hub repository.
-    Raises: CheckpointError: the name is another file, or cannot be accessed.
+    Raises: CheckpointError: the name is another file, cannot be accessed, or is a path that does not exist.
     """
     if is_dummy and (shape := find_shape(name)) is not None:
         return shape
@@ -32,6 +34,8 @@ def local_model(name: str, *, is_dummy: bool = False) -> Path | None:
             raise CheckpointError(f"{name}: is a file, expected a checkpoint folder{format_of(path.name)}")
     except OSError as error:
         raise CheckpointError(f"{name}: cannot be accessed: {error.strerror}") from error
+    if name.startswith(_BEGINNINGS_OF_PATHS):
+        raise CheckpointError(f"{name}: no such file or folder")
     return None
 
 

@@ -264,6 +264,7 @@ def _probed_experts(_experts: Any, hidden: torch.Tensor, *_routing: torch.Tensor
 
 _PROBED_EXPERTS = "chairlift-probe"
 transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # a refusal is one line, ours
 transformers.AttentionInterface.register(ATTENTION, _attention)
 ALL_EXPERTS_FUNCTIONS.register(_PROBED_EXPERTS, _probed_experts)
 

@@ -15,12 +15,19 @@ COMMANDS = {
 }
 
 
+_ELSEWHERE = {"serve": "up --model MODEL"}
+"""Commands of other servers, and what they are here."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
-        module = importlib.import_module(f"frontend.cli.{name}")
+        try:
+            module = importlib.import_module(f"frontend.cli.{name}")
+        except KeyboardInterrupt:  # the command itself handles it
+            return 130
         try:
             status: int = module.main(arguments[1:])
             sys.stdout.flush()
@@ -32,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_usage())
         return 0
     problem = f"unknown command {name!r}" if name else "no command given"
+    if name in _ELSEWHERE:
+        problem += f"; did you mean `chairlift {_ELSEWHERE[name]}`?"
     print(f"chairlift: {problem}\n{_usage()}", file=sys.stderr)
     return 2
 

@@ -255,7 +255,7 @@ REFUSED: dict[str, Callable[[Callable[..., Path]], str]] = {
     "a template or JSON that is nested too deeply": lambda made: startup_error(
         with_json(made(), "tokenizer_config.json", {"chat_template": "{% if x %}" * 1000})
     ),
-    "no such file or folder": lambda _: startup_error("./nothing/is/here"),
+    "no such file or folder": lambda _: startup_error("nothing/is/here"),
     "16 bits with `--kernels torch` on a CPU": lambda made: startup_error(made(), dtype="bfloat16", kernels="torch"),
     "an 8-bit format of the other device": lambda made: startup_error(made(), quantization="fp8"),
     "a context above the model's limit": lambda made: startup_error(made(), max_model_len=600),

@@ -121,6 +121,7 @@ def test_help_names_every_variable_once(capsys: pytest.CaptureFixture[str]) -> N
         ("--kv-cache-dtype fp4", "--kv-cache-dtype is fp4, it must be one of auto, int8, fp8"),
         ("--max-model-len 1", "--max-model-len is 1, it must be a whole number between 2 and 2147483647, or auto"),
         ("--dtype int3", "--dtype is int3, it must be one of auto, float32, bfloat16, float16"),
+        ("Qwen/Qwen3-0.6B --port 3", "unknown: Qwen/Qwen3-0.6B; did you mean --model Qwen/Qwen3-0.6B?"),
         ("--max-num-seq 3", "unknown: --max-num-seq 3; did you mean --max-num-seqs?"),
     ],
 )

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -31,6 +31,7 @@ def make_app(apis: Sequence[Api], keys: ApiKeys) -> Starlette:
     """
     formats = ErrorFormats(apis)
     endpoints = [endpoint for api in apis for endpoint in api.endpoints]
+    paths = {endpoint.path for endpoint in endpoints}
 
     @functools.cache
     def document() -> bytes:
@@ -46,7 +47,9 @@ def make_app(apis: Sequence[Api], keys: ApiKeys) -> Starlette:
     async def respond_http(request: Request, error: Exception) -> Response:
         """Starlette's errors: unknown path or method."""
         assert isinstance(error, HTTPException)
-        refusal = BodyError(error.status_code, f"{request.method} {request.url.path[:128]}: {error.detail}")
+        path = request.url.path
+        hint = f"; did you mean {meant}?" if error.status_code == 404 and (meant := _meant(path, paths)) else ""
+        refusal = BodyError(error.status_code, f"{request.method} {path[:128]}: {error.detail}{hint}")
         response = formats.response(refusal, request.scope)
         response.headers.update(error.headers or {})
         return response
@@ -63,6 +66,11 @@ def make_app(apis: Sequence[Api], keys: ApiKeys) -> Starlette:
             Exception: respond,  # the server logs it with its traceback
         },
     )
+
+
+def _meant(path: str, known: Collection[str]) -> str | None:
+    """Returns the known path of a client whose base URL lacks /v1, or that adds a second one."""
+    return next((near for near in (f"/v1{path}", path.removeprefix("/v1")) if near != path and near in known), None)
 
 
 async def _client_closed_request(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature

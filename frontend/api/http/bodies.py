@@ -102,7 +102,8 @@ class Body(BaseModel):
     def _refuse_unserved(self) -> "Body":
         for name, value in (self.model_extra or {}).items():
             if name in UNSERVED and not is_neutral(name, value):
-                raise BodyError(400, f"{name!r} is not served here", param=name, code="unsupported_parameter")
+                text = f"the parameter {name!r} is not served here"
+                raise BodyError(400, text, param=name, code="unsupported_parameter")
         return self
 
     def unknown_parameters(self) -> Iterator[str]:
@@ -195,6 +196,6 @@ def body_error(error: ValidationError) -> BodyError:
     if "content" in path:
         where = ".".join(path[: path.index("content") + 1])
         tags = [str(error["ctx"]["tag"]) for error in errors if "tag" in error.get("ctx", {})]  # types of parts
-        got = f", not {tags[0][:64]!r}" if tags else ""
+        got = f", not {tags[0][:64]!r}: images, audio and files are not supported" if tags else ""
         return BodyError(400, f"{where} must be a string or a list of parts of type text{got}", param=path[0])
     return BodyError(400, f"{'.'.join(path)}: {first['msg']}", param=path[0])

@@ -186,6 +186,8 @@ def unknown_flags(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> st
     known = [name for action in parser._actions if action.help != argparse.SUPPRESS for name in action.option_strings]
     flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
     near = [name for flag in flags for name in difflib.get_close_matches(flag, known, 1, 0.7)]
+    if "--model" in known and not unknown[0].startswith("-"):
+        near.insert(0, f"--model {unknown[0]}")
     meant = f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
     return f"unknown: {' '.join(unknown)}{meant}"
 

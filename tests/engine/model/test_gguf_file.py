@@ -147,7 +147,7 @@ def test_impossible_numbers_are_refused_by_name(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda path: path.write_bytes(b"GGML" + bytes(99)), "begins with b'GGML', a GGUF file with b'GGUF'"),
+        (lambda path: path.write_bytes(b"GGML" + bytes(99)), "is no GGUF file: it does not begin with GGUF"),
         (lambda path: path.write_bytes(b"GGUF" + struct.pack(">I", 3)), "version of the format is 50331648, supported"),
         (lambda path: path.mkdir(), "is a folder, expected a regular file"),
         (os.mkfifo, "is a named pipe, expected a regular file"),

@@ -131,6 +131,10 @@ def test_every_file_of_the_tokenizer_is_fetched(tmp_path, fetch):
             LocalEntryNotFoundError("no route\nmore lines"),
             "x/y/z: .* cannot be fetched from the Hugging Face hub: no route$",
         ),
+        (
+            LocalEntryNotFoundError("Got: ConnectError: no such host"),
+            "from the Hugging Face hub: ConnectError: no such host; check the network and HF_ENDPOINT, or pass",
+        ),
         (HTTPError("refused"), "x/y/z: .* cannot be fetched from the Hugging Face hub: refused$"),
         (OSError("disk full"), "x/y/z: .* cannot be fetched from the Hugging Face hub: disk full$"),
     ],

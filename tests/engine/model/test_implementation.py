@@ -60,7 +60,7 @@ def test_an_activation_that_the_native_decoder_lacks_is_left_to_transformers(
     [
         ({"architectures": ["BloomForCausalLM"]}, "BloomForCausalLM: its attention does not go through .*; serve"),
         ({"architectures": ["MptForCausalLM"]}, "attention does not go through"),
-        ({"architectures": ["GPTJForCausalLM"]}, "attention does not go through"),
+        ({"architectures": ["GPTNeoForCausalLM"]}, "attention does not go through"),
         ({"architectures": ["FalconForCausalLM"]}, "attention does not go through"),
         ({"architectures": ["MambaForCausalLM"]}, "keep state that is no KV cache"),
         ({"architectures": ["Qwen3NextForCausalLM"]}, "keep state that is no KV cache"),
@@ -73,6 +73,11 @@ def test_an_activation_that_the_native_decoder_lacks_is_left_to_transformers(
         ),
         ({"architectures": ["XForCausalLM"], "auto_map": {"AutoModel": "x.Y"}, "model_type": "x"}, "not executed"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "no causal language model"),
+        (
+            {"architectures": ["BertModel"]},
+            "is BertModel: embedding models, classifiers and encoders are not supported",
+        ),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "classifiers and encoders are not supported"),
         ({"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "models of images"),
         ({"architectures": ["XForCausalLM"], "quantization_config": {"quant_method": "gptq"}}, "with --quantization"),
         ({"architectures": ["XForCausalLM"], "num_hidden_layers": 10**6}, "the maximum is 1024"),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import CheckpointError
-from engine.model.model_folder import check_folder
+from engine.model.checkpoint_file import open_regular
+from engine.model.model_folder import check_folder, local_model
 from engine.model.shapes import find_shape
 from tests.hang import HANG_S
 from tests.support.engine.process import ENVIRONMENT
@@ -38,10 +39,14 @@ def folder(tmp_path: Path) -> Path:
             "has 'adapter_config.json', a LoRA adapter: serve its base",
         ),
         (["params.json", "consolidated.00.pth"], "has 'consolidated.00.pth', in the format of its publisher"),
+        (["model.safetensors"], "has 'model.safetensors', weights: download config.json and the other files"),
+        (["snapshots/1f/config.json"], "has 'snapshots/1f/config.json', of a checkpoint in the hub's cache: pass the"),
+        (["llama/config.json"], "has 'llama/config.json', of a checkpoint in a folder below: pass that folder"),
     ],
 )
 def test_a_folder_without_config_says_what_it_has(tmp_path: Path, names: list[str], words: str) -> None:
     for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     with pytest.raises(CheckpointError, match=words):
         check_folder(tmp_path)
@@ -81,6 +86,22 @@ def test_missing_tokenizer_names_the_format_found(folder: Path, name: str, words
 
 def test_random_weights_need_neither_weights_nor_tokenizer(folder: Path) -> None:
     assert check_folder(folder, is_dummy=True).num_layers == 16
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_called_so(folder: Path, name: str) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (folder / "model.safetensors").touch()
+    (folder / "tokenizer.json").touch()
+    (folder / name).write_text(pointer)
+    with pytest.raises(CheckpointError, match=f"{name}: is a pointer of Git LFS, not the file itself: run `git lfs"):
+        open_regular(folder / name)
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "../none", "~/none"])
+def test_a_path_that_does_not_exist_is_looked_up_nowhere_else(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{name}: no such file or folder$"):
+        local_model(name)
 
 
 def test_an_engine_refuses_without_importing_torch(tmp_path: Path) -> None:

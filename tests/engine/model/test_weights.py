@@ -117,7 +117,7 @@ def test_missing_weights_are_named_and_a_pickle_is_not_loaded(single, monkeypatc
 def test_missing_shard_is_named(sharded):
     file = sorted(sharded.glob("*.safetensors"))[1]
     file.unlink()
-    check_fails(sharded, file, "missing shard")
+    check_fails(sharded, file, "missing, one of 12 files that model.safetensors.index.json names")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,23 @@ def test_help_lists_every_command(capsys):
     assert all(f"  {name} " in out for name in COMMANDS)
 
 
-@pytest.mark.parametrize(("argv", "says"), [([], "no command given"), (["serve"], "unknown command 'serve'")])
+@pytest.mark.parametrize(("argv", "says"), [([], "no command given"), (["surf"], "unknown command 'surf'")])
 def test_unknown_command_is_status_2(argv, says, capsys):
     assert main(argv) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_command_of_another_server_is_answered_with_ours(capsys):
+    assert main(["serve", "org/model"]) == 2
+    assert "did you mean `chairlift up --model MODEL`?" in capsys.readouterr().err
+
+
+def test_an_interrupt_during_the_imports_is_no_traceback(monkeypatch):
+    def interrupt(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupt)
+    assert main(["up"]) == 130
 
 
 @pytest.mark.parametrize("name", COMMANDS)

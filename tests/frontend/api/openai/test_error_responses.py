@@ -251,3 +251,12 @@ async def test_unknown_path_and_method_have_an_error_object(shared_pair, path, s
     assert answered == status
     assert path in answer["error"]["message"]
     assert (b"allow: " in head) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"), [("/chat/completions", "/v1/chat/completions"), ("/v1/v1/messages", "/v1/messages")]
+)
+async def test_a_base_url_without_or_with_a_second_v1_is_noticed(shared_pair, path, meant):
+    status, _, answer = await post(shared_pair, path, b"{}")
+    assert status == 404
+    assert f"POST {path}: Not Found; did you mean {meant}?" in answer["error"]["message"]
