@@ -9,6 +9,7 @@ string is a length u64 and UTF-8; an array is a type u32, a count u64 and its it
 import math
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -74,6 +75,7 @@ _SCALARS = {
     for number, code in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}.items()
 }
 _F32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
+_FLOATS = {_F32, 12}
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
 
 
@@ -134,11 +136,21 @@ class GgufHeader:
 
         Raises: CheckpointError: it is missing, or holds something else.
         """
+        return list(self._numbers(key, "integers", {*_SCALARS} - _FLOATS))
+
+    def numbers(self, key: str) -> list[float]:
+        """Returns an array of numbers; they may be NaN or infinite.
+
+        Raises: CheckpointError: it is missing, or holds something else.
+        """
+        return list(self._numbers(key, "numbers", {*_SCALARS}))
+
+    def _numbers(self, key: str, expected: str, kinds: set[int]) -> Iterator[Any]:
         array = self._array(key)
-        item = _SCALARS.get(array.kind)
-        if item is None or item.format in ("<f", "<d"):
-            raise self.metadata.error(key, f"is {array!r} of another type, expected integers")
-        return [value for (value,) in item.iter_unpack(self.raw[array.start : array.start + array.count * item.size])]
+        if array.kind not in kinds:
+            raise self.metadata.error(key, f"is {array!r} of another type, expected {expected}")
+        item = _SCALARS[array.kind]
+        return (value for (value,) in item.iter_unpack(self.raw[array.start : array.start + array.count * item.size]))
 
     def _array(self, key: str) -> GgufArray:
         array = self.metadata.raw(key)

@@ -303,7 +303,7 @@ def test_other_metadata_or_weights_are_another_model(make_checkpoint: Any, tmp_p
         ),
         ({"llama.rope.freq_base": -1.0}, "llama.rope.freq_base is -1.0, expected a number > 0"),
         ({"split.count": 5000}, "split.count is 5000, the maximum is 1000"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model is 'llama', supported is 'gpt2'"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model is 't5', supported are 'gpt2'"),
     ],
 )
 def test_metadata_that_are_not_supported_are_refused_by_name(

@@ -103,6 +103,8 @@ def _value(value: Any) -> bytes:
             return struct.pack("<I", 8) + _string(value)
         case [str(), *_]:
             return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
+        case [float(), *_]:
+            return struct.pack(f"<IIQ{len(value)}f", 9, 6, len(value), *value)
         case [*numbers]:
             return struct.pack(f"<IIQ{len(numbers)}i", 9, 5, len(numbers), *numbers)
     raise TypeError(value)
