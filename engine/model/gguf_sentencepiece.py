@@ -44,7 +44,7 @@ def sentencepiece_parts(
         unknown: the token for bytes without one; None: they are left out.
     Raises: CheckpointError: scores are missing, no numbers, or of another number; or tokens are too long to divide.
     """
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    replace: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     decoders: list[Json] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
