@@ -77,11 +77,12 @@ _SCALARS = {
 _F32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
 _FLOATS = {_F32, 12}
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
+_BOOL_ITEM = struct.Struct("<?")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GgufArray:
-    """An array of the metadata, which `GgufHeader.strings` and `numbers` read.
+    """An array of the metadata, which methods of `GgufHeader` read.
 
     Attributes:
         kind: number of the type of its items.
@@ -145,11 +146,18 @@ class GgufHeader:
         """
         return list(self._numbers(key, "numbers", {*_SCALARS}))
 
+    def flags(self, key: str) -> list[bool]:
+        """Returns an array of booleans.
+
+        Raises: CheckpointError: it is missing, or holds something else.
+        """
+        return list(self._numbers(key, "booleans", {_BOOL}))
+
     def _numbers(self, key: str, expected: str, kinds: set[int]) -> Iterator[Any]:
         array = self._array(key)
         if array.kind not in kinds:
             raise self.metadata.error(key, f"is {array!r} of another type, expected {expected}")
-        item = _SCALARS[array.kind]
+        item = _BOOL_ITEM if array.kind == _BOOL else _SCALARS[array.kind]
         return (value for (value,) in item.iter_unpack(self.raw[array.start : array.start + array.count * item.size]))
 
     def _array(self, key: str) -> GgufArray:

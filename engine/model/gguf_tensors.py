@@ -10,6 +10,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_file import open_regular
 from engine.model.gguf_blocks import unpack
 from engine.model.gguf_file import QUANTIZED_TYPES
+from engine.model.gguf_tensor_layout import TensorLayout
 from engine.model.tensor_entry import TensorEntry
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -17,20 +18,18 @@ _NUMBERS_AT_A_TIME = 1 << 22
 
 
 class GgufTensors:
-    """The tensors of a file, rows of heads in the order of `transformers`, blocks dequantised to float32."""
+    """The tensors of a file as those of `transformers`, blocks dequantised to float32."""
 
-    def __init__(
-        self, file: Path, entries: Mapping[str, TensorEntry], num_rotated_heads: Callable[[str], int | None]
-    ) -> None:
+    def __init__(self, file: Path, entries: Mapping[str, TensorEntry], layout: Callable[[str], TensorLayout]) -> None:
         """Opens the file.
 
         Args:
             file: the path.
             entries: its tensors.
-            num_rotated_heads: see `GgufCheckpoint`.
+            layout: see `GgufCheckpoint.layout`.
         Raises: FileNotFoundError, CheckpointError: see `open_regular`.
         """
-        self._path, self._entries, self._num_rotated_heads = file, entries, num_rotated_heads
+        self._path, self._entries, self._layout = file, entries, layout
         self._file = open_regular(file)
 
     def get_tensor(self, name: str) -> torch.Tensor:
@@ -42,7 +41,9 @@ class GgufTensors:
         """
         entry = self._entries[name]
         tensor = self._dequantized(name, entry) if entry.dtype in QUANTIZED_TYPES else self._plain(entry)
-        num_heads = self._num_rotated_heads(name)
+        num_heads, offset = self._layout(name)
+        if offset:
+            tensor = tensor - offset
         return tensor if num_heads is None else in_halves(tensor, num_heads)
 
     get_slice = get_tensor
@@ -54,7 +55,7 @@ class GgufTensors:
         """
         entry = self._entries[name]
         blocks = self._bytes(entry.start, entry.stop).view(entry.shape[0], -1)
-        num_heads = self._num_rotated_heads(name)
+        num_heads, _ = self._layout(name)
         return blocks if num_heads is None else in_halves(blocks, num_heads)
 
     def _plain(self, entry: TensorEntry) -> torch.Tensor:

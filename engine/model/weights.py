@@ -113,7 +113,7 @@ class WeightsReader:
 def _open(checkpoint: Checkpoint, file: Path) -> Any:
     """Returns what reads tensors of a file by their names in it."""
     if isinstance(checkpoint, GgufCheckpoint):
-        return GgufTensors(file, checkpoint.tensors(file), checkpoint.num_rotated_heads)
+        return GgufTensors(file, checkpoint.tensors(file), checkpoint.layout)
     return safe_open(file, framework="pt")
 
 

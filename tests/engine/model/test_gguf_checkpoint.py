@@ -1,5 +1,6 @@
 """A GGUF file is the model of the folder that it was converted from."""
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,20 @@ from tests.support.engine.gguf import (
 )
 from tests.support.engine.weights import loaded_parts
 
-NAMES = ("llama", "qwen2", "qwen3")
+NAMES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {},
+    "phi3": {"sliding_window": 24},
+    "smollm3": {"no_rope_layers": None, "num_hidden_layers": 4},
+    "granite": {},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {"query_pre_attn_scalar": 16, "layer_types": None, "num_hidden_layers": 7},
+    "olmo2": {},
+    "olmo3": {},
+}
+"""Checkpoints of `make_checkpoint`, with what llama.cpp's format can say."""
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -47,16 +61,23 @@ def check_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize(
+    ("name", "is_tied"),
+    [(name, is_tied) for name in NAMES for is_tied in (False, True) if "gemma" not in name or is_tied],
+)
 def test_configuration_and_weights_are_those_of_the_folder(
     make_checkpoint: Any, tmp_path: Path, name: str, is_tied: bool
 ) -> None:
-    folder, path = make_checkpoint(name, tie_word_embeddings=is_tied), tmp_path / "model.gguf"
+    is_tied |= "gemma" in name  # always
+    folder, path = make_checkpoint(name, tie_word_embeddings=is_tied, **NAMES[name]), tmp_path / "model.gguf"
     save_gguf(folder, path)
     assert ModelConfig.from_dir(path) == ModelConfig.from_dir(folder)
     assert choose_implementation(path, "auto") == "chairlift"
-    check_equal(weights(path), weights(folder))
+    found, expected = weights(path), weights(folder)
+    if "gemma" in name:  # whose files have the sum that the decoder computes
+        norms = [name for name in found if name.endswith("norm.weight")]
+        check_equal({name: found.pop(name) + 1 for name in norms}, {name: expected.pop(name) + 1 for name in norms})
+    check_equal(found, expected)
 
 
 def test_biases_of_llama_are_in_the_order_of_their_rows(make_checkpoint: Any, tmp_path: Path) -> None:
@@ -111,6 +132,8 @@ def outputs(path: Path, ops: KernelOps) -> list[torch.Tensor]:
         *(("qwen2", {}, kind) for kind in QUANTIZED_TYPES),
         ("llama", MIXED, "Q4_K"),
         ("qwen3", {"attn_q.": "F16"}, "Q8_0"),
+        ("phi3", {"ffn_up": "Q6_K"}, "Q4_K"),
+        ("olmo2", {}, "Q4_0"),
     ],
 )
 def test_blocks_give_the_results_of_their_numbers(
@@ -251,6 +274,73 @@ def test_a_linear_and_a_yarn_rotation_are_those_of_config_json(make_checkpoint: 
     assert (rope.rope_type, rope.factor, config.max_position_embeddings) == ("yarn", 4.0, 2048)
 
 
+def test_another_scaling_of_yarn_is_that_of_config_json(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder, path = make_checkpoint("qwen2"), tmp_path / "model.gguf"
+    values = {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_context_length": 128,
+        "yarn_beta_fast": 16.0,
+        "yarn_beta_slow": 2.0,
+        "attn_factor": 0.5,
+    }
+    scaling = {f"qwen2.rope.scaling.{key}": value for key, value in values.items()}
+    write_gguf(path, metadata_of(folder) | scaling, tensors_of(folder))
+    [rope] = set(ModelConfig.from_dir(path).traits.ropes)
+    assert rope is not None
+    assert (rope.beta_fast, rope.beta_slow) == (16.0, 2.0)
+    assert rope.attention_factor == pytest.approx(0.5 * (0.1 * math.log(4) + 1))
+    del scaling["qwen2.rope.scaling.attn_factor"]
+    scaling["qwen2.rope.scaling.yarn_log_multiplier"] = 1.0
+    write_gguf(path, metadata_of(folder) | scaling, tensors_of(folder))
+    [rope] = set(ModelConfig.from_dir(path).traits.ropes)
+    assert rope is not None
+    assert rope.attention_factor == 1
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128}
+
+
+def test_the_rotation_of_phi_3_is_its_factors_of_a_part_of_the_head(make_checkpoint: Any, tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0, 1.25, 1.5, 2.0, 2.5, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]}
+    rope = {**LONG, **factors, "partial_rotary_factor": 0.75}
+    folder = make_checkpoint("phi3", rope_parameters=rope, original_max_position_embeddings=128, sliding_window=None)
+    path = tmp_path / "model.gguf"
+    save_gguf(folder, path)
+    assert ModelConfig.from_dir(path) == ModelConfig.from_dir(folder)
+    write_gguf(path, metadata_of(folder) | {"phi3.rope.scaling.attn_factor": 1.5}, tensors_of(folder))
+    [found] = set(ModelConfig.from_dir(path).traits.ropes)
+    assert found is not None
+    assert found.attention_factor == 1.5
+
+
+def test_the_scale_of_the_largest_gemma_is_by_its_heads(make_checkpoint: Any, tmp_path: Path) -> None:
+    for name, layers in (("gemma2", 46), ("gemma3", 62)):
+        folder, path = make_checkpoint(name), tmp_path / "model.gguf"
+        write_gguf(path, metadata_of(folder) | {f"{name}.embedding_length": 96}, tensors_of(folder))
+        assert ModelConfig.from_dir(path).traits.attention_scale == 16**-0.5
+        metadata = metadata_of(folder) | {f"{name}.embedding_length": 96, f"{name}.block_count": layers}
+        write_gguf(path, metadata, tensors_of(folder))
+        assert ModelConfig.from_dir(path).traits.attention_scale == 24**-0.5
+
+
+def test_a_scaling_of_gemma_3_is_for_layers_without_a_window(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder, path = make_checkpoint("gemma3"), tmp_path / "model.gguf"
+    values = {
+        "gemma3.rope.scaling.type": "linear",
+        "gemma3.rope.scaling.factor": 8.0,
+        "gemma3.attention.sliding_window_pattern": 2,
+        "gemma3.rope.freq_base": 500000.0,
+    }
+    write_gguf(path, metadata_of(folder) | values, tensors_of(folder))
+    traits = ModelConfig.from_dir(path).traits
+    assert traits.sliding_windows == (24, None)
+    ropes = [(rope.rope_type, rope.factor, rope.theta) for rope in traits.ropes if rope is not None]
+    assert ropes == [("default", 1.0, 10000.0), ("linear", 8.0, 500000.0)]
+    write_gguf(path, metadata_of(folder) | {"gemma3.attention.sliding_window": 0}, tensors_of(folder))
+    assert ModelConfig.from_dir(path).traits.sliding_windows == (None, None)
+
+
 def test_tokens_that_end_an_answer_come_from_keys_and_texts(make_checkpoint: Any, tmp_path: Path) -> None:
     folder, path = make_checkpoint("llama"), tmp_path / "model.gguf"
     tokens = {
@@ -281,7 +371,7 @@ def test_other_metadata_or_weights_are_another_model(make_checkpoint: Any, tmp_p
     [
         (
             {"general.architecture": "mamba"},
-            "general.architecture is 'mamba', supported in GGUF are llama, qwen2, qwen3",
+            "general.architecture is 'mamba', supported in GGUF are llama, mistral3, qwen2, qwen3, phi3, ",
         ),
         ({"general.architecture": 3}, "general.architecture is 3, supported in GGUF"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
@@ -314,6 +404,53 @@ def test_metadata_that_are_not_supported_are_refused_by_name(
     write_gguf(path, metadata, tensors_of(folder))
     with pytest.raises(CheckpointError, match=f"^{path}: {words}"):
         check_folder(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("granite", {"granite.rope.scaling.finetuned": False}, "finetuned is False, supported in GGUF is True"),
+        ("granite", {"granite.logit_scale": None}, "granite.logit_scale is missing"),
+        ("granite", {"granite.expert_count": 8}, "granite.expert_count is 8, supported in GGUF is 0"),
+        (
+            "mistral",
+            {"mistral3.attention.temperature_scale": 0.1},
+            "mistral3.attention.temperature_scale is 0.1, supported in GGUF is 0",
+        ),
+        ("phi3", {"phi3.attention.sliding_window": -1}, "sliding_window is -1, expected an integer >= 0"),
+        ("phi3", {"phi3.rope.dimension_count": 32}, "rope.dimension_count is 32, heads have 16 dimensions"),
+        ("phi3", {"phi3.rope.dimension_count": 15}, "partial_rotary_factor is .*, which rotates 15 of 16 dimensions"),
+        (
+            "olmo3",
+            {"olmo2.attention.sliding_window_pattern": [True]},
+            "sliding_window_pattern has 1 entries, olmo2.block_count is 2",
+        ),
+        (
+            "olmo3",
+            {"olmo2.attention.sliding_window_pattern": [1, 2]},
+            "sliding_window_pattern is an array of 2 values of another type, expected booleans",
+        ),
+        ("olmo3", {"olmo2.attention.sliding_window_pattern": 0}, "pattern is 0, expected an integer >= 1"),
+        ("gemma3", {"gemma3.block_count": 1 << 30}, "gemma3.block_count is 1073741824, the maximum is 1024"),
+        ("gemma2", {"gemma2.final_logit_softcapping": -1.0}, "softcapping is -1.0, expected a number > 0"),
+    ],
+)
+def test_metadata_of_an_architecture_are_refused_by_name(
+    make_checkpoint: Any, tmp_path: Path, name: str, change: dict[str, Any], words: str
+) -> None:
+    folder, path = make_checkpoint(name), tmp_path / "model.gguf"
+    metadata = {key: value for key, value in (metadata_of(folder) | change).items() if value is not None}
+    write_gguf(path, metadata, tensors_of(folder))
+    with pytest.raises(CheckpointError, match=words):
+        ModelConfig.from_dir(path)
+
+
+def test_one_table_of_factors_is_refused(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder, path = make_checkpoint("phi3"), tmp_path / "model.gguf"
+    tensors = tensors_of(folder) | {"rope_factors_long.weight": plain(torch.ones(8), "F32")}
+    write_gguf(path, metadata_of(folder), tensors)
+    with pytest.raises(CheckpointError, match=r"tensor rope_factors_short\.weight is missing"):
+        ModelConfig.from_dir(path)
 
 
 @pytest.mark.parametrize(

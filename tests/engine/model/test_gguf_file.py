@@ -16,6 +16,7 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.model.gguf_file import QUANTIZED_TYPES, read_gguf_header
+from engine.model.gguf_tensor_layout import TensorLayout
 from engine.model.gguf_tensors import GgufTensors
 from tests.support.engine.gguf import Tensor, write_gguf
 
@@ -23,7 +24,7 @@ BLOCKS = Path(__file__).with_name("blocks.gguf")
 
 
 def read(path: Path, name: str) -> torch.Tensor:
-    return GgufTensors(path, read_gguf_header(path).tensors, lambda _: None).get_tensor(name)
+    return GgufTensors(path, read_gguf_header(path).tensors, lambda _: TensorLayout()).get_tensor(name)
 
 
 def test_values_of_every_type_are_read() -> None:
