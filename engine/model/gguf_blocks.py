@@ -123,6 +123,37 @@ def _q3_k(data: torch.Tensor) -> _Unpacked:
     return low | (third << 2), scales, -4 * scales
 
 
+_STEPS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What 4 bits of IQ4_NL and IQ4_XS stand for."""
+
+_MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""What 4 bits of MXFP4 stand for, in halves."""
+
+
+def _of_table(codes: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
+    """Returns integers of codes as unsigned ones, 128 more."""
+    return torch.tensor([128 + value for value in table], dtype=torch.uint8, device=codes.device)[codes.int()]
+
+
+def _iq4_nl(data: torch.Tensor) -> _Unpacked:
+    scale = _half(data, 0)
+    return _of_table(_nibbles(data[:, 2:]), _STEPS), scale, -128 * scale
+
+
+def _iq4_xs(data: torch.Tensor) -> _Unpacked:
+    low, high = _bits(data[:, 4:8], 4).transpose(1, 2).reshape(-1, 8), _bits(data[:, 2:4], 2).transpose(1, 2)
+    scales = _half(data, 0) * ((low | (high.reshape(-1, 8) << 4)).float() - 32)
+    codes = _bits(data[:, 8:].reshape(-1, 16), 4).reshape(-1, 256)
+    return _of_table(codes, _STEPS), scales, -128 * scales
+
+
+def _mxfp4(data: torch.Tensor) -> _Unpacked:
+    exponents = data[:, :1]
+    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)
+    scales = torch.where(exponents == 255, torch.nan, scales)
+    return _of_table(_nibbles(data[:, 1:]), _MXFP4), scales, -128 * scales
+
+
 _UNPACK: dict[str, Callable[[torch.Tensor], _Unpacked]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -134,4 +165,7 @@ _UNPACK: dict[str, Callable[[torch.Tensor], _Unpacked]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Callable
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_file import exists, open_regular
 from engine.model.config_fields import ConfigFields
 from engine.model.gguf_architectures import GgufArchitecture, gguf_architecture
-from engine.model.gguf_file import QUANTIZED_TYPES, GgufHeader, read_gguf_header
+from engine.model.gguf_file import LOADED_TYPES, REQUANTIZED_TYPES, GgufHeader, read_gguf_header
 from engine.model.gguf_metadata import GgufMetadata
 from engine.model.gguf_tensor_layout import TensorLayout
 from engine.model.gguf_tokenizer import check_tokenizer, end_token_ids, tokenizer_files
@@ -207,13 +208,20 @@ class GgufCheckpoint:
         return self.tensors(tensors[_EMBEDDING])[_EMBEDDING].shape[0]
 
     def _kinds(self, tensors: dict[str, Path]) -> dict[str, str]:
-        """Returns the types of matrices in blocks by the names of their layers in the decoder."""
+        """Returns the types in which matrices in blocks are loaded, by the names of their layers in the decoder."""
         kinds = {}
         for file in dict.fromkeys(tensors.values()):
             for stored, entry in self.tensors(file).items():
                 name = self._decoder_name(stored)
-                if name is not None and len(entry.shape) == 2 and entry.dtype in QUANTIZED_TYPES:
-                    kinds[name.removesuffix(".weight")] = entry.dtype
+                if name is None or entry.dtype not in LOADED_TYPES:
+                    continue
+                if entry.dtype in REQUANTIZED_TYPES and find_spec("gguf") is None:
+                    raise CheckpointError(
+                        f"{file}: tensor {stored} is {entry.dtype}, which requires the package gguf: install "
+                        "'chairlift[gguf]'"
+                    )
+                if len(entry.shape) == 2:
+                    kinds[name.removesuffix(".weight")] = LOADED_TYPES[entry.dtype].name
         return kinds
 
     def _numbers(self, file: Path, name: str, count: int) -> list[float]:

@@ -20,9 +20,10 @@ SPACE = "▁"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of tokenizer.ggml.token_type."""
 
-# The largest vocabularies have 262,144 tokens with 2 million characters, none with more than 31.
-_MAX_TOKEN_LENGTH = 256
+# The largest vocabularies have 262,144 tokens with 2 million characters, none with more than 31, and 600,000 merges.
+_MAX_TOKEN_LENGTH = 128
 _MAX_CHARACTERS = 16_000_000
+_MAX_MERGES = 2_000_000
 
 Json = dict[str, Any]
 
@@ -96,9 +97,12 @@ def _merges(header: GgufHeader, vocabulary: dict[str, int], types: Sequence[int]
             f"has {total} characters, and {longest} in one token; the maxima are {_MAX_CHARACTERS} and "
             f"{_MAX_TOKEN_LENGTH}",
         )
-    return [
-        (token[:length], token[length:])
-        for *_, token in sorted(merged)
-        for length in range(len(token) - 1, 0, -1)
-        if token[:length] in vocabulary and token[length:] in vocabulary
-    ]
+    merges = []
+    for *_, token in sorted(merged):
+        for length in range(len(token) - 1, 0, -1):
+            left, right = token[:length], token[length:]
+            if left in vocabulary and right in vocabulary:
+                merges.append((left, right))
+        if len(merges) > _MAX_MERGES:
+            raise header.metadata.error(TOKENS, f"can be divided in more than {_MAX_MERGES} ways, the maximum")
+    return merges

@@ -77,7 +77,7 @@ def test_greedy_tokens_of_an_architecture_are_those_of_transformers_with_the_sam
     save_checkpoint(original, name, seed=5, dtype="float32", max_shard_size="1GB", **options)
     save_random_blocks(original, file, {}, "Q8_0", metadata=WORDS)
     save_twin(file, original, twin)
-    prompts = random_prompts((1, 5, 16, 33, 80))
+    prompts = random_prompts((1, 2, 3, 5, 8, 13, 15, 16, 17, 21, 31, 32, 33, 55, 80, 129))
     expected = greedy_answers(twin, prompts, 24)
     flags = ("--model", str(file), "--kv-cache-memory-bytes", "64M")
     with running_pair(tmp_path, *flags) as pair, Client(pair.target) as client:

@@ -166,6 +166,36 @@ def test_matrices_stay_in_blocks_unless_one_beside_them_is_not(make_checkpoint: 
     assert (config.checkpoint_dtype, cpu_checkpoint_dtype(path, config)) == ("bfloat16", "float32")
 
 
+def test_types_that_no_kernel_has_are_loaded_in_8_bits(
+    make_checkpoint: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("gguf", reason="the extra gguf is not installed")
+    kinds = {"ffn_down": "IQ4_XS", "token_embd": "IQ3_S", "attn_v": "TQ2_0"}
+    path, twin = twins(make_checkpoint, tmp_path, "llama", kinds, "IQ3_S")
+    stored = ModelConfig.from_dir(path).quantized
+    assert isinstance(stored, GgufWeights)
+    assert set(stored.kinds.values()) == {"IQ4_XS", "Q8_0"}
+    with caplog.at_level("INFO"):
+        results = outputs(path, reference_ops())
+    assert "tensors in IQ3_S, TQ2_0 are dequantised, and the matrices of layers kept in 8 bits" in caplog.text
+    *found, embedding = results
+    *expected, expected_embedding = outputs(twin, reference_ops())
+    assert torch.equal(embedding, expected_embedding), "it is no matrix of a layer"
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() < other.norm() / 127, "numbers are rounded to half of 1/127 of the largest"
+    assert torch.equal(found[-1], expected[-1]), "IQ4_XS has no rounding"
+
+
+def test_types_that_need_a_package_are_refused_without_it(
+    make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    save_random_blocks(make_checkpoint("llama", **SIZES), path, {"ffn_up": "IQ3_S"}, "Q8_0")
+    monkeypatch.setattr("engine.model.gguf_checkpoint.find_spec", lambda _: None)
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_up\.weight is IQ3_S, which requires the package gguf"):
+        check_folder(path)
+
+
 def test_memory_is_that_of_the_unpacked_integers(make_checkpoint: Any, tmp_path: Path) -> None:
     path, twin = twins(make_checkpoint, tmp_path, "llama", {}, "Q4_K")
     config, plain_config = ModelConfig.from_dir(path), ModelConfig.from_dir(twin)

@@ -1,6 +1,7 @@
 """Writes GGUF files: any metadata and tensors, or a checkpoint of `transformers` as llama.cpp converts it."""
 
 import json
+import math
 import shutil
 import struct
 from collections.abc import Mapping
@@ -15,18 +16,22 @@ from engine.model.gguf_tensors import GgufTensors
 
 TYPE_NUMBERS = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
-    "Q5_K": 13, "Q6_K": 14, "BF16": 30,
+    "Q5_K": 13, "Q6_K": 14, "IQ3_S": 21, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30, "TQ2_0": 35, "MXFP4": 39,
 }  # fmt: skip
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 _BLOCKS = {
     "Q4_0": (32, 18, (0,)), "Q4_1": (32, 20, (0, 2)), "Q5_0": (32, 22, (0,)), "Q5_1": (32, 24, (0, 2)),
     "Q8_0": (32, 34, (0,)), "Q2_K": (256, 84, (80, 82)), "Q3_K": (256, 110, (108,)), "Q4_K": (256, 144, (0, 2)),
-    "Q5_K": (256, 176, (0, 2)), "Q6_K": (256, 210, (208,)),
+    "Q5_K": (256, 176, (0, 2)), "Q6_K": (256, 210, (208,)), "IQ3_S": (256, 110, (0,)), "IQ4_NL": (32, 18, (0,)),
+    "IQ4_XS": (256, 136, (0,)), "TQ2_0": (256, 66, (64,)), "MXFP4": (32, 17, ()),
 }  # fmt: skip
 """Numbers and bytes of a block, and where its fp16 numbers are."""
 
-_SPREAD = {"Q4_0": 4, "Q4_1": 8, "Q5_0": 9, "Q5_1": 16, "Q8_0": 74, "Q2_K": 20, "Q3_K": 70, "Q4_K": 300, "Q5_K": 600}
+_SPREAD = {
+    "Q4_0": 4, "Q4_1": 8, "Q5_0": 9, "Q5_1": 16, "Q8_0": 74, "Q2_K": 20, "Q3_K": 70, "Q4_K": 300, "Q5_K": 600,
+    "IQ3_S": 70, "IQ4_NL": 60, "IQ4_XS": 1000, "TQ2_0": 1,
+}  # fmt: skip
 """About how large numbers of random blocks are, in units of their fp16 numbers; others: Q6_K."""
 
 ARCHITECTURES = {
@@ -83,6 +88,8 @@ def random_blocks(kind: str, rows: int, columns: int, generator: torch.Generator
     for start in halves:
         scales = torch.randn(len(data), 1, generator=generator) * columns**-0.5 / _SPREAD.get(kind, 1500)
         data[:, start : start + 2] = scales.half().view(torch.uint8)
+    if kind == "MXFP4":
+        data[:, 0] = 125 - round(math.log2(columns) / 2)
     return Tensor(kind, (rows, columns), data.numpy().tobytes())
 
 
