@@ -40,7 +40,8 @@ class GgufArchitecture:
         architecture: the entry of `architectures` in config.json.
         read_fields: returns the fields of config.json that not all architectures have; raises CheckpointError for a
             value that is not supported.
-        names: names of the modules of a layer in the decoder, by those in the file, where they are not the usual ones.
+        names: names of the modules of a layer in the decoder, by those in the file, where they are not the usual ones;
+            those of experts have {} in place of their number.
         rotates_pairs: whether the rows of queries and keys of a head have another order: llama.cpp rotates neighbours.
         norm_offset: what llama.cpp adds to the weights of norms.
         rotates_parts: whether a part of a head may be rotated.
@@ -53,9 +54,12 @@ class GgufArchitecture:
     norm_offset: float = 0.0
     rotates_parts: bool = False
 
-    def layer_name(self, module: str) -> str | None:
-        """Returns the name of a module of a layer in the decoder; None: it is unknown."""
-        return self.names.get(module, _LAYER_NAMES.get(module))
+    def layer_name(self, module: str, expert: str | None) -> str | None:
+        """Returns the name of a module of a layer in the decoder, of an expert if one is given; None: it is unknown."""
+        name = self.names.get(module, _LAYER_NAMES.get(module))
+        if name is None or ("{}" in name) != (expert is not None):
+            return None
+        return name.format(expert)
 
 
 def gguf_architecture(header: GgufHeader) -> tuple[GgufArchitecture, GgufMetadata]:
@@ -79,6 +83,25 @@ def _dense(metadata: GgufMetadata) -> Fields:
     for name in ("attention.sliding_window", "expert_count"):
         metadata.refuse_others(name, 0)
     return {}
+
+
+def _experts(metadata: GgufMetadata, count: str) -> Fields:
+    """Experts in all layers; `count` is the field of config.json for their number. No windows."""
+    metadata.refuse_others("attention.sliding_window", 0)
+    metadata.refuse_others("expert_shared_feed_forward_length", 0)
+    return {count: metadata.integer("expert_count"), "num_experts_per_tok": metadata.integer("expert_used_count")}
+
+
+def _mixtral(metadata: GgufMetadata) -> Fields:
+    return {**_experts(metadata, "num_local_experts"), "sliding_window": None}
+
+
+def _qwen3moe(metadata: GgufMetadata) -> Fields:
+    return {
+        **_experts(metadata, "num_experts"),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
 
 
 def _mistral3(metadata: GgufMetadata) -> Fields:
@@ -142,6 +165,18 @@ def _olmo3(metadata: GgufMetadata) -> Fields:
     return {"sliding_window": metadata.sliding_window, "layer_types": metadata.layer_types(4)}
 
 
+_LLAMA = GgufArchitecture("LlamaForCausalLM", _dense, rotates_pairs=True)
+_MIXTRAL = GgufArchitecture(
+    "MixtralForCausalLM",
+    _mixtral,
+    {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+    rotates_pairs=True,
+)
 _OLMO2_NAMES = {name: _POST_NORMS[name] for name in ("post_attention_norm", "post_ffw_norm")}
 _OLMO2 = GgufArchitecture("Olmo2ForCausalLM", _dense, _OLMO2_NAMES)
 _OLMO3 = GgufArchitecture("Olmo3ForCausalLM", _olmo3, _OLMO2_NAMES)
@@ -152,10 +187,22 @@ def _always(architecture: GgufArchitecture) -> Callable[[GgufMetadata], GgufArch
 
 
 _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
-    "llama": _always(GgufArchitecture("LlamaForCausalLM", _dense, rotates_pairs=True)),
+    "llama": lambda metadata: _MIXTRAL if metadata.num_experts else _LLAMA,
     "mistral3": _always(GgufArchitecture("MistralForCausalLM", _mistral3, rotates_pairs=True)),
     "qwen2": _always(GgufArchitecture("Qwen2ForCausalLM", _dense)),
     "qwen3": _always(GgufArchitecture("Qwen3ForCausalLM", _dense)),
+    "qwen3moe": _always(
+        GgufArchitecture(
+            "Qwen3MoeForCausalLM",
+            _qwen3moe,
+            {
+                "ffn_gate_inp": "mlp.gate",
+                "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+                "ffn_up_exps": "mlp.experts.{}.up_proj",
+                "ffn_down_exps": "mlp.experts.{}.down_proj",
+            },
+        )
+    ),
     "phi3": _always(
         GgufArchitecture(
             "Phi3ForCausalLM",

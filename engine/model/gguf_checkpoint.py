@@ -15,6 +15,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_file import exists, open_regular
 from engine.model.config_fields import ConfigFields
 from engine.model.gguf_architectures import GgufArchitecture, gguf_architecture
+from engine.model.gguf_experts import split_experts
 from engine.model.gguf_file import LOADED_TYPES, REQUANTIZED_TYPES, GgufHeader, read_gguf_header
 from engine.model.gguf_metadata import GgufMetadata
 from engine.model.gguf_tensor_layout import TensorLayout
@@ -36,7 +37,7 @@ _MODEL_NAMES = {
     _SHORT_FACTORS: None,
     _LONG_FACTORS: None,
 }
-_LAYER = re.compile(r"blk\.(\d{1,9})\.(\w+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d{1,9})\.(\w+)(?:\.(\d{1,4}))?\.(weight|bias)")
 _NORM = re.compile(r"(output|\w+\.\d+\.\w+)_norm\.weight")
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_SPLITS = 1000
@@ -60,6 +61,15 @@ class GgufCheckpoint:
     @cached_property
     def _model(self) -> tuple[GgufArchitecture, GgufMetadata]:
         return gguf_architecture(self._header)
+
+    @cached_property
+    def _tensors(self) -> dict[str, TensorEntry]:
+        return self._split(self._header)
+
+    def _split(self, header: GgufHeader) -> dict[str, TensorEntry]:
+        """Returns the tensors of a file as the decoder has them."""
+        _, metadata = self._model
+        return split_experts(header, metadata.num_experts) if metadata.num_experts else header.tensors
 
     def config(self) -> ConfigFields:
         """Returns the metadata as fields of config.json.
@@ -172,9 +182,9 @@ class GgufCheckpoint:
     def tensors(self, file: Path) -> dict[str, TensorEntry]:
         """Returns the tensors of a file.
 
-        Raises: CheckpointError: see `read_gguf_header`.
+        Raises: CheckpointError: see `read_gguf_header` and `split_experts`.
         """
-        return self._header.tensors if file == self.path else read_gguf_header(file).tensors
+        return self._tensors if file == self.path else self._split(read_gguf_header(file))
 
     def decoder_names(self) -> Callable[[str], str | None]:
         """Returns the names of the decoder; others are unchanged."""
@@ -198,9 +208,9 @@ class GgufCheckpoint:
             return _MODEL_NAMES[name]
         architecture, _ = self._model
         found = _LAYER.fullmatch(name)
-        if found is None or (module := architecture.layer_name(found[2])) is None:
+        if found is None or (module := architecture.layer_name(found[2], found[3])) is None:
             return name
-        return f"model.layers.{found[1]}.{module}.{found[3]}"
+        return f"model.layers.{found[1]}.{module}.{found[4]}"
 
     def _vocab_size(self, tensors: dict[str, Path]) -> int:
         if _EMBEDDING not in tensors:

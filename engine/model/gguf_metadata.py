@@ -59,6 +59,11 @@ class GgufMetadata:
         return self.integer("attention.head_count_kv", self.num_heads)
 
     @property
+    def num_experts(self) -> int:
+        """Number of experts of a layer; 0: there are none."""
+        return self.integer("expert_count", 0, minimum=0)
+
+    @property
     def head_dim(self) -> int:
         """Size of keys, queries and values of a head."""
         head_dim = self.integer("attention.key_length", max(1, self.integer("embedding_length") // self.num_heads))

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from engine.model.gguf_file import QUANTIZED_TYPES
 
-_ONE_MATRIX = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_ONE_MATRIX = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 """Projections that are multiplied as one matrix."""
+
+_MIXTRAL = ("w1", "w2", "w3")
+"""Projections of Mixtral's experts; all others have names that end with "_proj"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,9 @@ class GgufWeights:
         for name, kind in kinds.items():
             module, _, projection = name.rpartition(".")
             together = next((names for names in _ONE_MATRIX if projection in names), (projection,))
-            if projection.endswith("_proj") and all(f"{module}.{other}" in kinds for other in together):
+            if (projection.endswith("_proj") or projection in _MIXTRAL) and all(
+                f"{module}.{other}" in kinds for other in together
+            ):
                 kept[name] = kind
         return cls(kept)
 

@@ -56,6 +56,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 16, "layer_types": None, "num_hidden_layers": 7},
     "olmo2": {},
     "olmo3": {},
+    "mixtral": {},
+    "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True, "moe_intermediate_size": 64},
 }
 WORDS = {
     "tokenizer.ggml.model": "llama",

@@ -47,6 +47,8 @@ NAMES: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 16, "layer_types": None, "num_hidden_layers": 7},
     "olmo2": {},
     "olmo3": {},
+    "mixtral": {},
+    "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
 }
 """Checkpoints of `make_checkpoint`, with what llama.cpp's format can say."""
 
@@ -401,7 +403,7 @@ def test_other_metadata_or_weights_are_another_model(make_checkpoint: Any, tmp_p
     [
         (
             {"general.architecture": "mamba"},
-            "general.architecture is 'mamba', supported in GGUF are llama, mistral3, qwen2, qwen3, phi3, ",
+            "general.architecture is 'mamba', supported in GGUF are llama, mistral3, qwen2, qwen3, qwen3moe, ",
         ),
         ({"general.architecture": 3}, "general.architecture is 3, supported in GGUF"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
@@ -415,7 +417,8 @@ def test_other_metadata_or_weights_are_another_model(make_checkpoint: Any, tmp_p
         ({"llama.attention.value_length": 8}, "llama.attention.value_length is 8, heads have 16 dimensions"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8, heads have 16 dimensions"),
         ({"llama.attention.key_length": 16384}, "llama.attention.value_length is 16, heads have 16384 dimensions"),
-        ({"llama.expert_count": 8}, "llama.expert_count is 8, supported in GGUF is 0"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
+        ({"llama.expert_count": -1}, "llama.expert_count is -1, expected an integer >= 0"),
         ({"llama.attention.sliding_window": 8}, "llama.attention.sliding_window is 8, supported in GGUF is 0"),
         (
             {"llama.rope.scaling.type": "longrope"},
@@ -439,6 +442,13 @@ def test_metadata_that_are_not_supported_are_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
+        ("qwen3", {"qwen3.expert_count": 8}, "qwen3.expert_count is 8, supported in GGUF is 0"),
+        ("mixtral", {"llama.expert_used_count": 5}, "num_experts_per_tok is 5, num_local_experts is 4"),
+        (
+            "mixtral",
+            {"llama.expert_shared_feed_forward_length": 64},
+            "llama.expert_shared_feed_forward_length is 64, supported in GGUF is 0",
+        ),
         ("granite", {"granite.rope.scaling.finetuned": False}, "finetuned is False, supported in GGUF is True"),
         ("granite", {"granite.logit_scale": None}, "granite.logit_scale is missing"),
         ("granite", {"granite.expert_count": 8}, "granite.expert_count is 8, supported in GGUF is 0"),
@@ -473,6 +483,44 @@ def test_metadata_of_an_architecture_are_refused_by_name(
     write_gguf(path, metadata, tensors_of(folder))
     with pytest.raises(CheckpointError, match=words):
         ModelConfig.from_dir(path)
+
+
+THREE_EXPERTS = plain(torch.zeros(3, 112, 64), "F32")
+
+
+def test_experts_of_another_number_are_refused(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder, path = make_checkpoint("mixtral"), tmp_path / "model.gguf"
+    write_gguf(path, metadata_of(folder), tensors_of(folder) | {"blk.0.ffn_up_exps.weight": THREE_EXPERTS})
+    with pytest.raises(CheckpointError, match=r"tensor blk\.0\.ffn_up_exps\.weight is not part of this architecture"):
+        weights(path)
+    tensors = tensors_of(folder)
+    tensors["blk.0.attn_q.1.weight"] = tensors.pop("blk.0.attn_q.weight")
+    write_gguf(path, metadata_of(folder), tensors)
+    with pytest.raises(CheckpointError, match=r"tensor blk\.0\.attn_q\.1\.weight is not part of this architecture"):
+        weights(path)
+
+
+def test_too_many_experts_are_refused(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder, path = make_checkpoint("mixtral"), tmp_path / "model.gguf"
+    metadata = metadata_of(folder) | {"llama.expert_count": 1 << 19}
+    tensors = tensors_of(folder) | {"blk.0.ffn_up_exps.weight": plain(torch.zeros(1 << 19, 1, 1), "F16")}
+    write_gguf(path, metadata, tensors)
+    with pytest.raises(
+        CheckpointError, match=r"model\.gguf: tensor blk\.0\.ffn_up_exps\.weight: experts have more than"
+    ):
+        ModelConfig.from_dir(path)
+
+
+def test_experts_stay_in_blocks(make_checkpoint: Any, tmp_path: Path) -> None:
+    sizes = {**SIZES, "num_hidden_layers": 2}
+    path = tmp_path / "model.gguf"
+    save_random_blocks(make_checkpoint("mixtral", **sizes), path, {"ffn_down": "Q6_K"}, "Q4_K")
+    stored = ModelConfig.from_dir(path).quantized
+    assert isinstance(stored, GgufWeights)
+    experts = {name: kind for name, kind in stored.kinds.items() if "experts" in name}
+    assert len(experts) == 2 * 4 * 3
+    assert experts["model.layers.1.block_sparse_moe.experts.3.w2"] == "Q6_K"
+    assert experts["model.layers.1.block_sparse_moe.experts.3.w3"] == "Q4_K"
 
 
 def test_one_table_of_factors_is_refused(make_checkpoint: Any, tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral3", "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3", "Phi3ForCausalLM": "phi3", "SmolLM3ForCausalLM": "smollm3",
     "GraniteForCausalLM": "granite", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
-    "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo2",
+    "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo2", "MixtralForCausalLM": "llama",
+    "Qwen3MoeForCausalLM": "qwen3moe",
 }  # fmt: skip
 _ROTATED_IN_PAIRS = ("llama", "mistral3", "smollm3", "granite")
 _NAMES = {
@@ -58,7 +59,10 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
 }
+_EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 _WITH_POST_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -174,6 +178,11 @@ def _own_metadata(name: str, config: dict[str, Any], rope: dict[str, Any]) -> di
             "residual_scale": config["residual_multiplier"],
             "logit_scale": config["logits_scaling"],
         }
+    experts = config.get("num_experts", config.get("num_local_experts"))
+    if experts:
+        values = {"expert_count": experts, "expert_used_count": config["num_experts_per_tok"]}
+    if name == "qwen3moe":
+        values["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if name == "phi3":
         original = rope.get("original_max_position_embeddings", config["original_max_position_embeddings"])
         values["rope.scaling.original_context_length"] = original
@@ -212,9 +221,14 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
     num_heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
+    stacks: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         module, _, kind = name.rpartition(".")
+        if ".experts." in module:
+            _, _, layer, _, _, expert, projection = module.split(".")
+            stacks.setdefault(f"blk.{layer}.ffn_{_EXPERTS[projection]}_exps.weight", {})[int(expert)] = tensor.float()
+            continue
         heads = num_heads.get(module.rpartition(".")[2])
         if architecture in _ROTATED_IN_PAIRS and heads is not None:
             tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
@@ -222,6 +236,8 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
         if architecture.startswith("gemma") and module.endswith("norm"):
             tensor = tensor + 1
         tensors[gguf_name(module, architecture) + "." + kind] = plain(tensor, "F32")
+    for name, experts in stacks.items():
+        tensors[name] = plain(torch.stack([experts[number] for number in range(len(experts))]), "F32")
     rope = config.get("rope_parameters") or {}
     if "long_factor" in rope:
         for length in ("long", "short"):
@@ -264,13 +280,14 @@ def save_random_blocks(
     """
     generator, tensors = torch.Generator().manual_seed(seed), tensors_of(folder)
     for name, tensor in tensors.items():
-        if len(tensor.shape) == 2:
+        if len(tensor.shape) > 1 and "ffn_gate_inp" not in name:
             kind = next((kind for part, kind in kinds.items() if part in name), default)
             if kind in _DTYPES:
                 values = torch.randn(tensor.shape, generator=generator) * tensor.shape[1] ** -0.5
                 tensors[name] = plain(values, kind)
             else:
-                tensors[name] = random_blocks(kind, *tensor.shape, generator)
+                blocks = random_blocks(kind, math.prod(tensor.shape[:-1]), tensor.shape[-1], generator)
+                tensors[name] = blocks._replace(shape=tensor.shape)
     write_gguf(path, {**metadata_of(folder), **(metadata or {})}, tensors)
 
 
