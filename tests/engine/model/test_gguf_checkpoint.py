@@ -346,6 +346,17 @@ def test_the_rotation_of_phi_3_is_its_factors_of_a_part_of_the_head(make_checkpo
     assert found.attention_factor == 1.5
 
 
+def test_any_part_of_a_head_can_be_rotated(make_checkpoint: Any, tmp_path: Path) -> None:
+    """Also 30 of 44 dimensions, where 44 * (30 / 44) is a little less than 30."""
+    folder, path = make_checkpoint("phi3"), tmp_path / "model.gguf"
+    sizes = {"attention.key_length": 44, "attention.value_length": 44, "rope.dimension_count": 30}
+    metadata = metadata_of(folder) | {f"phi3.{key}": value for key, value in sizes.items()}
+    write_gguf(path, metadata, tensors_of(folder))
+    [rope] = set(ModelConfig.from_dir(path).traits.ropes)
+    assert rope is not None
+    assert rope.rotated_dims(44) == 30
+
+
 def test_the_scale_of_the_largest_gemma_is_by_its_heads(make_checkpoint: Any, tmp_path: Path) -> None:
     for name, layers in (("gemma2", 46), ("gemma3", 62)):
         folder, path = make_checkpoint(name), tmp_path / "model.gguf"
