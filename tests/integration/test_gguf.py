@@ -53,7 +53,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": None, "num_hidden_layers": 4},
     "granite": {},
     "gemma2": {"query_pre_attn_scalar": 16},
-    "gemma3": {"query_pre_attn_scalar": 16, "layer_types": None, "num_hidden_layers": 7},
+    "gemma3": {
+        "query_pre_attn_scalar": 16,
+        "layer_types": None,
+        "num_hidden_layers": 7,
+        "final_logit_softcapping": 2.0,  # otherwise answers repeat few tokens
+    },
     "olmo2": {},
     "olmo3": {},
     "mixtral": {},
