@@ -132,8 +132,39 @@ def _q3_k(data: torch.Tensor) -> _Unpacked:
 
 
 def _with_zero_point(units: torch.Tensor, scales: torch.Tensor, zero: int) -> Superblocks:
-    """Returns superblocks with this zero point; units below 2,048 are exact."""
+    """Returns superblocks with this zero point, whose product with units is below 65,504."""
     return Superblocks(units, scales, -zero * units, scales)
+
+
+_STEPS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What 4 bits of IQ4_NL and IQ4_XS stand for."""
+
+_MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""What 4 bits of MXFP4 stand for, in halves."""
+
+
+def _of_table(codes: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
+    """Returns integers of codes as unsigned ones, 128 more."""
+    return torch.tensor([128 + value for value in table], dtype=torch.uint8, device=codes.device)[codes.int()]
+
+
+def _iq4_nl(data: torch.Tensor) -> _Unpacked:
+    scale = _scale(data)
+    return _of_table(_nibbles(data[:, 2:]), _STEPS), (scale, -128 * scale)
+
+
+def _iq4_xs(data: torch.Tensor) -> _Unpacked:
+    low, high = _bits(data[:, 4:8], 4).transpose(1, 2).reshape(-1, 8), _bits(data[:, 2:4], 2).transpose(1, 2)
+    scales = (low | (high.reshape(-1, 8) << 4)).to(torch.int8) - 32
+    codes = _bits(data[:, 8:].reshape(-1, 16), 4).reshape(-1, 256)
+    return _of_table(codes, _STEPS), _with_zero_point(_half(data, 0), scales, 128)
+
+
+def _mxfp4(data: torch.Tensor) -> _Unpacked:
+    exponents = data[:, :1]
+    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)
+    scales = torch.where(exponents == 255, torch.nan, scales)
+    return _of_table(_nibbles(data[:, 1:]), _MXFP4), (scales, -128 * scales)
 
 
 _UNPACK: dict[str, Callable[[torch.Tensor], _Unpacked]] = {
@@ -147,4 +178,7 @@ _UNPACK: dict[str, Callable[[torch.Tensor], _Unpacked]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

@@ -9,6 +9,7 @@ string is a length u64 and UTF-8; an array is a type u32, a count u64 and its it
 import math
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -20,6 +21,9 @@ from engine.model.tensor_entry import TensorEntry
 
 MAX_HEADER_BYTES = 256 << 20
 """The largest on the hub have 20 MB: the tokens of a vocabulary and the merges."""
+
+MAX_ITEMS = 1 << 22
+"""Of an array that is used; the largest on the hub are 600,000 merges."""
 
 MAX_METADATA = 65_536
 MAX_TENSORS = 65_536
@@ -33,7 +37,7 @@ class BlockType(NamedTuple):
 
     Attributes:
         numbers, num_bytes: of a block.
-        num_bits: of an integer when it is unpacked, 4 or 8.
+        num_bits: of an integer when it is unpacked, 4 or 8; 0: a number, or blocks of something else than integers.
         group_size: numbers that share a scale.
     """
 
@@ -57,29 +61,44 @@ TYPES = {
     12: BlockType("Q4_K", 256, 144, 4, 32),
     13: BlockType("Q5_K", 256, 176, 8, 32),
     14: BlockType("Q6_K", 256, 210, 8, 16),
+    16: BlockType("IQ2_XXS", 256, 66),
+    17: BlockType("IQ2_XS", 256, 74),
+    18: BlockType("IQ3_XXS", 256, 98),
+    19: BlockType("IQ1_S", 256, 50),
+    20: BlockType("IQ4_NL", 32, 18, 8, 32),
+    21: BlockType("IQ3_S", 256, 110),
+    22: BlockType("IQ2_S", 256, 82),
+    23: BlockType("IQ4_XS", 256, 136, 8, 32),
+    29: BlockType("IQ1_M", 256, 56),
     30: BlockType("BF16", 1, 2),
+    34: BlockType("TQ1_0", 256, 54),
+    35: BlockType("TQ2_0", 256, 66),
+    39: BlockType("MXFP4", 32, 17, 8, 32),
 }
 """The types that are read, by their numbers in a file."""
 
-QUANTIZED_TYPES = {kind.name: kind for kind in TYPES.values() if kind.numbers > 1}
+QUANTIZED_TYPES = {kind.name: kind for kind in TYPES.values() if kind.num_bits}
 """Those in blocks of integers, by name."""
 
-_OTHER_TYPES = {
-    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
-    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-}  # fmt: skip
+REQUANTIZED_TYPES = {kind.name: kind for kind in TYPES.values() if kind.numbers > 1 and not kind.num_bits}
+"""Those in other blocks, which `engine.model.gguf_requantization` converts to Q8_0, by name."""
+
+LOADED_TYPES = {**QUANTIZED_TYPES, **dict.fromkeys(REQUANTIZED_TYPES, QUANTIZED_TYPES["Q8_0"])}
+"""The type in which blocks are loaded, by the name of theirs in the file."""
 
 _SCALARS = {
     number: struct.Struct(f"<{code}")
     for number, code in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}.items()
 }
 _F32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
+_FLOATS = {_F32, 12}
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
+_BOOL_ITEM = struct.Struct("<?")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GgufArray:
-    """An array of the metadata, which `GgufHeader.strings` and `numbers` read.
+    """An array of the metadata, which methods of `GgufHeader` read.
 
     Attributes:
         kind: number of the type of its items.
@@ -134,16 +153,35 @@ class GgufHeader:
 
         Raises: CheckpointError: it is missing, or holds something else.
         """
+        return list(self._numbers(key, "integers", {*_SCALARS} - _FLOATS))
+
+    def numbers(self, key: str) -> list[float]:
+        """Returns an array of numbers; they may be NaN or infinite.
+
+        Raises: CheckpointError: it is missing, or holds something else.
+        """
+        return list(self._numbers(key, "numbers", {*_SCALARS}))
+
+    def flags(self, key: str) -> list[bool]:
+        """Returns an array of booleans.
+
+        Raises: CheckpointError: it is missing, or holds something else.
+        """
+        return list(self._numbers(key, "booleans", {_BOOL}))
+
+    def _numbers(self, key: str, expected: str, kinds: set[int]) -> Iterator[Any]:
         array = self._array(key)
-        item = _SCALARS.get(array.kind)
-        if item is None or item.format in ("<f", "<d"):
-            raise self.metadata.error(key, f"is {array!r} of another type, expected integers")
-        return [value for (value,) in item.iter_unpack(self.raw[array.start : array.start + array.count * item.size])]
+        if array.kind not in kinds:
+            raise self.metadata.error(key, f"is {array!r} of another type, expected {expected}")
+        item = _BOOL_ITEM if array.kind == _BOOL else _SCALARS[array.kind]
+        return (value for (value,) in item.iter_unpack(self.raw[array.start : array.start + array.count * item.size]))
 
     def _array(self, key: str) -> GgufArray:
         array = self.metadata.raw(key)
         if not isinstance(array, GgufArray):
             raise self.metadata.error(key, f"is {array!r}, expected an array")
+        if array.count > MAX_ITEMS:
+            raise self.metadata.error(key, f"is {array!r}, the maximum is {MAX_ITEMS}")
         return array
 
 
@@ -299,9 +337,9 @@ def _tensor(path: Path, data: _Bytes, name: str) -> tuple[BlockType, tuple[int, 
     number = data.number(_U32, f"the type of tensor {name}")
     kind = TYPES.get(number)
     if kind is None:
-        found = _OTHER_TYPES.get(number, f"of type {number}")
         raise CheckpointError(
-            f"{path}: tensor {name} is {found}, supported are {', '.join(kind.name for kind in TYPES.values())}"
+            f"{path}: tensor {name} is of type {number}, supported are "
+            f"{', '.join(f'{kind.name} ({number})' for number, kind in TYPES.items())}"
         )
     if not sizes or 0 in sizes or sizes[0] % kind.numbers:
         raise CheckpointError(

@@ -1,26 +1,32 @@
 """Makes the files of a Hugging Face tokenizer from the metadata of a GGUF file.
 
-Only byte-level BPE is converted (`tokenizer.ggml.model` "gpt2"). How a text is split into words is not in the file:
-`tokenizer.ggml.pre` names it, and llama.cpp has a table (llama-vocab.cpp). Here each name has the parts of the
-tokenizer.json that llama.cpp's name stands for, so that token ids are those of the original checkpoint.
+`tokenizer.ggml.model` is "gpt2" for byte-level BPE, or "llama" for SentencePiece. What a tokenizer.json has and the
+metadata do not say is that of the original checkpoints, so that token ids are theirs.
 """
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from engine.model.gguf_file import GgufHeader
+from engine.model.gguf_pre_tokenizers import PRE_TOKENIZERS
+from engine.model.gguf_sentencepiece import (
+    CONTROL,
+    SPACE,
+    TOKENS,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    sentencepiece_parts,
+    spelled,
+)
 
 _MODEL = "tokenizer.ggml.model"
 _PRE = "tokenizer.ggml.pre"
-_TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
 _MERGES = "tokenizer.ggml.merges"
 _TEMPLATE = "tokenizer.chat_template"
-
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 """Names of special tokens in tokenizer_config.json and in keys such as tokenizer.ggml.bos_token_id."""
@@ -38,55 +44,21 @@ _END_KEYS = ("eos", "eot", "eom")
 _END_TEXTS = frozenset(
     (
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
-        "<|end_of_text|>", "<end_of_utterance>", "</s>",
+        "<|end_of_text|>", "<end_of_utterance>", "</s>", "<|return|>", "<|call|>", "<｜end▁of▁sentence｜>",
     )
 )  # fmt: skip
 """Control tokens that end an answer wherever they are in a vocabulary, as in llama.cpp."""
 
+_END_OF_HARMONY = frozenset(("<|return|>", "<|call|>"))
+"""Those of vocabularies for gpt-oss."""
+
+_DEFAULT_IDS = {"bos": 1, "unknown": 0}
+"""Of SentencePiece, for files without the keys, as in llama.cpp."""
+
+_NO_STRIP = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+"""Special tokens of Phi-3 that leave white space behind them alone."""
+
 Json = dict[str, Any]
-
-_BYTE_LEVEL: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-_DIGITS = {"three": r"\p{N}{1,3}", "one": r"\p{N}"}
-
-
-def _split(digits: str) -> Json:
-    """Returns the pre-tokenizer of tiktoken's cl100k_base, with so many digits in a word."""
-    pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-        + _DIGITS[digits]
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-    words = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [words, _BYTE_LEVEL]}
-
-
-@dataclass(frozen=True, slots=True)
-class _Pre:
-    """What a value of tokenizer.ggml.pre stands for.
-
-    Attributes:
-        words: the pre-tokenizer.
-        normalizer: None: texts stay as they are.
-        ignores_merges: whether a word that is a token is not merged from its bytes.
-        adds_bos: whether prompts begin with the bos token, unless the file says something else.
-    """
-
-    words: Json
-    normalizer: Json | None = None
-    ignores_merges: bool = False
-    adds_bos: bool = False
-
-
-_LLAMA3 = _Pre(_split("three"), ignores_merges=True, adds_bos=True)
-_GPT2_WORDS = {**_BYTE_LEVEL, "use_regex": True}
-_PRES = {
-    "gpt-2": _Pre(_GPT2_WORDS),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _Pre(_split("one"), normalizer={"type": "NFC"}),
-    "smollm": _Pre({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _GPT2_WORDS]}),
-}
 
 
 def check_tokenizer(header: GgufHeader) -> None:
@@ -95,14 +67,19 @@ def check_tokenizer(header: GgufHeader) -> None:
     Raises: CheckpointError: it is not; names its kind.
     """
     fields = header.metadata
-    if (model := fields.raw(_MODEL)) != "gpt2":
+    model = fields.raw(_MODEL)
+    if model == "llama":
+        return
+    if model != "gpt2":
         raise fields.error(
-            _MODEL, f"is {model!r}, supported is 'gpt2' (byte-level BPE); serve the original checkpoint in safetensors"
+            _MODEL,
+            f"is {model!r}, supported are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece); serve the original "
+            "checkpoint in safetensors",
         )
     pre = fields.raw(_PRE, "absent")
-    if not isinstance(pre, str) or pre not in _PRES:
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise fields.error(
-            _PRE, f"is {pre!r}, supported are {', '.join(_PRES)}; serve the original checkpoint in safetensors"
+            _PRE, f"is {pre!r}, supported are {', '.join(PRE_TOKENIZERS)}; serve the original checkpoint in safetensors"
         )
 
 
@@ -112,48 +89,89 @@ def end_token_ids(header: GgufHeader) -> list[int]:
     Raises: CheckpointError: an id or the vocabulary is malformed.
     """
     ids = {token_id for key in _END_KEYS if (token_id := _named_id(header, key)) is not None}
-    if _TOKENS in header.metadata:
-        tokens = header.strings(_TOKENS)
+    if TOKENS in header.metadata:
+        tokens = header.strings(TOKENS)
         kinds = enumerate(_types(header, tokens))
-        ids |= {index for index, kind in kinds if kind == _CONTROL and tokens[index] in _END_TEXTS}
+        ends = {tokens[index]: index for index, kind in kinds if kind == CONTROL and tokens[index] in _END_TEXTS}
+        if ends.keys() >= _END_OF_HARMONY:  # "<|end|>" ends a message of an answer, not the answer
+            ends.pop("<|end|>", None)
+        ids |= {*ends.values()}
     return sorted(ids)
 
 
 def tokenizer_files(header: GgufHeader) -> dict[str, bytes]:
     """Returns tokenizer.json, tokenizer_config.json and, for defaults of sampling, generation_config.json.
 
-    Raises: CheckpointError: the kind is not supported, or tokens, types or merges do not fit each other.
+    Raises: CheckpointError: the kind is not supported, or tokens, types, merges or scores do not fit each other.
     """
     check_tokenizer(header)
     fields = header.metadata
-    pre = _PRES[fields.raw(_PRE)]
-    tokens = header.strings(_TOKENS)
+    is_sentencepiece = fields.raw(_MODEL) == "llama"
+    tokens = header.strings(TOKENS)
     types = _types(header, tokens)
-    vocabulary: dict[str, int] = {}
-    for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
-        if kind == _UNUSED:
-            continue
-        if vocabulary.setdefault(token, index) != index:
-            raise fields.error(_TOKENS, f"has {token[:100]!r} twice, at {vocabulary[token]} and {index}")
-    added = [
-        _added_token(tokens[index], index, is_special=kind == _CONTROL)
-        for index, kind in enumerate(types)
-        if kind in (_CONTROL, _USER_DEFINED)
-    ]
-    special = {name: _named_id(header, key) for name, key in _SPECIAL.items()}
-    for name, token_id in special.items():
-        if token_id is not None and token_id >= len(tokens):
-            raise fields.error(
-                f"tokenizer.ggml.{_SPECIAL[name]}_token_id", f"is {token_id}, {_TOKENS} has {len(tokens)} tokens"
-            )
+    if is_sentencepiece:
+        tokens = [spelled(token, kind) for token, kind in zip(tokens, types, strict=True)]
+    vocabulary = _vocabulary(header, tokens, types)
+    special = _special(header, tokens, _DEFAULT_IDS if is_sentencepiece else {})
+    names = {name: tokens[token_id] for name, token_id in special.items() if token_id is not None}
+    if is_sentencepiece:
+        unknown = names.get("unk_token")
+        parts = sentencepiece_parts(header, vocabulary, types, unknown if unknown in vocabulary else None)
+        adds_bos = True
+    else:
+        parts = _byte_level_parts(header, vocabulary)
+        adds_bos = PRE_TOKENIZERS[fields.raw(_PRE)].adds_bos
     tokenizer: Json = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added,
+        "added_tokens": _added_tokens(header, tokens, types, is_sentencepiece=is_sentencepiece),
+        "post_processor": _post_processor(header, tokens, special, adds_bos=adds_bos),
+        **parts,
+    }
+    config: Json = dict(names)
+    if templates := _templates(header):
+        config["chat_template"] = templates
+    files = {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+    keys = {name: f"general.sampling.{key}" for name, key in _SAMPLING.items()}
+    values = {name: fields.raw(key, None) for name, key in keys.items()}
+    sampling = {name: value for name, value in values.items() if isinstance(value, int | float) and isfinite(value)}
+    if sampling:
+        files["generation_config.json"] = sampling
+    return {name: json.dumps(content, ensure_ascii=False).encode() for name, content in files.items()}
+
+
+def _vocabulary(header: GgufHeader, tokens: list[str], types: list[int]) -> dict[str, int]:
+    """Returns the ids of tokens that are used."""
+    vocabulary: dict[str, int] = {}
+    for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if kind != UNUSED and vocabulary.setdefault(token, index) != index:
+            raise header.metadata.error(TOKENS, f"has {token[:100]!r} twice, at {vocabulary[token]} and {index}")
+    return vocabulary
+
+
+def _special(header: GgufHeader, tokens: list[str], defaults: dict[str, int]) -> dict[str, int | None]:
+    """Returns the ids of special tokens by their names in tokenizer_config.json."""
+    special: dict[str, int | None] = {}
+    for name, key in _SPECIAL.items():
+        default = defaults.get(key)
+        token_id = _named_id(header, key)
+        if token_id is not None and token_id >= len(tokens):
+            raise header.metadata.error(
+                f"tokenizer.ggml.{key}_token_id", f"is {token_id}, {TOKENS} has {len(tokens)} tokens"
+            )
+        if token_id is None and default is not None and default < len(tokens):
+            token_id = default
+        special[name] = token_id
+    return special
+
+
+def _byte_level_parts(header: GgufHeader, vocabulary: dict[str, int]) -> Json:
+    """Returns normalizer, pre-tokenizer, decoder and model of byte-level BPE."""
+    pre = PRE_TOKENIZERS[header.metadata.raw(_PRE)]
+    return {
         "normalizer": pre.normalizer,
         "pre_tokenizer": pre.words,
-        "post_processor": _post_processor(header, pre, tokens, special),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
             "type": "BPE",
@@ -168,16 +186,6 @@ def tokenizer_files(header: GgufHeader) -> dict[str, bytes]:
             "merges": list(_merges(header, vocabulary)),
         },
     }
-    config: Json = {name: tokens[token_id] for name, token_id in special.items() if token_id is not None}
-    if templates := _templates(header):
-        config["chat_template"] = templates
-    files = {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
-    keys = {name: f"general.sampling.{key}" for name, key in _SAMPLING.items()}
-    values = {name: fields.raw(key, None) for name, key in keys.items()}
-    sampling = {name: value for name, value in values.items() if isinstance(value, int | float) and isfinite(value)}
-    if sampling:
-        files["generation_config.json"] = sampling
-    return {name: json.dumps(content, ensure_ascii=False).encode() for name, content in files.items()}
 
 
 def _named_id(header: GgufHeader, key: str) -> int | None:
@@ -188,7 +196,7 @@ def _named_id(header: GgufHeader, key: str) -> int | None:
 def _types(header: GgufHeader, tokens: list[str]) -> list[int]:
     types = header.integers(_TYPES)
     if len(types) != len(tokens):
-        raise header.metadata.error(_TYPES, f"has {len(types)} entries, {_TOKENS} has {len(tokens)}")
+        raise header.metadata.error(_TYPES, f"has {len(types)} entries, {TOKENS} has {len(tokens)}")
     return types
 
 
@@ -203,16 +211,38 @@ def _merges(header: GgufHeader, vocabulary: dict[str, int]) -> Iterator[list[str
         yield pair
 
 
-def _added_token(token: str, index: int, *, is_special: bool) -> Json:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": index, "content": token, **flags, "special": is_special}
+def _added_tokens(header: GgufHeader, tokens: list[str], types: list[int], *, is_sentencepiece: bool) -> list[Json]:
+    """Returns the tokens that are found in a text as a whole: control ones, which are special, and those of users.
+
+    Phi-3's take the white space behind them, see `_NO_STRIP`.
+    """
+    special = (CONTROL, UNKNOWN) if is_sentencepiece else (CONTROL,)
+    strips = is_sentencepiece and header.metadata.raw("general.architecture", None) == "phi3"
+    return [
+        {
+            "id": index,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": strips and token not in _NO_STRIP,
+            "normalized": False,
+            "special": kind in special,
+        }
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in special or (kind == USER_DEFINED and not (is_sentencepiece and token == SPACE * len(token)))
+    ]
 
 
-def _post_processor(header: GgufHeader, pre: _Pre, tokens: list[str], special: dict[str, int | None]) -> Json | None:
-    """Returns what adds bos and eos tokens to a prompt; None: nothing does."""
+def _post_processor(
+    header: GgufHeader, tokens: list[str], special: dict[str, int | None], *, adds_bos: bool
+) -> Json | None:
+    """Returns what adds bos and eos tokens to a prompt; None: nothing does.
+
+    adds_bos: whether bos is added unless the file says something else.
+    """
     fields = header.metadata
     adds = {
-        "bos_token": fields.flag("tokenizer.ggml.add_bos_token", pre.adds_bos),
+        "bos_token": fields.flag("tokenizer.ggml.add_bos_token", adds_bos),
         "eos_token": fields.flag("tokenizer.ggml.add_eos_token", False),
     }
     added = {name: index for name, is_added in adds.items() if is_added and (index := special[name]) is not None}

@@ -5,14 +5,17 @@ from dataclasses import dataclass
 
 from engine.model.gguf_file import QUANTIZED_TYPES
 
-_ONE_MATRIX = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_ONE_MATRIX = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 """Projections that are multiplied as one matrix."""
 _ALONE = ("embed_tokens", "lm_head")
+_MIXTRAL = ("w1", "w2", "w3")
+"""Projections of Mixtral's experts; those of all other layers have names that end with "_proj"."""
 
 _FACTOR_BYTES = {
     "Q4_0": 2, "Q4_1": 4, "Q5_0": 2, "Q5_1": 4, "Q8_0": 2, "Q2_K": 36, "Q3_K": 18, "Q4_K": 20, "Q5_K": 20, "Q6_K": 18,
+    "IQ4_NL": 2, "IQ4_XS": 10, "MXFP4": 8,
 }  # fmt: skip
-"""Bytes in which a CPU keeps scales and offsets of a block."""
+"""Bytes in which a CPU keeps scales and offsets of a block, at most."""
 _SUPERBLOCK, _SUPERBLOCK_BYTES = 256, 36
 """Numbers of a superblock, and such bytes of one in a matrix whose projections have superblocks of several types."""
 
@@ -37,7 +40,7 @@ class GgufWeights:
         for name, kind in kinds.items():
             module, dot, projection = name.rpartition(".")
             together = next((names for names in _ONE_MATRIX if projection in names), (projection,))
-            is_linear = projection.endswith("_proj") or projection in _ALONE
+            is_linear = projection.endswith("_proj") or projection in (*_MIXTRAL, *_ALONE)
             if is_linear and all(f"{module}{dot}{other}" in kinds for other in together):
                 kept[name] = kind
         return cls(kept)

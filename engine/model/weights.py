@@ -15,7 +15,7 @@ from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.checkpoint_file import open_regular
 from engine.model.checkpoint_part import CheckpointPart
 from engine.model.gguf_checkpoint import GgufCheckpoint
-from engine.model.gguf_file import QUANTIZED_TYPES
+from engine.model.gguf_file import LOADED_TYPES, REQUANTIZED_TYPES
 from engine.model.gguf_tensors import GgufTensors
 from engine.model.safetensors_file import FP8_NAME
 from engine.model.tensor_entry import TensorEntry
@@ -84,6 +84,14 @@ class WeightsReader:
                 "scale per token and head instead",
                 num_kv_scales,
             )
+        kinds = {
+            entry.dtype for file in shards for entry in self._checkpoint.tensors(file).values()
+        } & REQUANTIZED_TYPES.keys()
+        if kinds:
+            _log.info(
+                "tensors in %s are dequantised, and the matrices of layers kept in 8 bits, groups of 32 (as Q8_0)",
+                ", ".join(sorted(kinds)),
+            )
         self._file_of = {name: file for file, sizes in shards.items() for name in sizes}
         self._sizes = {name: num_bytes for sizes in shards.values() for name, num_bytes in sizes.items()}
         self._total = sum(self._sizes.values())
@@ -113,7 +121,7 @@ class WeightsReader:
 def _open(checkpoint: Checkpoint, file: Path) -> Any:
     """Returns what reads tensors of a file by their names in it."""
     if isinstance(checkpoint, GgufCheckpoint):
-        return GgufTensors(file, checkpoint.tensors(file), checkpoint.num_rotated_heads)
+        return GgufTensors(file, checkpoint.tensors(file), checkpoint.layout)
     return safe_open(file, framework="pt")
 
 
@@ -201,7 +209,7 @@ def exact_dtype(path: Path) -> torch.dtype:
                 continue
             if entry.dtype == "F32" and len(entry.shape) == 1:
                 vectors.append((file, entry))
-            elif entry.dtype in QUANTIZED_TYPES:  # stands for numbers in float32
+            elif entry.dtype in LOADED_TYPES:  # stands for numbers in float32
                 dtypes.add(torch.float32)
             elif entry.dtype in _DTYPES:  # others are reported by `check_weights`
                 dtypes.add(_DTYPES[entry.dtype])
@@ -250,9 +258,9 @@ def _is_redundant(file: Path, name: str, entry: TensorEntry, parts: dict[str, Ch
 
 def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart) -> None:
     shapes = [part.shape]
-    has_blocks = part.tensor.dtype is torch.uint8 and entry.dtype in QUANTIZED_TYPES  # of a GGUF file
+    has_blocks = part.tensor.dtype is torch.uint8 and entry.dtype in LOADED_TYPES  # of a GGUF file
     if has_blocks:
-        block = QUANTIZED_TYPES[entry.dtype]
+        block = LOADED_TYPES[entry.dtype]
         shapes = [(part.shape[0], part.shape[1] // block.num_bytes * block.numbers)]
     if part.is_row_scale:  # one per row, or one for the whole matrix
         shapes += [(*part.shape, 1), (1,), (1, 1), ()]
@@ -264,7 +272,7 @@ def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart
     required = None if has_blocks else _EXACT.get(part.tensor.dtype)
     if required not in (None, entry.dtype):
         raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, quantization_config requires {required}")
-    is_number = entry.dtype in _DTYPES or entry.dtype in QUANTIZED_TYPES
+    is_number = entry.dtype in _DTYPES or entry.dtype in LOADED_TYPES
     if required is None and (not is_number or entry.dtype == FP8_NAME):
         raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, supported for this tensor are F32, F16, BF16")
 

@@ -1,11 +1,15 @@
 """The whole pair answers from a GGUF file as from the folder that it was converted from."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chairlift import Client
+from tests.support.engine.checkpoints import save_checkpoint
 from tests.support.engine.gguf import save_gguf, save_random_blocks, save_twin
+from tests.support.engine.greedy import VOCAB_SIZE, random_prompts, save_word_tokenizer
 from tests.support.pair import DEMO_MODEL, running_pair
 
 PROMPTS = ("Once upon a time", "The fox said: \"It's 12 o'clock\"", "東京")
@@ -38,3 +42,62 @@ def test_blocks_have_the_tokens_of_their_numbers(tmp_path: Path) -> None:
     found = answers(tmp_path / "file", file, temperature=1)  # greedy ones repeat themselves
     assert found == answers(tmp_path / "folder", twin, temperature=1)
     assert len({token for tokens, _ in found for token in tokens}) > 10
+
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {},
+    "phi3": {"partial_rotary_factor": 0.75, "sliding_window": 24},
+    "smollm3": {"no_rope_layers": None, "num_hidden_layers": 4},
+    "granite": {},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {
+        "query_pre_attn_scalar": 16,
+        "layer_types": None,
+        "num_hidden_layers": 7,
+        "final_logit_softcapping": 2.0,  # otherwise answers repeat few tokens
+    },
+    "olmo2": {},
+    "olmo3": {},
+    "mixtral": {},
+    "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True, "moe_intermediate_size": 64},
+}
+WORDS = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": [f"t{token_id}" for token_id in range(VOCAB_SIZE)],
+    "tokenizer.ggml.scores": [0.0] * VOCAB_SIZE,
+    "tokenizer.ggml.token_type": [1] * VOCAB_SIZE,
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "gemma3" else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
+)
+def test_tokens_of_an_architecture_are_those_of_a_folder_with_the_same_numbers(name: str, tmp_path: Path) -> None:
+    """With matrices in 8 bits. tests/integration/test_parity.py compares folders with transformers."""
+    original, file, twin = tmp_path / "original", tmp_path / "model.gguf", tmp_path / "twin"
+    options = {"intermediate_size": 128, **ARCHITECTURES[name]}
+    save_checkpoint(original, name, seed=5, dtype="float32", max_shard_size="1GB", **options)
+    save_random_blocks(original, file, {}, "Q8_0", metadata=WORDS)
+    save_twin(file, original, twin)
+    save_word_tokenizer(twin)
+    found = sampled(tmp_path / "file", file)
+    assert found == sampled(tmp_path / "folder", twin)
+    assert len({token for tokens in found for token in tokens}) > 20
+
+
+def sampled(tmp_path: Path, model: Path) -> list[list[int]]:
+    """Answers to random prompts at once, at temperature 1: greedy ones repeat themselves."""
+    tmp_path.mkdir()
+    prompts = random_prompts((1, 5, 16, 33, 80))
+    flags = ("--model", str(model), "--kv-cache-memory-bytes", "64M")
+    with running_pair(tmp_path, *flags) as pair, Client(pair.target) as client:
+
+        def answer(prompt: list[int]) -> list[int]:
+            options = {"max_tokens": 24, "temperature": 1, "seed": 7, "ignore_end_token": True}
+            return list(client.generate(token_ids=prompt, return_token_ids=True, **options).token_ids)
+
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            return list(threads.map(answer, prompts))

@@ -56,8 +56,10 @@ def test_words_are_those_of_the_classes_of_transformers(tmp_path: Path) -> None:
         for part in ("normalizer", "pre_tokenizer", "decoder"):
             assert found[part] == expected[part], (pre, part)
     pattern = inspect.signature(TikTokenConverter).parameters["pattern"].default
-    llama3 = json.loads(files_of(tmp_path, {"tokenizer.ggml.pre": "llama-bpe"})["tokenizer.json"])
-    assert llama3["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": pattern}
+    for pre in ("llama-bpe", "dbrx", "smaug-bpe"):
+        found = json.loads(files_of(tmp_path, {"tokenizer.ggml.pre": pre})["tokenizer.json"])
+        assert found["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": pattern}
+        assert found["model"]["ignore_merges"] == (pre == "llama-bpe")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,11 @@ def test_words_are_those_of_the_classes_of_transformers(tmp_path: Path) -> None:
         ("llama-bpe", ["Don", "'t", "Ġ", "123", "4", "Ġ", "Ġx"]),
         ("qwen2", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
         ("smollm", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
+        ("refact", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
+        ("tekken", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
+        ("gpt-4o", ["Don't", "Ġ", "123", "4", "Ġ", "Ġx"]),
+        ("deepseek-coder", ["Don", "'", "t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
+        ("default", ["Don", "'", "t", "Ġ", "123", "4", "Ġ", "Ġx"]),
     ],
 )
 def test_words_of_a_text(tmp_path: Path, pre: str, words: list[str]) -> None:
@@ -76,6 +83,13 @@ def test_words_of_a_text(tmp_path: Path, pre: str, words: list[str]) -> None:
         assert made.decode(made.encode(text).ids, skip_special_tokens=False) == (
             made.normalizer.normalize_str(text) if made.normalizer else text
         )
+
+
+@pytest.mark.parametrize("pre", ["tekken", "gpt-4o"])
+def test_words_of_o200k_begin_with_capitals(tmp_path: Path, pre: str) -> None:
+    made = tokenizer(tmp_path, {"tokenizer.ggml.pre": pre})
+    words = made.pre_tokenizer.pre_tokenize_str("HTTPServer getName ÀB/\n")
+    assert [word for word, _ in words] == ["HTTPServer", "Ġget", "Name", "ĠÃĢB", "/Ċ"]
 
 
 def test_a_word_that_is_a_token_is_not_merged_with_llama_3(tmp_path: Path) -> None:
@@ -147,9 +161,12 @@ def test_defaults_of_sampling_are_those_of_a_folder(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model is missing"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model is 'llama', supported is 'gpt2'"),
-        ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is 'absent', supported are gpt-2, llama-bpe, llama3,"),
-        ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre is 'tekken', supported are gpt-2, "),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model is 't5', supported are 'gpt2' .* and 'llama'"),
+        (
+            {"tokenizer.ggml.pre": None},
+            "tokenizer.ggml.pre is 'absent', supported are default, gpt-2, ",
+        ),
+        ({"tokenizer.ggml.pre": "viking"}, "tokenizer.ggml.pre is 'viking', supported are default, "),
         ({"tokenizer.ggml.pre": 3}, "tokenizer.ggml.pre is 3, supported"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),
         ({"tokenizer.ggml.tokens": ["a"]}, "token_type has 3072 entries, tokenizer.ggml.tokens has 1"),

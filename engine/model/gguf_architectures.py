@@ -1,0 +1,220 @@
+"""How llama.cpp stores the models of an architecture: what its metadata mean in config.json, and names of tensors.
+
+Facts about llama.cpp are those of its converter (conversion/) and its models (src/models/).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.model.gguf_file import GgufHeader
+from engine.model.gguf_metadata import GgufMetadata
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_POST_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArchitecture:
+    """An architecture in GGUF.
+
+    Attributes:
+        architecture: the entry of `architectures` in config.json.
+        read_fields: returns the fields of config.json that not all architectures have; raises CheckpointError for a
+            value that is not supported.
+        names: names of the modules of a layer in the decoder, by those in the file, where they are not the usual ones;
+            those of experts have {} in place of their number.
+        rotates_pairs: whether the rows of queries and keys of a head have another order: llama.cpp rotates neighbours.
+        norm_offset: what llama.cpp adds to the weights of norms.
+        rotates_parts: whether a part of a head may be rotated.
+    """
+
+    architecture: str
+    read_fields: Callable[[GgufMetadata], Fields]
+    names: Mapping[str, str] = field(default_factory=dict)
+    rotates_pairs: bool = False
+    norm_offset: float = 0.0
+    rotates_parts: bool = False
+
+    def layer_name(self, module: str, expert: str | None) -> str | None:
+        """Returns the name of a module of a layer in the decoder, of an expert if one is given; None: it is unknown."""
+        name = self.names.get(module, _LAYER_NAMES.get(module))
+        if name is None or ("{}" in name) != (expert is not None):
+            return None
+        return name.format(expert)
+
+
+def gguf_architecture(header: GgufHeader) -> tuple[GgufArchitecture, GgufMetadata]:
+    """Returns the architecture of a file, and its values.
+
+    Raises: CheckpointError: it is not supported.
+    """
+    name = header.metadata.raw("general.architecture")
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
+        raise header.metadata.error(
+            "general.architecture",
+            f"is {name!r}, supported in GGUF are {', '.join(_ARCHITECTURES)}; serve the original checkpoint in "
+            "safetensors",
+        )
+    metadata = GgufMetadata(header, name)
+    return _ARCHITECTURES[name](metadata), metadata
+
+
+def _dense(metadata: GgufMetadata) -> Fields:
+    """No windows and no experts."""
+    for name in ("attention.sliding_window", "expert_count"):
+        metadata.refuse_others(name, 0)
+    return {}
+
+
+def _experts(metadata: GgufMetadata, count: str) -> Fields:
+    """Experts in all layers; `count` is the field of config.json for their number. No windows."""
+    metadata.refuse_others("attention.sliding_window", 0)
+    metadata.refuse_others("expert_shared_feed_forward_length", 0)
+    return {count: metadata.integer("expert_count"), "num_experts_per_tok": metadata.integer("expert_used_count")}
+
+
+def _mixtral(metadata: GgufMetadata) -> Fields:
+    return {**_experts(metadata, "num_local_experts"), "sliding_window": None}
+
+
+def _qwen3moe(metadata: GgufMetadata) -> Fields:
+    return {
+        **_experts(metadata, "num_experts"),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _mistral3(metadata: GgufMetadata) -> Fields:
+    metadata.refuse_others("attention.temperature_scale", 0)
+    return {**_dense(metadata), "sliding_window": None}
+
+
+def _granite(metadata: GgufMetadata) -> Fields:
+    metadata.refuse_others("rope.scaling.finetuned", True)  # otherwise no layer rotates
+    return {
+        **_dense(metadata),
+        "attention_multiplier": metadata.number("attention.scale", metadata.head_dim**-0.5),
+        "embedding_multiplier": metadata.number("embedding_scale", 1.0),
+        "residual_multiplier": metadata.number("residual_scale", 1.0),
+        "logits_scaling": metadata.number("logit_scale"),
+    }
+
+
+def _phi3(metadata: GgufMetadata) -> Fields:
+    metadata.refuse_others("expert_count", 0)
+    return {
+        "sliding_window": metadata.sliding_window,
+        "original_max_position_embeddings": metadata.integer(
+            "rope.scaling.original_context_length", metadata.integer("context_length")
+        ),
+    }
+
+
+def _gemma(metadata: GgufMetadata, largest: int) -> Fields:
+    """Fields of both generations; `largest` is the number of layers of the model whose scale is not by its heads."""
+    is_largest = metadata.num_layers == largest
+    size = metadata.integer("embedding_length") // metadata.num_heads if is_largest else metadata.head_dim
+    return {"query_pre_attn_scalar": size}
+
+
+def _gemma2(metadata: GgufMetadata) -> Fields:
+    return {
+        **_gemma(metadata, 46),
+        "sliding_window": metadata.integer("attention.sliding_window", 4096),
+        "layer_types": metadata.layer_types(2),
+        "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(metadata: GgufMetadata) -> Fields:
+    fields = {
+        **_gemma(metadata, 62),
+        "sliding_window": metadata.sliding_window,
+        "layer_types": metadata.layer_types(6),
+        "rope_local_base_freq": metadata.number("rope.freq_base_swa", 10000.0),
+    }
+    if metadata.sliding_window is None:
+        fields["layer_types"] = ["full_attention"] * metadata.num_layers
+    if "final_logit_softcapping" in metadata:
+        fields["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
+    return fields
+
+
+def _olmo3(metadata: GgufMetadata) -> Fields:
+    return {"sliding_window": metadata.sliding_window, "layer_types": metadata.layer_types(4)}
+
+
+_LLAMA = GgufArchitecture("LlamaForCausalLM", _dense, rotates_pairs=True)
+_MIXTRAL = GgufArchitecture(
+    "MixtralForCausalLM",
+    _mixtral,
+    {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+    rotates_pairs=True,
+)
+_OLMO2_NAMES = {name: _POST_NORMS[name] for name in ("post_attention_norm", "post_ffw_norm")}
+_OLMO2 = GgufArchitecture("Olmo2ForCausalLM", _dense, _OLMO2_NAMES)
+_OLMO3 = GgufArchitecture("Olmo3ForCausalLM", _olmo3, _OLMO2_NAMES)
+
+
+def _always(architecture: GgufArchitecture) -> Callable[[GgufMetadata], GgufArchitecture]:
+    return lambda _: architecture
+
+
+_ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
+    "llama": lambda metadata: _MIXTRAL if metadata.num_experts else _LLAMA,
+    "mistral3": _always(GgufArchitecture("MistralForCausalLM", _mistral3, rotates_pairs=True)),
+    "qwen2": _always(GgufArchitecture("Qwen2ForCausalLM", _dense)),
+    "qwen3": _always(GgufArchitecture("Qwen3ForCausalLM", _dense)),
+    "qwen3moe": _always(
+        GgufArchitecture(
+            "Qwen3MoeForCausalLM",
+            _qwen3moe,
+            {
+                "ffn_gate_inp": "mlp.gate",
+                "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+                "ffn_up_exps": "mlp.experts.{}.up_proj",
+                "ffn_down_exps": "mlp.experts.{}.down_proj",
+            },
+        )
+    ),
+    "phi3": _always(
+        GgufArchitecture(
+            "Phi3ForCausalLM",
+            _phi3,
+            {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+            rotates_parts=True,
+        )
+    ),
+    "smollm3": _always(GgufArchitecture("SmolLM3ForCausalLM", _dense, rotates_pairs=True)),
+    "granite": _always(GgufArchitecture("GraniteForCausalLM", _granite, rotates_pairs=True)),
+    "gemma2": _always(GgufArchitecture("Gemma2ForCausalLM", _gemma2, _POST_NORMS, norm_offset=1.0)),
+    "gemma3": _always(GgufArchitecture("Gemma3ForCausalLM", _gemma3, _POST_NORMS, norm_offset=1.0)),
+    "olmo2": lambda metadata: _OLMO2 if metadata.sliding_window is None else _OLMO3,
+}
+"""Architectures by general.architecture; some depend on other values too."""

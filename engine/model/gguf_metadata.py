@@ -1,0 +1,128 @@
+"""The values of a GGUF file that describe its model: keys that begin with the name of the architecture."""
+
+import math
+from typing import Any
+
+from engine.errors import CheckpointError
+from engine.model.gguf_file import GgufArray, GgufHeader
+
+_MAX_HEAD_DIM = 8192
+_MAX_LAYERS = 1024
+
+
+class GgufMetadata:
+    """Typed access to these values by the rest of their keys; errors name the file and the key."""
+
+    def __init__(self, header: GgufHeader, architecture: str) -> None:
+        self._header, self._fields, self._architecture = header, header.metadata, architecture
+
+    def _key(self, name: str) -> str:
+        return f"{self._architecture}.{name}"
+
+    def __contains__(self, name: str) -> bool:
+        return self._key(name) in self._fields
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """Returns the error for an invalid value."""
+        return self._fields.error(self._key(name), problem)
+
+    def raw(self, name: str, *default: Any) -> Any:
+        """Returns the unchecked value."""
+        return self._fields.raw(self._key(name), *default)
+
+    def integer(self, name: str, *default: int, minimum: int = 1) -> int:
+        """Returns an integer, at least `minimum`."""
+        return self._fields.integer(self._key(name), *default, minimum=minimum)
+
+    def number(self, name: str, *default: float) -> float:
+        """Returns a finite number > 0."""
+        return self._fields.number(self._key(name), *default)
+
+    def refuse_others(self, name: str, supported: Any) -> None:
+        """Raises CheckpointError if a value is there and is not the supported one."""
+        if (value := self.raw(name, supported)) != supported:
+            raise self.error(name, f"is {value!r}, supported in GGUF is {supported!r}")
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return self.integer("block_count")
+
+    @property
+    def num_heads(self) -> int:
+        """Number of query heads."""
+        return self.integer("attention.head_count")
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.integer("attention.head_count_kv", self.num_heads)
+
+    @property
+    def num_experts(self) -> int:
+        """Number of experts of a layer; 0: there are none."""
+        return self.integer("expert_count", 0, minimum=0)
+
+    @property
+    def head_dim(self) -> int:
+        """Size of keys, queries and values of a head."""
+        head_dim = self.integer("attention.key_length", max(1, self.integer("embedding_length") // self.num_heads))
+        if (size := self.integer("attention.value_length", head_dim)) != head_dim:
+            raise self.error("attention.value_length", f"is {size}, heads have {head_dim} dimensions: not supported")
+        if head_dim > _MAX_HEAD_DIM:
+            raise self.error("attention.key_length", f"is {head_dim}, the maximum is {_MAX_HEAD_DIM}")
+        return head_dim
+
+    @property
+    def rotated_dim(self) -> int:
+        """Number of dimensions of a head that are rotated."""
+        return self.integer("rope.dimension_count", self.head_dim)
+
+    @property
+    def partial_rotary_factor(self) -> float:
+        """The part of a head that is rotated: what times its size is, rounded down, `rotated_dim`."""
+        factor = self.rotated_dim / self.head_dim
+        return factor if int(self.head_dim * factor) == self.rotated_dim else math.nextafter(factor, 1.0)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Number of tokens of a window; None: 0 or absent."""
+        return self.integer("attention.sliding_window", 0, minimum=0) or None
+
+    def layer_types(self, period: int) -> list[str]:
+        """Returns `layer_types` of config.json: by default all layers but every `period`-th have the window."""
+        number, name = self.num_layers, "attention.sliding_window_pattern"
+        if number > _MAX_LAYERS:
+            raise self.error("block_count", f"is {number}, the maximum is {_MAX_LAYERS}")
+        if isinstance(self.raw(name, None), GgufArray):
+            have_windows = self._header.flags(self._key(name))
+            if len(have_windows) != number:
+                raise self.error(name, f"has {len(have_windows)} entries, {self._key('block_count')} is {number}")
+        else:
+            period = self.integer(name, period)
+            have_windows = [(layer + 1) % period != 0 for layer in range(number)]
+        return ["sliding_attention" if has_window else "full_attention" for has_window in have_windows]
+
+    def rope_scaling(self) -> dict[str, Any] | None:
+        """Returns the rotation of contexts longer than in pre-training, as config.json has it; None: unscaled."""
+        kind = self.raw("rope.scaling.type", "none")
+        if kind == "none":
+            return None
+        if kind == "linear":
+            return {"rope_type": "linear", "factor": self.number("rope.scaling.factor")}
+        if kind != "yarn":
+            raise self.error("rope.scaling.type", f"is {kind!r}, supported in GGUF are none, linear, yarn, longrope")
+        factor = self.number("rope.scaling.factor")
+        scaling: dict[str, Any] = {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": self.integer("rope.scaling.original_context_length"),
+            "beta_fast": self.number("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": self.number("rope.scaling.yarn_beta_slow", 1.0),
+        }
+        if "rope.scaling.yarn_log_multiplier" in self:
+            scaling |= {"mscale": 1.0, "mscale_all_dim": self.number("rope.scaling.yarn_log_multiplier")}
+        if "rope.scaling.attn_factor" in self:  # of the usual one
+            usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+            scaling["attention_factor"] = self.number("rope.scaling.attn_factor") * usual
+        return scaling

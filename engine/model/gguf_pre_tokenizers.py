@@ -1,0 +1,96 @@
+"""How byte-level BPE splits a text into words, which a GGUF file only names (`tokenizer.ggml.pre`).
+
+llama.cpp has a table of the names (llama-vocab.cpp). Here each has the parts of the tokenizer.json that the name stands
+for, so that token ids are those of the original checkpoint.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+_BYTES: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_GPT2_WORDS: Json = {**_BYTES, "use_regex": True}
+_DIGITS: Json = {"type": "Digits", "individual_digits": True}
+
+
+def _sequence(*parts: Json) -> Json:
+    return {"type": "Sequence", "pretokenizers": list(parts)}
+
+
+def _splits(*patterns: str) -> Json:
+    """Returns a pre-tokenizer that splits by one regular expression after the other."""
+    words = ({"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in patterns)
+    return _sequence(*words, _BYTES)
+
+
+def _cl100k(digits: str) -> Json:
+    """Returns the words of tiktoken's cl100k_base, with other digits in a word."""
+    return _splits(
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+def _o200k(digits: str, contractions: str) -> Json:
+    """Returns the words of tiktoken's o200k_base, in which capitals begin one, with other digits and contractions."""
+    start, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    return _splits(
+        f"{start}{upper}*{lower}+{contractions}|{start}{upper}+{lower}*{contractions}|{digits}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """What a value of tokenizer.ggml.pre stands for.
+
+    Attributes:
+        words: the pre-tokenizer.
+        normalizer: None: texts stay as they are.
+        ignores_merges: whether a word that is a token is not merged from its bytes.
+        adds_bos: whether prompts begin with the bos token, unless the file says something else.
+    """
+
+    words: Json
+    normalizer: Json | None = None
+    ignores_merges: bool = False
+    adds_bos: bool = False
+
+
+_GPT2 = PreTokenizer(_GPT2_WORDS)
+_LLAMA3 = PreTokenizer(_cl100k(r"\p{N}{1,3}"), ignores_merges=True, adds_bos=True)
+_CL100K = PreTokenizer(_cl100k(r"\p{N}{1,3}"))
+_QWEN2 = PreTokenizer(_cl100k(r"\p{N}"), normalizer={"type": "NFC"})
+_STARCODER = PreTokenizer(_sequence(_DIGITS, _GPT2_WORDS))
+
+PRE_TOKENIZERS = {
+    "default": PreTokenizer(
+        _splits(
+            r"[\p{P}\$\+<=>\^~\|]+",
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+            r"\p{N}+",
+            r"[0-9][0-9][0-9]",
+        )
+    ),
+    "gpt-2": _GPT2,
+    "olmo": _GPT2,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "pixtral": _LLAMA3,
+    "dbrx": _CL100K,
+    "smaug-bpe": _CL100K,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "megrez": _QWEN2,
+    "smollm": _STARCODER,
+    "starcoder": _STARCODER,
+    "refact": _STARCODER,
+    "minerva-7b": _STARCODER,
+    "tekken": PreTokenizer(_o200k(r"\p{N}", ""), ignores_merges=True, adds_bos=True),
+    "gpt-4o": PreTokenizer(_o200k(r"\p{N}{1,3}", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?")),
+    "deepseek-coder": PreTokenizer(_splits(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+}
+"""By their names, those of models with a supported architecture."""
