@@ -51,7 +51,7 @@ def open_regular(path: Path) -> BinaryIO:
         CheckpointError: it is not a regular file, or cannot be opened.
     """
     try:
-        _check_regular(path, path.stat())  # first: opening a device may have effects
+        check_regular(path, path.stat())  # first: opening a device may have effects
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         if path.is_symlink():
@@ -61,14 +61,18 @@ def open_regular(path: Path) -> BinaryIO:
         raise CheckpointError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     file = os.fdopen(descriptor, "rb")
     try:
-        _check_regular(path, os.fstat(descriptor))
+        check_regular(path, os.fstat(descriptor))
     except BaseException:
         file.close()
         raise
     return file
 
 
-def _check_regular(path: Path, status: os.stat_result) -> None:
+def check_regular(path: Path, status: os.stat_result) -> None:
+    """Checks that a status is a regular file's.
+
+    Raises: CheckpointError: it is another kind of file.
+    """
     for is_kind, name in _KINDS.items():
         if is_kind(status.st_mode):
             raise CheckpointError(f"{path}: is a {name}, expected a regular file")
@@ -82,13 +86,21 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         CheckpointError: see `open_regular`, or the file is larger than max_bytes.
     """
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise CheckpointError(f"{path}: has {size} bytes, at most {max_bytes} are allowed for a file of this name")
-        try:
-            data = file.read(max_bytes + 1)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        return read_open_file(path, file, max_bytes)
+
+
+def read_open_file(path: Path, file: BinaryIO, max_bytes: int) -> bytes:
+    """Returns the content of an open file.
+
+    Raises: CheckpointError: it cannot be read, or is larger than max_bytes.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size > max_bytes:
+        raise CheckpointError(f"{path}: has {size} bytes, at most {max_bytes} are allowed for a file of this name")
+    try:
+        data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if len(data) > max_bytes:
         raise CheckpointError(f"{path}: has more than {max_bytes} bytes")
     return data
