@@ -6,8 +6,9 @@ A file that is not regular, too large or too complex is rejected before it can b
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from engine.errors import CheckpointError
 
@@ -43,7 +44,7 @@ def exists(path: Path) -> bool:
     return True
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Opens a regular file; never blocks, as opening a named pipe would.
 
     Raises:
@@ -89,7 +90,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         return read_open_file(path, file, max_bytes)
 
 
-def read_open_file(path: Path, file: BinaryIO, max_bytes: int) -> bytes:
+def read_open_file(path: Path, file: BufferedReader, max_bytes: int) -> bytes:
     """Returns the content of an open file.
 
     Raises: CheckpointError: it cannot be read, or is larger than max_bytes.

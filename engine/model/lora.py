@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -62,7 +63,7 @@ _PLAIN_VALUES: dict[str, tuple[Any, ...]] = {
 """Settings under which an adapter is B A alone, one rank for all layers; null counts as absent."""
 
 
-OpenFile: TypeAlias = Callable[[Path], BinaryIO]
+OpenFile: TypeAlias = Callable[[Path], BufferedReader]
 """Opens a regular file; raises FileNotFoundError or CheckpointError."""
 
 
@@ -179,7 +180,7 @@ class LoraAdapter:
             changes = {module: change_of(module) for module in sorted(self.modules)}
         return {module: change for module, change in changes.items() if change is not None}
 
-    def _change(self, path: Path, file: BinaryIO, module: str) -> LowRank | None:
+    def _change(self, path: Path, file: BufferedReader, module: str) -> LowRank | None:
         if module not in self.modules:
             return None
         a, b = (self._matrix(path, file, name) for name in _tensor_names(module))
@@ -189,15 +190,15 @@ class LoraAdapter:
                 raise CheckpointError(f"{path}: tensor {name} holds NaN or infinity")
         return LowRank(a, b)
 
-    def _matrix(self, path: Path, file: BinaryIO, name: str) -> torch.Tensor:
+    def _matrix(self, path: Path, file: BufferedReader, name: str) -> torch.Tensor:
         entry = self.tensors[name]
         data = bytearray(entry.stop - entry.start)
         file.seek(entry.start)
-        if (num_read := file.readinto(data)) != len(data):  # type: ignore[attr-defined]  # of all open binary files
+        if (num_read := file.readinto(data)) != len(data):
             raise CheckpointError(f"{path}: tensor {name} has {num_read} of {len(data)} bytes: truncated meanwhile")
         return torch.frombuffer(data, dtype=_DTYPES[entry.dtype]).view(entry.shape).float()
 
-    def _check_version(self, path: Path, file: BinaryIO) -> None:
+    def _check_version(self, path: Path, file: BufferedReader) -> None:
         if _version(file) != self.version:
             raise CheckpointError(f"{path}: has changed while it was read")
 
@@ -207,7 +208,7 @@ def adapter_bytes(rank: int, shapes: Iterable[tuple[int, int]]) -> int:
     return 4 * sum(columns * (rank + 31) + (rows + 31) * rank for rows, columns in shapes)
 
 
-def _version(file: BinaryIO) -> tuple[int, ...]:
+def _version(file: BufferedReader) -> tuple[int, ...]:
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
@@ -218,7 +219,7 @@ def _tensor_names(module: str) -> tuple[str, str]:
 
 def _endings(names: Iterable[str]) -> set[str]:
     """Returns what a target may be to mean one of these modules: `a.b.c`, `b.c` or `c`."""
-    endings = set()
+    endings: set[str] = set()
     for name in names:
         parts = name.split(".")
         endings.update(".".join(parts[first:]) for first in range(len(parts)))
@@ -240,7 +241,7 @@ def _check_targets(fields: ConfigFields, layers: Mapping[str, tuple[int, int]]) 
 
 
 def _checked_tensors(
-    path: Path, file: BinaryIO, rank: int, layers: Mapping[str, tuple[int, int]]
+    path: Path, file: BufferedReader, rank: int, layers: Mapping[str, tuple[int, int]]
 ) -> dict[str, TensorEntry]:
     """Returns the matrices in a file, after checking their names, types, shapes and places."""
     tensors = read_open_header(path, file, MAX_HEADER_BYTES + _HEADER_BYTES_PER_TENSOR * 2 * len(layers))
