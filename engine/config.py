@@ -118,8 +118,8 @@ class EngineConfig:
     )
     lora_dir: tuple[str, ...] = flag(
         (), repeated(text(metavar="DIR")),
-        "with --enable-lora: folder from which a frontend may load adapters while the engine serves; nothing outside of it "
-        "is read, links included. Repeat it for several", default_text="none: adapters are those of --lora",
+        "with --enable-lora: folder from which a frontend may load adapters at run time; nothing outside of "
+        "it is read, links included. Repeat it for several", default_text="none: adapters are those of --lora",
     )  # fmt: skip
     model_impl: ModelImpl = flag(
         "auto", choice(get_args(ModelImpl)),

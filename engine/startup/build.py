@@ -95,7 +95,10 @@ def build_engine(
         num_bytes = group.size * bytes_of_weights(
             model, dtype, group, config.quantization, kept=kept_weights(config, device.type)
         )
-        num_bytes += adapters_bytes(config, model, adapters)
+        num_bytes += (num_adapter_bytes := adapters_bytes(config, model, adapters))
+        if config.enable_lora:
+            num_slots, num_mib = num_adapter_slots(config), num_adapter_bytes / 2**20
+            _log.info("LoRA adapters: %d places of rank %d, %.1f MiB", num_slots, config.max_lora_rank, num_mib)
         free_bytes = bytes_beside_weights(num_bytes, config.quantization or dtype_name(dtype))
         shard = shard_shape(model, group)
         kv_plan = plan_kv_cache(

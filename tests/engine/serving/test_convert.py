@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.core.request import Adapter, Request, RequestId
+from engine.core.request import Request, RequestId
 from engine.errors import InvalidRequest
 from engine.serving.convert import (
     RequestLimits,
