@@ -8,8 +8,8 @@ away meanwhile. A frontend that starts learns what is wanted from the engines.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -19,6 +19,9 @@ from frontend.errors import EngineUnavailable, InvalidRequest, ModelNotFound, Re
 from frontend.routing.held_adapters import HeldAdapters
 from frontend.text.served_model import Adapter
 
+if TYPE_CHECKING:
+    from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceAsyncStub
+
 CHANGE_TIMEOUT_S = 300.0
 """How long an engine may take to load an adapter."""
 
@@ -27,6 +30,7 @@ MAX_REMEMBERED = 1024
 
 _RETRY_S = 2.0
 
+_T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
 
@@ -38,12 +42,9 @@ class AdapterEngine(Protocol):
         """Its address, for messages."""
         ...
 
-    async def load_adapter(self, request: pb.LoadAdapterRequest, timeout_s: float) -> pb.LoadAdapterResponse:
-        """Calls the engine's LoadAdapter; raises AioRpcError, or EngineUnavailable."""
-        ...
-
-    async def unload_adapter(self, request: pb.UnloadAdapterRequest, timeout_s: float) -> pb.UnloadAdapterResponse:
-        """Calls the engine's UnloadAdapter; raises AioRpcError, or EngineUnavailable."""
+    @property
+    def stub(self) -> "EngineServiceAsyncStub | None":
+        """Its calls; None once it is lost."""
         ...
 
 
@@ -176,7 +177,7 @@ class AdapterControl:
 
     async def _load(self, holder: Holder, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse | RequestError:
         try:
-            response = await holder.engine.load_adapter(request, CHANGE_TIMEOUT_S)
+            response = await _answer(_stub(holder).LoadAdapter(request, timeout=CHANGE_TIMEOUT_S))
         except EngineUnavailable as error:
             return error
         except grpc.aio.AioRpcError as error:
@@ -189,9 +190,8 @@ class AdapterControl:
         if held is not None:
             self._forget(held)  # also if the engine does not answer
         try:
-            response = await holder.engine.unload_adapter(
-                pb.UnloadAdapterRequest(name=name, sha256=sha256), CHANGE_TIMEOUT_S
-            )
+            request = pb.UnloadAdapterRequest(name=name, sha256=sha256)
+            response = await _answer(_stub(holder).UnloadAdapter(request, timeout=CHANGE_TIMEOUT_S))
         except EngineUnavailable as error:
             return error
         except grpc.aio.AioRpcError as error:
@@ -255,6 +255,24 @@ class AdapterControl:
         self._unloaded[_without_path(adapter)] = None
         while len(self._unloaded) > MAX_REMEMBERED:
             self._unloaded.popitem(last=False)
+
+
+def _stub(holder: Holder) -> "EngineServiceAsyncStub":
+    stub = holder.engine.stub
+    if stub is None:
+        raise EngineUnavailable("the engine went away", retry_after_s=_RETRY_S)
+    return stub
+
+
+async def _answer(call: Awaitable[_T]) -> _T:
+    """Waits for a call, which its channel cancels when the engine is lost."""
+    try:
+        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise EngineUnavailable("the engine went away", retry_after_s=_RETRY_S) from None
 
 
 def _without_path(adapter: Adapter) -> Adapter:

@@ -9,10 +9,10 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
@@ -59,7 +59,6 @@ _CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
 )
 
-_T = TypeVar("_T")
 AttachCall = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
 
@@ -188,22 +187,9 @@ class EngineConnection:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def load_adapter(self, request: pb.LoadAdapterRequest, timeout_s: float) -> pb.LoadAdapterResponse:
-        """Calls the engine's LoadAdapter.
-
-        Raises:
-            AioRpcError: the engine refuses, or is lost.
-            EngineUnavailable: it is not attached.
-        """
-        return await _answer(self._attached_stub().LoadAdapter(request, timeout=timeout_s))
-
-    async def unload_adapter(self, request: pb.UnloadAdapterRequest, timeout_s: float) -> pb.UnloadAdapterResponse:
-        """Calls the engine's UnloadAdapter; errors as those of `load_adapter`."""
-        return await _answer(self._attached_stub().UnloadAdapter(request, timeout=timeout_s))
-
-    def _attached_stub(self) -> "EngineServiceAsyncStub":
-        if self._stub is None:
-            raise _gone()
+    @property
+    def stub(self) -> "EngineServiceAsyncStub | None":
+        """The attached engine's other calls; None if none is attached."""
         return self._stub
 
     async def _run(self) -> None:
@@ -433,17 +419,6 @@ class EngineConnection:
 
 def _gone() -> EngineUnavailable:
     return EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S)
-
-
-async def _answer(call: Awaitable[_T]) -> _T:
-    """Waits for a call, which its channel cancels when the engine is lost."""
-    try:
-        return await call
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise _gone() from None
 
 
 def _may_be_tls(details: str) -> bool:
