@@ -208,6 +208,8 @@ async def test_a_load_goes_on_when_its_caller_has_gone(served: Served) -> None:
     waiting = asyncio.ensure_future(call)
     assert await asyncio.to_thread(served.loader.is_held.wait, HANG_S)
     waiting.cancel()
+    for _ in range(2):  # answered after the engine has seen the end of the call
+        await served.stub.GetEngineStatus(pb.GetEngineStatusRequest(), timeout=HANG_S)
     served.loader.may_go_on.set()
     removed = await served.unload("slow")  # in turn, after the load
     assert names(removed.adapters) == ["first"]

@@ -128,6 +128,22 @@ def test_a_file_that_would_block_or_is_too_large_is_refused(base, folder):
         adapters(0, "a", "a", b"")
 
 
+def test_a_file_with_a_hole_between_its_matrices_is_refused(base, folder):
+    """It would be read for its digest: a terabyte that takes no disk."""
+    weights = save_adapter(folder / "a", base) / WEIGHTS_FILE
+    whole = weights.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    last = max((entry for name, entry in header.items() if name != "__metadata__"), key=lambda e: e["data_offsets"])
+    last["data_offsets"] = [offset + (1 << 40) for offset in last["data_offsets"]]
+    changed = json.dumps(header).encode()
+    weights.write_bytes(len(changed).to_bytes(8, "little") + changed)
+    with weights.open("r+b") as file:
+        file.truncate(8 + len(changed) + last["data_offsets"][1])
+    with pytest.raises(CheckpointError, match=r"begins at byte \d+, the one before ends at \d+"):
+        reserved(base, folder)(0, "a", "a", b"")
+
+
 def test_a_rank_without_memory_and_another_digest_are_refused(base, folder):
     save_adapter(folder / "a", base, rank=9)
     save_adapter(folder / "b", base)
