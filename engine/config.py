@@ -51,9 +51,14 @@ MAX_ADAPTER_NAME_CHARS = 256
 """Longest name of an adapter."""
 
 
+def is_adapter_name(name: str) -> bool:
+    """Whether an adapter may have this name."""
+    return 0 < len(name.strip()) == len(name) <= MAX_ADAPTER_NAME_CHARS and name.isprintable()
+
+
 def _is_lora(setting: str) -> bool:
     name, _, path = setting.partition("=")
-    return bool(path) and 0 < len(name.strip()) == len(name) <= MAX_ADAPTER_NAME_CHARS
+    return bool(path) and is_adapter_name(name)
 
 
 class StepLimits(NamedTuple):
@@ -96,6 +101,25 @@ class EngineConfig:
         (), repeated(text("NAME=PATH", _is_lora, metavar="NAME=PATH")),
         "a LoRA adapter of the model, in PEFT's format: requests that name NAME as their model get its answers; repeat "
         "it for several", default_text="none",
+    )  # fmt: skip
+    enable_lora: bool = flag(
+        False, switch(),
+        "reserve memory for --max-loras adapters of up to --max-lora-rank, on a CPU; with --lora-dir they can then be "
+        "loaded and unloaded while the engine serves",
+    )  # fmt: skip
+    max_loras: int | None = flag(
+        None, integer(1, 4096),
+        "with --enable-lora: number of adapters that can be loaded at a time, those of --lora included. One that is "
+        "unloaded or replaced counts until its last request has ended",
+        default_text="4, or one more than --lora has",
+    )  # fmt: skip
+    max_lora_rank: int = flag(
+        16, integer(1, 512), "with --enable-lora: largest rank of an adapter; memory is reserved for it in each layer"
+    )
+    lora_dir: tuple[str, ...] = flag(
+        (), repeated(text(metavar="DIR")),
+        "with --enable-lora: folder from which a frontend may load adapters at run time; nothing outside of "
+        "it is read, links included. Repeat it for several", default_text="none: adapters are those of --lora",
     )  # fmt: skip
     model_impl: ModelImpl = flag(
         "auto", choice(get_args(ModelImpl)),

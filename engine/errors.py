@@ -8,6 +8,8 @@ EngineError
 |-- IntegrityError       the KV cache accounting is inconsistent, a defect: one line; exit status 1
 `-- RequestError         one request: becomes a Rejection on the wire
     |-- InvalidRequest   a field has a value that cannot be served
+    |-- AdapterNotFound  the adapter with the digest that was asked for is not loaded
+    |-- NoFreeAdapterSlot  all places of adapters are taken
     |-- RequestTooLong   exceeds the context or the empty cache
     |-- QueueFull        retry later
     `-- EngineDraining   retry on another engine, or on this one after its restart
@@ -70,3 +72,11 @@ class QueueFull(RequestError):  # noqa: N818
 
 class EngineDraining(RequestError):  # noqa: N818
     """The engine finishes its open requests and accepts no new ones."""
+
+
+class AdapterNotFound(RequestError):  # noqa: N818
+    """The adapter with the digest that was asked for is not loaded."""
+
+
+class NoFreeAdapterSlot(RequestError):  # noqa: N818
+    """All places of adapters are taken; some may be free later."""

@@ -79,7 +79,16 @@ class GrantCredit:
     grants: tuple[tuple[RequestId, int], ...]
 
 
-Command = Submit | Cancel | GrantCredit
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Asks for a `FencePassed` of this number: when all steps launched before have ended, and earlier commands are
+    applied.
+    """
+
+    number: int
+
+
+Command = Submit | Cancel | GrantCredit | Fence
 
 
 class Inbox:
@@ -223,4 +232,11 @@ class DrainReport:
     grace_s: float
 
 
-Report = AdmissionReport | StepReport | DrainReport
+@dataclass(frozen=True, slots=True)
+class FencePassed:
+    """See `Fence`."""
+
+    number: int
+
+
+Report = AdmissionReport | StepReport | DrainReport | FencePassed

@@ -23,6 +23,8 @@ from engine.interfaces import (
     Cancel,
     Command,
     DrainReport,
+    Fence,
+    FencePassed,
     GrantCredit,
     Inbox,
     LoopSnapshot,
@@ -82,6 +84,8 @@ class StepLoop:
         self._open: set[RequestId] = set()  # accepted, and not completed yet
         self._seen_commands: dict[str, int] = {}  # since the last StepReport
         self._in_flight: deque[_Launched] = deque()
+        self._num_launched = 0
+        self._fences: deque[tuple[int, int]] = deque()  # number, and steps launched before it
         self._collected_ns = 0  # when the last step was, perf_counter
         self._num_turns = 0
         self._was_productive = True  # the last step had rows or outputs: do not wait before the next
@@ -136,6 +140,8 @@ class StepLoop:
             self._publish(self.snapshot.engine_step)
         while len(self._in_flight) > num_left:
             self._collect()
+        while self._fences and self._fences[0][1] <= self._num_launched - len(self._in_flight):
+            self._outbox(FencePassed(self._fences.popleft()[0]))
 
     def _idle_s(self) -> float:
         """How long to wait for a command: 0 while there is work."""
@@ -155,6 +161,7 @@ class StepLoop:
         scheduled_ns = time.perf_counter_ns()
         self._runner.launch(plan)
         self._in_flight.append(_Launched(plan, started_ns, scheduled_ns))
+        self._num_launched += 1
         return bool(plan.rows)
 
     def _collect(self) -> None:
@@ -196,6 +203,9 @@ class StepLoop:
             for cancel in cancels:
                 self._cancel((i for i in cancel.request_ids if i in new_ids), now_s, cancel.reason)
         for command in commands:
+            if isinstance(command, Fence):
+                self._fences.append((command.number, self._num_launched))
+                continue
             if isinstance(command, GrantCredit):
                 for request_id, tokens in command.grants:
                     self._scheduler.grant_credit(request_id, tokens, now_s)

@@ -13,7 +13,7 @@ from chairlift.service.process_limits import ProcessLimitError, check_process_li
 from chairlift.v1 import generation_service_pb2
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from frontend import __version__
-from frontend.access.api_keys import ApiKeys, load_keys
+from frontend.access.api_keys import Access, load_keys
 from frontend.access.engine_tls import load_engine_tls
 from frontend.access.file_watch import FileWatch
 from frontend.access.tls import load_tls
@@ -32,6 +32,7 @@ from frontend.limits import MAX_REQUEST_BYTES
 from frontend.observability.metrics import Metrics
 from frontend.observability.trace_context import GrpcOriginInterceptor, HttpOriginMiddleware
 from frontend.observability.traffic import log_traffic
+from frontend.routing.adapter_control import AdapterControl
 from frontend.routing.router import Router
 from frontend.text.chat_renderer import ChatRenderer
 from frontend.text.isolated.process import JobLimits
@@ -71,7 +72,7 @@ class FrontendApp:
         self._config = config
         self._place = place
         self._warms_up = warm_up
-        self._keys = ApiKeys(load_keys(config.api_key, config.api_key_file))
+        self._access = Access(*_keys(config))
         self._tls = load_tls(config)
         self._watches = self._file_watches()
         self._tokenizers = TokenizerSource(config.tokenizer)
@@ -135,7 +136,7 @@ class FrontendApp:
         server = grpc.aio.server(
             interceptors=[
                 ErrorInterceptor(stall_timeout_s=config.stall_timeout_s),
-                ApiKeyInterceptor(self._keys),
+                ApiKeyInterceptor(self._access),
                 CapacityInterceptor(self._generations, self.calls),
                 *([GrpcOriginInterceptor()] if self._needs_origins else []),
             ],
@@ -146,6 +147,7 @@ class FrontendApp:
             self.calls,
             stall_timeout_s=config.stall_timeout_s,
             default_timeout_s=config.default_timeout_s,
+            adapters=self._adapter_changes(),
         )
         add_GenerationServiceServicer_to_server(service, server)
         add_health(self._health, server)
@@ -247,12 +249,16 @@ class FrontendApp:
         config, watches = self._config, []
         if self._tls is not None:
             watches.append(FileWatch("TLS certificate", self._tls.paths, self._tls.reload))
-        if config.api_key_file is not None:
-            watches.append(FileWatch("API keys", [config.api_key_file], self._reload_keys))
+        if files := [path for path in (config.api_key_file, config.admin_api_key_file) if path is not None]:
+            watches.append(FileWatch("API keys", files, self._reload_keys))
         return watches
 
     def _reload_keys(self) -> None:
-        self._keys.replace(load_keys(self._config.api_key, self._config.api_key_file))
+        self._access.replace(*_keys(self._config))
+
+    def _adapter_changes(self) -> AdapterControl | None:
+        """Returns what loads adapters, if that is allowed."""
+        return self.engines.adapter_control if self._config.allow_runtime_lora_updating else None
 
     def _http_server(self) -> "HttpServer":
         # Imported here, so that a server without HTTP does not need these packages.
@@ -264,6 +270,7 @@ class FrontendApp:
         from frontend.api.http.unknown_parameters import UnknownParameters
         from frontend.api.openai.endpoints import CompletionsHandler, openai_apis
         from frontend.api.openai.info_routes import InfoRoutes
+        from frontend.api.openai.lora_routes import LoraRoutes
         from frontend.api.openai.responses.endpoints import Responses, responses_api
 
         config = self._config
@@ -284,12 +291,16 @@ class FrontendApp:
             body_timeout_s=config.stall_timeout_s,
             since=self._place.since if self._place is not None else int(time.time()),
         )
+        adapters = self._adapter_changes()
+        lora_routes = None
+        if adapters is not None:
+            lora_routes = LoraRoutes(adapters, self.calls, unknown_parameters, body_timeout_s=config.stall_timeout_s)
         apis = [
             responses_api(Responses(runner)),
             messages_api(Messages(runner)),
-            *openai_apis(CompletionsHandler(runner), info_routes),
+            *openai_apis(CompletionsHandler(runner), info_routes, lora_routes),
         ]
-        app: ASGIApp = with_cors(make_app(apis, self._keys), config.allowed_origins)
+        app: ASGIApp = with_cors(make_app(apis, self._access), config.allowed_origins)
         return HttpServer(
             HttpOriginMiddleware(app) if self._needs_origins else app,
             config.http_host or config.host,
@@ -312,6 +323,14 @@ class FrontendApp:
 
     def _update_health(self) -> None:
         self._health.set_serving(self.engines.serving and not self._draining)
+
+
+def _keys(config: FrontendConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the keys of clients and of administrators."""
+    return (
+        load_keys(config.api_key, config.api_key_file),
+        load_keys(config.admin_api_key, config.admin_api_key_file, flag="--admin-api-key"),
+    )
 
 
 def _spans(endpoint: str) -> "OtlpSpans":

@@ -85,6 +85,14 @@ class FrontendConfig:
         "the variable or --api-key-file", group="keys and TLS", default_text="none: calls need no key", secret=True,
     )  # fmt: skip
     api_key_file: Path | None = flag(None, path(), "file with API keys, one per line; reloaded when it changes")
+    admin_api_key: tuple[str, ...] = flag(
+        (), repeated(text(metavar="KEY"), ""),
+        "key for administration, which opens all else too; may be repeated. Only such keys then load and unload LoRA "
+        "adapters. Prefer the variable or --admin-api-key-file, as for --api-key", default_text="none", secret=True,
+    )  # fmt: skip
+    admin_api_key_file: Path | None = flag(
+        None, path(), "file with keys for administration, one per line; reloaded when it changes"
+    )
     tls_cert: Path | None = flag(
         None,
         path(),
@@ -174,6 +182,12 @@ class FrontendConfig:
         512 << 20, integer(16 << 20), "maximum memory in bytes to compile one structured-output schema or grammar"
     )
 
+    allow_runtime_lora_updating: bool = flag(
+        False, switch(),
+        "allow calls to load and unload LoRA adapters, in engines with --enable-lora and --lora-dir; on an address "
+        "other than loopback they need --admin-api-key",
+    )  # fmt: skip
+
     workers: int = flag(
         1, integer(1, 256),
         "processes that share the ports and the engines; raise it only if the frontend saturates a core",
@@ -229,6 +243,17 @@ class FrontendConfig:
         if self.engine_tls_client_cert is not None and self.engine_tls_ca is None:
             raise ConfigError("--engine-tls-client-cert needs --engine-tls-ca")
         self._check_exposure()
+        self._check_administration()
+
+    def _check_administration(self) -> None:
+        """Refuses administration by everybody who may send requests from other machines."""
+        if not self.allow_runtime_lora_updating or self.admin_api_key or self.admin_api_key_file is not None:
+            return
+        if not all(is_loopback(host) for host in (self.host, self.http_host or self.host)):
+            raise ConfigError(
+                "--allow-runtime-lora-updating on an address that is open to other machines needs --admin-api-key or "
+                "--admin-api-key-file: who may send requests must not change the models"
+            )
 
     def _check_exposure(self) -> None:
         """Refuses an unprotected port that other machines can reach."""

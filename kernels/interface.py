@@ -290,3 +290,27 @@ class AdapterOps(Protocol):
     def add_adapters(self, y: torch.Tensor, x: LinearInput, adapters: Adapters, tokens: AdaptedTokens) -> None:
         """Adds B (A x) to y, the results of a linear layer of inputs x, for these tokens, in place."""
         ...
+
+
+class ReplaceableAdapterOps(AdapterOps, Protocol):
+    """Operations of families whose adapters may be replaced between two steps, without compiling the steps again."""
+
+    def reserve_adapters(
+        self, num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
+    ) -> Adapters:
+        """Allocates adapters of one linear layer that change nothing until `set_adapter`.
+
+        Args:
+            num_adapters: places of adapters, all of which `add_adapters` takes.
+            max_rank: most terms of a change.
+            in_features: columns of the layer.
+            rows: first and last row, exclusive, of each change that an adapter may have.
+        """
+        ...
+
+    def set_adapter(self, adapters: Adapters, index: int, changes: Sequence[LowRank]) -> None:
+        """Replaces what one adapter changes of the layer; called on any thread, while no step uses this adapter.
+
+        Allocates little besides. Raises: ValueError: the changes are not among those that were reserved.
+        """
+        ...

@@ -6,8 +6,9 @@ A file that is not regular, too large or too complex is rejected before it can b
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from engine.errors import CheckpointError
 
@@ -46,7 +47,7 @@ def exists(path: Path) -> bool:
     return True
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Opens a regular file; never blocks, as opening a named pipe would.
 
     Raises:
@@ -54,7 +55,7 @@ def open_regular(path: Path) -> BinaryIO:
         CheckpointError: it is not a regular file, cannot be opened, or is a pointer of Git LFS.
     """
     try:
-        _check_regular(path, path.stat())  # first: opening a device may have effects
+        check_regular(path, path.stat())  # first: opening a device may have effects
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         if path.is_symlink():
@@ -65,7 +66,7 @@ def open_regular(path: Path) -> BinaryIO:
     file = os.fdopen(descriptor, "rb")
     try:
         status = os.fstat(descriptor)
-        _check_regular(path, status)
+        check_regular(path, status)
         if status.st_size <= _MAX_POINTER_BYTES and os.pread(descriptor, len(_LFS_POINTER), 0) == _LFS_POINTER:
             raise CheckpointError(f"{path}: is a pointer of Git LFS, not the file itself: run `git lfs pull` there")
     except BaseException:
@@ -74,7 +75,11 @@ def open_regular(path: Path) -> BinaryIO:
     return file
 
 
-def _check_regular(path: Path, status: os.stat_result) -> None:
+def check_regular(path: Path, status: os.stat_result) -> None:
+    """Checks that a status is a regular file's.
+
+    Raises: CheckpointError: it is another kind of file.
+    """
     for is_kind, name in _KINDS.items():
         if is_kind(status.st_mode):
             raise CheckpointError(f"{path}: is a {name}, expected a regular file")
@@ -88,13 +93,21 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         CheckpointError: see `open_regular`, or the file is larger than max_bytes.
     """
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise CheckpointError(f"{path}: has {size} bytes, at most {max_bytes} are allowed for a file of this name")
-        try:
-            data = file.read(max_bytes + 1)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        return read_open_file(path, file, max_bytes)
+
+
+def read_open_file(path: Path, file: BufferedReader, max_bytes: int) -> bytes:
+    """Returns the content of an open file.
+
+    Raises: CheckpointError: it cannot be read, or is larger than max_bytes.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size > max_bytes:
+        raise CheckpointError(f"{path}: has {size} bytes, at most {max_bytes} are allowed for a file of this name")
+    try:
+        data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if len(data) > max_bytes:
         raise CheckpointError(f"{path}: has more than {max_bytes} bytes")
     return data

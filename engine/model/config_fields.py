@@ -32,9 +32,17 @@ class ConfigFields:
             values = read_json(path)
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no such file; a checkpoint is a folder with config.json") from None
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{path}: holds a {type(values).__name__}, expected an object")
-        return cls(str(path), values)
+        return cls.from_json(str(path), values)
+
+    @classmethod
+    def from_json(cls, source: str, value: Any) -> "ConfigFields":
+        """Takes a JSON value.
+
+        Raises: CheckpointError: it is not an object.
+        """
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{source}: holds a {type(value).__name__}, expected an object")
+        return cls(source, value)
 
     def with_defaults(self, defaults: dict[str, Any]) -> "ConfigFields":
         """Returns a copy with values for absent fields; a field that is null stays absent."""

@@ -1,18 +1,19 @@
 """The decoder that all architectures share: embedding, layers, norm and output head, on a ragged batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, pack_anew
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer
+from engine.model.linear import ChangeOf, Linear
 from engine.model.norm import Norm
 from engine.model.rotary_tables import rotary_tables
 from engine.model.sharding import Sharding
 from engine.model.vocabulary import Vocabulary
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
-from kernels.interface import AdapterOps, KernelOps, KVCache, LinearInput, LowRank
+from kernels.interface import AdapterOps, KernelOps, KVCache, LinearInput, LowRank, ReplaceableAdapterOps
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 
 
@@ -84,14 +85,28 @@ class Decoder:
 
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
         """Returns rows and columns of all linear layers that adapters can change, by their names in the checkpoint."""
-        linears = (linear for layer in self.layers for linear in layer.adaptable)
-        return {name: shape for linear in linears for name, shape in linear.projection_shapes().items()}
+        return {name: shape for linear in self._adaptable() for name, shape in linear.projection_shapes().items()}
 
     def set_adapters(self, ops: AdapterOps, adapters: Sequence[Mapping[str, LowRank]]) -> None:
         """Adds adapters, which steps then select by their index; each maps names of linear layers to changes."""
-        for layer in self.layers:
-            for linear in layer.adaptable:
-                linear.set_adapters(ops, adapters)
+        for linear in self._adaptable():
+            linear.set_adapters(ops, [changes.get for changes in adapters])
+
+    def reserve_adapters(self, ops: ReplaceableAdapterOps, num_adapters: int, max_rank: int) -> None:
+        """Allocates adapters of at most a rank, which change nothing until `set_adapter`."""
+        for linear in self._adaptable():
+            linear.reserve_adapters(ops, num_adapters, max_rank)
+
+    def set_adapter(self, ops: ReplaceableAdapterOps, index: int, change_of: ChangeOf) -> None:
+        """Replaces one of the reserved adapters, a layer at a time.
+
+        It may be called on any thread, while steps run that do not use this adapter.
+        """
+        for linear in self._adaptable():
+            linear.set_adapter(ops, index, change_of)
+
+    def _adaptable(self) -> Iterator[Linear]:
+        return (linear for layer in self.layers for linear in layer.adaptable)
 
     def _norm_parts(self) -> dict[str, CheckpointPart]:
         return {"model.norm.weight": CheckpointPart.whole(self.norm.weight)}

@@ -1,6 +1,6 @@
 """Linear layers: loaded in the format of the checkpoint, then packed for the operations, one matrix at a time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import torch
@@ -11,11 +11,22 @@ from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.quantization_config import QuantizedWeights
 from engine.model.stored_matrix import StoredMatrix, allocate_matrix, check_matrix
-from kernels.interface import AdapterOps, Adapters, KernelOps, LinearInput, LinearWeights, LowRank
+from kernels.interface import (
+    AdapterOps,
+    Adapters,
+    KernelOps,
+    LinearInput,
+    LinearWeights,
+    LowRank,
+    ReplaceableAdapterOps,
+)
 from kernels.metadata import AdaptedTokens
 
 Kept: TypeAlias = tuple[type[QuantizedWeights], ...]
 """Kinds of quantised weights of a checkpoint that are packed as they are; others are dequantised."""
+
+ChangeOf: TypeAlias = Callable[[str], LowRank | None]
+"""Returns what an adapter changes of a projection, by its name in the checkpoint; None: nothing."""
 
 _META = torch.device("meta")
 
@@ -145,18 +156,30 @@ class Linear:
         """Returns rows and columns of each projection in the checkpoint, by its name there."""
         return {name: (span.total, self._in_features.total) for name, span in self._out_features.items()}
 
-    def set_adapters(self, ops: AdapterOps, adapters: Sequence[Mapping[str, LowRank]]) -> None:
+    def set_adapters(self, ops: AdapterOps, adapters: Sequence[ChangeOf]) -> None:
         """Packs what each adapter changes of the projections, by their names in the checkpoint. One rank has all."""
-        changes = [
-            [
-                LowRank(changed[name].a, self._in_order(changed[name].b, rows), rows.start)
-                for name, _, rows in stacked(self._out_features)
-                if name in changed
-            ]
-            for changed in adapters
-        ]
+        changes = [self._changes(change_of) for change_of in adapters]
         if any(changes):
             self._adapters = ops, ops.pack_adapters(changes)
+
+    def reserve_adapters(self, ops: ReplaceableAdapterOps, num_adapters: int, max_rank: int) -> None:
+        """Allocates adapters that `set_adapter` fills. One rank has all rows and columns."""
+        rows = [(rows.start, rows.stop) for _, _, rows in stacked(self._out_features)]
+        self._adapters = ops, ops.reserve_adapters(num_adapters, max_rank, self._in_features.total, rows)
+
+    def set_adapter(self, ops: ReplaceableAdapterOps, index: int, change_of: ChangeOf) -> None:
+        """Replaces what one of the reserved adapters changes; no step may use it meanwhile."""
+        assert self._adapters is not None, "adapters are reserved first"
+        ops.set_adapter(self._adapters[1], index, self._changes(change_of))
+
+    def _changes(self, change_of: ChangeOf) -> list[LowRank]:
+        """Returns what an adapter changes of the matrix."""
+        changes = [(change_of(name), rows) for name, _, rows in stacked(self._out_features)]
+        return [
+            LowRank(change.a, self._in_order(change.b, rows), rows.start)
+            for change, rows in changes
+            if change is not None
+        ]
 
     def _in_order(self, rows: torch.Tensor, below: slice) -> torch.Tensor:
         """Returns rows of a projection in their order in memory, which exchanges none with other projections."""

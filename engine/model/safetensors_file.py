@@ -6,7 +6,7 @@ The format: 8 bytes little-endian header length, a JSON header {name: {dtype, sh
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from engine.errors import CheckpointError
 from engine.model.checkpoint_file import open_regular, parse_json
@@ -29,15 +29,19 @@ def read_safetensors_header(path: Path) -> dict[str, TensorEntry]:
     """
     try:
         with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-                raise CheckpointError(
-                    f"{path}: header of {length} bytes in a file of {size} bytes: truncated or corrupt"
-                )
-            raw = file.read(length)
+            return read_open_header(path, file)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
+
+
+def read_open_header(path: Path, file: BinaryIO, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, TensorEntry]:
+    """Reads the header of an open file, of at most max_bytes; otherwise like `read_safetensors_header`."""
+    try:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(size - 8, max_bytes):
+            raise CheckpointError(f"{path}: header of {length} bytes in a file of {size} bytes: truncated or corrupt")
+        raw = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     entries = parse_json(f"{path}: corrupt header", raw)

@@ -4,15 +4,14 @@ Every field is checked here, before the scheduler, so that an invalid request ca
 whether a request fits the context, the cache and the queue.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.sampling_fields import ENGINE_SAMPLING, STOPPING, Parameter
-from engine.core.request import Adapter, Request, RequestId, SamplingParams
+from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import InvalidRequest
 from engine.serving.checks import check_length, check_vocabulary
 from engine.serving.convert_constraint import check_constraint, constraint_from_submission
@@ -31,19 +30,16 @@ class RequestLimits:
         vocab_size: token ids are below it.
         max_logprobs: most alternatives per token.
         end_token_ids: end tokens of the model.
-        adapters: its adapters by name.
     """
 
     vocab_size: int
     max_logprobs: int
     end_token_ids: frozenset[int] = frozenset()
-    adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
     @classmethod
     def of(cls, info: pb.EngineInfo) -> "RequestLimits":
         """Returns the limits that an engine announces."""
-        adapters = {adapter.name: Adapter(index, adapter.sha256) for index, adapter in enumerate(info.adapters)}
-        return cls(info.vocab_size, info.max_logprobs, frozenset(info.end_token_ids), adapters)
+        return cls(info.vocab_size, info.max_logprobs, frozenset(info.end_token_ids))
 
 
 def request_from_submission(
@@ -57,7 +53,8 @@ def request_from_submission(
         limits: limits of the model.
         now_s: time of arrival, monotonic seconds.
         session: id of the session that submitted it.
-    Returns: a request for `Scheduler.add_request`. The constraint of a grammar is still missing: it is compiled later.
+    Returns: a request for `Scheduler.add_request`. Two things are still missing: the constraint of a grammar,
+        which is compiled later, and the adapter.
     Raises: InvalidRequest: a field has an invalid value.
     """
     prompt_ids = _ids_from_bytes("prompt_ids", submission.prompt_ids, limits.vocab_size)
@@ -74,10 +71,6 @@ def request_from_submission(
     check_constraint(submission, limits.vocab_size)
     check_length("cache_salt", len(submission.cache_salt), MAX_CACHE_SALT_BYTES, "bytes")
     check_length("request_id", len(submission.request_id), MAX_REQUEST_ID_CHARS, "characters")
-    if submission.adapter and submission.adapter not in limits.adapters:
-        raise InvalidRequest(
-            f"adapter is {submission.adapter[:MAX_REQUEST_ID_CHARS]!r}, this engine has {len(limits.adapters)} others"
-        )
     return Request(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
@@ -94,7 +87,6 @@ def request_from_submission(
         has_moved=submission.epoch > 0,
         waited_s=submission.waited_ms / 1000,
         constraint=constraint_from_submission(submission, limits.vocab_size, limits.end_token_ids),
-        adapter=limits.adapters.get(submission.adapter),
     )
 
 

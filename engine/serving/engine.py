@@ -66,7 +66,16 @@ class Engine:
         self._progress = parts.progress
         io.call(
             service.set_serving,
-            ServingParts(info, inbox, parts.max_open_requests, snapshot, self._grammars, parts.progress),
+            ServingParts(
+                info,
+                inbox,
+                parts.max_open_requests,
+                snapshot,
+                self._grammars,
+                parts.progress,
+                parts.num_adapter_slots,
+                parts.load_adapter,
+            ),
         )
 
     def run(self) -> None:

@@ -1,8 +1,6 @@
 """Compiles grammars to matchers on separate threads, so that neither the event loop nor the step loop waits."""
 
 import logging
-import os
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -16,6 +14,7 @@ from engine.constraints.constraint import Matcher
 from engine.constraints.token_bits import num_words
 from engine.errors import InvalidRequest, QueueFull
 from engine.model.tokenizer_files import TokenizerFiles
+from engine.serving.thread_priority import lower_priority
 
 if TYPE_CHECKING:
     from engine.constraints.grammar import GrammarMatcher, GrammarTokenizer
@@ -30,8 +29,6 @@ STACK_BYTES = 512 << 20
 # schema compiles in half a millisecond.
 MAX_CACHED_GRAMMARS = 32
 MAX_CACHED_CHARS = 4 << 20
-
-_NICENESS = 10  # added to the engine's own: during a step, compilation gets a tenth of a core
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -51,7 +48,7 @@ class MatcherCompiler:
         self._files = dict(tokenizer.files)
         self._vocab_size = vocab_size
         self._end_token_ids = end_token_ids
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar", initializer=_lower_priority)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar", initializer=lower_priority)
         self._lock = threading.Lock()
         self._tokenizer_lock = threading.Lock()
         self._tokenizer: GrammarTokenizer | None = None
@@ -153,10 +150,3 @@ class MatcherCompiler:
                     raise
                 _log.info("Reading the tokenizer for grammars took %.2f seconds", time.perf_counter() - started_s)
             return self._tokenizer
-
-
-def _lower_priority() -> None:
-    """Lowers the priority of this thread, on systems with thread priorities."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)

@@ -8,7 +8,7 @@ from google.protobuf.duration import from_nanoseconds
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.outputs import PromptLogprobs, RequestCompletion, RequestOutput, TimeAccount, TokenLogprobs
-from engine.errors import EngineDraining, QueueFull, RequestError, RequestTooLong
+from engine.errors import AdapterNotFound, EngineDraining, QueueFull, RequestError, RequestTooLong
 from engine.interfaces import EngineState, LoopSnapshot
 
 QUEUE_FULL_RETRY_S = 1.0
@@ -176,6 +176,8 @@ def rejection_message(handle: int, epoch: int, error: RequestError) -> pb.Reject
         rejection.reason = pb.REJECTION_REASON_TOO_LONG
     elif isinstance(error, EngineDraining):
         rejection.reason = pb.REJECTION_REASON_DRAINING
+    elif isinstance(error, AdapterNotFound):
+        rejection.reason = pb.REJECTION_REASON_NO_ADAPTER
     elif isinstance(error, QueueFull):
         rejection.reason = pb.REJECTION_REASON_QUEUE_FULL
         rejection.retry_after.CopyFrom(from_nanoseconds(round(QUEUE_FULL_RETRY_S * 1e9)))
@@ -183,10 +185,15 @@ def rejection_message(handle: int, epoch: int, error: RequestError) -> pb.Reject
 
 
 def status_message(
-    state: EngineState, detail: str, snapshot: LoopSnapshot | None, *, is_stalled: bool = False
+    state: EngineState,
+    detail: str,
+    snapshot: LoopSnapshot | None,
+    *,
+    is_stalled: bool = False,
+    adapters: pb.AdapterList | None = None,
 ) -> pb.EngineStatus:
     """Converts state, heartbeat and load; without a snapshot, before the step loop runs, there is no load."""
-    status = pb.EngineStatus(state=_STATES[state], detail=detail, is_stalled=is_stalled)
+    status = pb.EngineStatus(state=_STATES[state], detail=detail, is_stalled=is_stalled, adapters=adapters)
     if snapshot is not None:
         status.engine_step = snapshot.engine_step
         status.loop_turns = snapshot.loop_turns

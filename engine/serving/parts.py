@@ -7,6 +7,7 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner
 from engine.model.tokenizer_files import TokenizerFiles
+from engine.serving.adapters import AdapterLoader
 from engine.serving.matcher_compiler import MatcherCompiler
 
 
@@ -21,6 +22,8 @@ class EngineParts:
         num_late_compiles: number of kernels compiled in this process since the engine was ready.
         progress: returns a value that changes during a step; may be called by any thread at any time. None if no such
             value exists, as on a GPU.
+        num_adapter_slots: places of adapters; those of `info` are in the first ones.
+        load_adapter: loads adapters at run time; None: it is not allowed.
     """
 
     scheduler: Scheduler
@@ -31,3 +34,5 @@ class EngineParts:
     grammars: MatcherCompiler
     num_late_compiles: Callable[[], int] = lambda: 0
     progress: Callable[[], object] | None = None
+    num_adapter_slots: int = 0
+    load_adapter: AdapterLoader | None = None

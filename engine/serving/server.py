@@ -25,9 +25,21 @@ from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer
 from chairlift.service.end_reason import EndReason
 from chairlift.service.engine_protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from chairlift.service.health import Health
+from engine.core.adapter_slots import AdapterSlots
 from engine.core.request import RequestId
-from engine.interfaces import AdmissionReport, DrainReport, EngineState, Inbox, LoopSnapshot, Report, StepReport
+from engine.errors import AdapterNotFound, CheckpointError, EngineDraining, NoFreeAdapterSlot, RequestError
+from engine.interfaces import (
+    AdmissionReport,
+    DrainReport,
+    EngineState,
+    FencePassed,
+    Inbox,
+    LoopSnapshot,
+    Report,
+    StepReport,
+)
 from engine.model.tokenizer_files import TokenizerFiles
+from engine.serving.adapters import AdapterLoader, EngineAdapters
 from engine.serving.convert import RequestLimits
 from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.outgoing import STEP_WINDOW, CoalescePolicy, StreamRefused
@@ -45,6 +57,8 @@ _log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:  # generic in the stubs only
     _AttachContext = grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
+    _LoadAdapterContext = grpc.aio.ServicerContext[pb.LoadAdapterRequest, pb.LoadAdapterResponse]
+    _UnloadAdapterContext = grpc.aio.ServicerContext[pb.UnloadAdapterRequest, pb.UnloadAdapterResponse]
     _TokenizerContext = grpc.aio.ServicerContext[pb.GetTokenizerRequest, pb.GetTokenizerResponse]
 
 
@@ -56,7 +70,7 @@ class ServingParts:
         max_open_requests: most open requests of all frontends together.
         snapshot: returns the newest state of the step loop; called on the IO thread.
         grammars: compiles the grammars of requests.
-        progress: see `EngineParts`.
+        progress, num_adapter_slots, load_adapter: see `EngineParts`.
     """
 
     info: pb.EngineInfo
@@ -65,6 +79,8 @@ class ServingParts:
     snapshot: Callable[[], LoopSnapshot]
     grammars: MatcherCompiler
     progress: Callable[[], object] | None = None
+    num_adapter_slots: int = 0
+    load_adapter: AdapterLoader | None = None
 
 
 class EngineService(EngineServiceServicer):
@@ -95,6 +111,7 @@ class EngineService(EngineServiceServicer):
         self._tokenizer: TokenizerFiles | None = None
         self._parts: ServingParts | None = None
         self._context: SessionContext | None = None
+        self._adapters: EngineAdapters | None = None
         self._owners: dict[RequestId, Session] = {}
         self._sessions: dict[str, Session] = {}
         self._session_numbers = itertools.count(1)
@@ -110,6 +127,9 @@ class EngineService(EngineServiceServicer):
     def set_serving(self, parts: ServingParts) -> None:
         """Accepts streams from now on."""
         self._parts = parts
+        initial = [(adapter.name, adapter.sha256) for adapter in parts.info.adapters]
+        slots = AdapterSlots(parts.num_adapter_slots or len(initial), initial)
+        self._adapters = EngineAdapters(parts.info.model, slots, parts.inbox, parts.load_adapter, self._send_status)
         self._context = SessionContext(
             parts.inbox,
             RequestLimits.of(parts.info),
@@ -119,6 +139,7 @@ class EngineService(EngineServiceServicer):
             parts.grammars,
             self._sessions,
             self._coalescing,
+            self._adapters,
         )
         self._set_state(EngineState.SERVING, "")
 
@@ -133,6 +154,8 @@ class EngineService(EngineServiceServicer):
         if self._state is not EngineState.FAILED:
             self._set_state(EngineState.DRAINING, detail)
         self.health.close()
+        if self._adapters is not None:
+            self._adapters.close()
         for session in self._sessions.values():
             session.end_all(EndReason.CANCELLED, detail)
             session.close()
@@ -149,6 +172,9 @@ class EngineService(EngineServiceServicer):
                 for request_id, error in report.rejected:
                     if (session := self._owners.get(request_id)) is not None:
                         session.reject(request_id, error)
+            case FencePassed():
+                assert self._adapters is not None, "it asked for the fence"
+                self._adapters.pass_fence(report.number)
             case DrainReport():
                 self._set_state(EngineState.DRAINING, f"draining for at most {report.grace_s:g} s")
                 for session in self._sessions.values():
@@ -194,7 +220,7 @@ class EngineService(EngineServiceServicer):
         """See the proto."""
         response = pb.GetEngineStatusResponse(status=self._status(), engine_instance_id=self.instance_id)
         if self._parts is not None:
-            response.info.CopyFrom(self._parts.info)
+            response.info.CopyFrom(self._info())
         return response
 
     async def GetTokenizer(
@@ -207,6 +233,44 @@ class EngineService(EngineServiceServicer):
         for name, data in self._tokenizer.files:
             for start in range(0, max(len(data), 1), TOKENIZER_CHUNK_BYTES):
                 yield pb.GetTokenizerResponse(file_name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
+
+    async def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: "_LoadAdapterContext"
+    ) -> pb.LoadAdapterResponse:
+        """See the proto."""
+        try:
+            return await self._changing_adapters().load(request)
+        except (CheckpointError, RequestError) as error:
+            await context.abort(_adapter_status(error), str(error))
+            raise  # abort raises
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: "_UnloadAdapterContext"
+    ) -> pb.UnloadAdapterResponse:
+        """See the proto."""
+        try:
+            return await self._changing_adapters().unload(request)
+        except RequestError as error:
+            await context.abort(_adapter_status(error), str(error))
+            raise  # abort raises
+
+    def _changing_adapters(self) -> EngineAdapters:
+        if self._adapters is None or self._state is not EngineState.SERVING:
+            raise EngineDraining(self._detail or self._state.name.lower())
+        return self._adapters
+
+    def _info(self) -> pb.EngineInfo:
+        """Returns the engine's info, with the adapters that it has now."""
+        assert self._parts is not None, "it serves, or has served"
+        assert self._adapters is not None, "set together"
+        listed = self._adapters.listed()
+        if listed is None:
+            return self._parts.info
+        info = pb.EngineInfo()
+        info.CopyFrom(self._parts.info)
+        del info.adapters[:]
+        info.adapters.extend(listed.adapters)
+        return info
 
     async def _open_session(self, context: "_AttachContext") -> tuple[Session, pb.Welcome]:
         """Checks Hello and registers the session; the caller sends Welcome before any other message."""
@@ -228,7 +292,7 @@ class EngineService(EngineServiceServicer):
             protocol_minor=min(PROTOCOL_MINOR, hello.protocol_minor),
             engine_instance_id=self.instance_id,
             session_id=session_id,
-            info=self._parts.info,
+            info=self._info(),
             step_window=STEP_WINDOW,
             status=self._status(),
         )
@@ -282,7 +346,20 @@ class EngineService(EngineServiceServicer):
 
     def _status(self) -> pb.EngineStatus:
         snapshot = self._parts.snapshot() if self._parts is not None else None
-        return status_message(self._state, self._detail, snapshot, is_stalled=self._is_stalled)
+        adapters = self._adapters.listed() if self._adapters is not None else None
+        return status_message(self._state, self._detail, snapshot, is_stalled=self._is_stalled, adapters=adapters)
+
+
+def _adapter_status(error: CheckpointError | RequestError) -> grpc.StatusCode:
+    match error:
+        case AdapterNotFound():
+            return grpc.StatusCode.NOT_FOUND
+        case NoFreeAdapterSlot():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+        case EngineDraining():
+            return grpc.StatusCode.UNAVAILABLE
+        case _:
+            return grpc.StatusCode.INVALID_ARGUMENT
 
 
 def _refuse_hello(detail: str) -> NoReturn:

@@ -16,9 +16,10 @@ from chairlift.service.end_reason import EndReason
 from engine.constraints.constraint import Constraint, Matcher
 from engine.core.deadlines import end_of_time
 from engine.core.outputs import RequestOutput
-from engine.core.request import Request, RequestId
+from engine.core.request import Adapter, Request, RequestId
 from engine.errors import EngineDraining, InvalidRequest, QueueFull, RequestError
 from engine.interfaces import Cancel, GrantCredit, Inbox, LoopSnapshot, Submit
+from engine.serving.adapters import EngineAdapters
 from engine.serving.convert import RequestLimits, request_from_submission
 from engine.serving.convert_constraint import constraint_from_submission
 from engine.serving.matcher_compiler import MatcherCompiler
@@ -46,6 +47,7 @@ class SessionContext:
         grammars: compiles grammars.
         sessions: all attached sessions.
         coalescing: when several steps are merged into one message.
+        adapters: adapters of requests.
     """
 
     inbox: Inbox
@@ -56,6 +58,7 @@ class SessionContext:
     grammars: MatcherCompiler
     sessions: "Mapping[str, Session]"
     coalescing: CoalescePolicy
+    adapters: EngineAdapters
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class OpenRequest:
     """A submission between its arrival and its terminal message.
 
     Attributes:
+        adapter: the adapter that it uses, until it ends.
         compiling: set while its grammar compiles; the step loop does not know the request yet.
         grants: credit granted meanwhile.
     """
@@ -73,6 +77,7 @@ class OpenRequest:
     arrival_s: float
     num_prompt_tokens: int
     num_output_tokens: int
+    adapter: Adapter | None = None
     is_accepted: bool = False
     compiling: "asyncio.Future[Constraint] | None" = None
     grants: list[int] = field(default_factory=list)
@@ -161,10 +166,10 @@ class Session:
     def abandon(self) -> int:
         """Cancels all open requests after the stream has ended, and returns their number."""
         request_ids = tuple(self._by_request)
+        if request_ids:  # before the adapters are released
+            self._context.inbox.put(Cancel(self.session_id, self._received_seq, request_ids, EndReason.CANCELLED))
         for request_id in request_ids:
             self._close(request_id)
-        if request_ids:
-            self._context.inbox.put(Cancel(self.session_id, self._received_seq, request_ids, EndReason.CANCELLED))
         return len(request_ids)
 
     def _submit(self, batch: pb.SubmitBatch) -> None:
@@ -194,8 +199,17 @@ class Session:
         self._check_capacity(has_moved=submission.epoch > 0)
         request_id = RequestId(next(self._context.request_ids))
         request = request_from_submission(submission, request_id, self._context.limits, now_s, self._number)
-        num_prompt_tokens, num_output_tokens = len(request.prompt_ids), len(request.output_ids)
-        entry = OpenRequest(request_id, handle, submission.epoch, now_s, num_prompt_tokens, num_output_tokens)
+        if submission.adapter:
+            request.adapter = self._context.adapters.acquire(submission.adapter, submission.adapter_sha256)
+        entry = OpenRequest(
+            request_id,
+            handle,
+            submission.epoch,
+            now_s,
+            len(request.prompt_ids),
+            len(request.output_ids),
+            request.adapter,
+        )
         self._by_handle[handle] = self._by_request[request_id] = entry
         self._context.owners[request_id] = self
         return request
@@ -311,6 +325,8 @@ class Session:
         del self._context.owners[request_id]
         if entry.compiling is not None:
             entry.compiling.cancel()
+        if entry.adapter is not None:
+            self._context.adapters.release(entry.adapter)
         return entry
 
 

@@ -1,15 +1,23 @@
-"""Opens the LoRA adapters that --lora names, and checks that what computes the model supports them."""
+"""LoRA adapters of an engine: opens those that --lora names, plans the memory of others, and loads them at run time."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import AdapterNotFound, CheckpointError, ConfigError, InvalidRequest
 from engine.model.config import ModelConfig
+from engine.model.confined_file import find_confined, open_confined
+from engine.model.decoder import Decoder
 from engine.model.loader import projection_shapes
-from engine.model.lora import LoraAdapter
+from engine.model.lora import LoraAdapter, adapter_bytes
 from engine.startup.served_model import ServedModel
+from kernels.interface import ReplaceableAdapterOps
+
+DEFAULT_MAX_LORAS = 4
 
 
 def open_adapters(config: EngineConfig, model: ServedModel, device: torch.device) -> tuple[LoraAdapter, ...]:
@@ -19,24 +27,102 @@ def open_adapters(config: EngineConfig, model: ServedModel, device: torch.device
         ConfigError: two models have the same name, or adapters are not supported with another setting.
         CheckpointError: an adapter cannot be read or does not fit the model.
     """
-    if not config.lora:
+    _check_reservation(config)
+    if not config.lora and not config.enable_lora:
         return ()
+    flag = "--enable-lora" if config.enable_lora else "--lora"
     if device.type != "cpu":
-        raise ConfigError("--lora is not supported on a GPU: merge the adapter into its model, or use --device cpu")
+        raise ConfigError(f"{flag} is not supported on a GPU: merge the adapter into its model, or use --device cpu")
     if config.tensor_parallel_size > 1:
-        raise ConfigError(f"--lora is not supported with --tensor-parallel-size {config.tensor_parallel_size}: use 1")
+        raise ConfigError(f"{flag} is not supported with --tensor-parallel-size {config.tensor_parallel_size}: use 1")
     if not isinstance(model, ModelConfig):
         raise ConfigError(
-            f"--lora is not supported for {model.name}, which is computed by transformers: merge the adapter into it"
+            f"{flag} is not supported for {model.name}, which is computed by transformers: merge the adapter into it"
         )
     layers = projection_shapes(model)
+    max_rank = config.max_lora_rank if config.enable_lora else None
     adapters: list[LoraAdapter] = []
     for setting in config.lora:
         name, _, path = setting.partition("=")
         if name in (config.model_name, *(adapter.name for adapter in adapters)):
             raise ConfigError(f"--lora {setting}: {name!r} is the name of another model: choose a different one")
         try:
-            adapters.append(LoraAdapter.open(name, Path(path).expanduser(), layers))
+            adapters.append(LoraAdapter.open(name, Path(path).expanduser(), layers, max_rank=max_rank))
         except CheckpointError as error:
             raise CheckpointError(f"--lora {name}: {error}") from error
     return tuple(adapters)
+
+
+def _check_reservation(config: EngineConfig) -> None:
+    """Checks the flags of adapters that are loaded at run time."""
+    if not config.enable_lora:
+        if config.lora_dir:
+            raise ConfigError("--lora-dir needs --enable-lora, which reserves memory for its adapters")
+        return
+    if (num_slots := num_adapter_slots(config)) < len(config.lora):
+        raise ConfigError(f"--max-loras is {num_slots}, but --lora names {len(config.lora)} adapters: raise it")
+    for folder in config.lora_dir:
+        if not Path(folder).expanduser().is_dir():
+            raise ConfigError(f"--lora-dir is {folder}, it must be a folder that this user can read")
+
+
+def num_adapter_slots(config: EngineConfig) -> int:
+    """Returns how many adapters can be loaded at a time."""
+    if not config.enable_lora:
+        return len(config.lora)
+    return config.max_loras or max(DEFAULT_MAX_LORAS, len(config.lora) + 1)
+
+
+def adapters_bytes(config: EngineConfig, model: ServedModel, adapters: Sequence[LoraAdapter]) -> int:
+    """Returns the most memory of the adapters: of those that are loaded, or of all that may be."""
+    if not config.enable_lora:
+        return sum(adapter.max_bytes for adapter in adapters)
+    assert isinstance(model, ModelConfig), "adapters are refused for other models"
+    return num_adapter_slots(config) * adapter_bytes(config.max_lora_rank, projection_shapes(model).values())
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAdapters:
+    """Writes adapters of a model to the places that were reserved for them; implements `AdapterLoader`.
+
+    Attributes:
+        layers: rows and columns of its linear layers.
+        max_rank: largest rank.
+        folders: those of --lora-dir.
+    """
+
+    model: Decoder
+    ops: ReplaceableAdapterOps
+    layers: Mapping[str, tuple[int, int]]
+    max_rank: int
+    folders: Sequence[Path]
+
+    @classmethod
+    def reserve(cls, config: EngineConfig, model: Decoder, ops: ReplaceableAdapterOps) -> "ModelAdapters":
+        """Allocates the memory of all adapters."""
+        model.reserve_adapters(ops, num_adapter_slots(config), config.max_lora_rank)
+        folders = [Path(folder).expanduser() for folder in config.lora_dir]
+        return cls(model, ops, model.projection_shapes(), config.max_lora_rank, folders)
+
+    def write(self, index: int, adapter: LoraAdapter) -> None:
+        """Reads an adapter to its place, which no step uses.
+
+        Raises: CheckpointError: see `LoraAdapter.reading`; the place may be written again.
+        """
+        with adapter.reading() as change_of:
+            self.model.set_adapter(self.ops, index, change_of)
+
+    def __call__(self, index: int, name: str, path: str, sha256: bytes) -> bytes:
+        """See `AdapterLoader`."""
+        try:
+            folder = find_confined(path, self.folders)
+            open_file = partial(open_confined, roots=self.folders)
+            adapter = LoraAdapter.open(name, folder, self.layers, max_rank=self.max_rank, open_file=open_file)
+            if sha256 and adapter.sha256 != sha256:
+                raise InvalidRequest(
+                    f"{path}: the digest of its files is {adapter.sha256.hex()[:12]}, not {sha256.hex()[:12]}"
+                )
+            self.write(index, adapter)
+        except FileNotFoundError:
+            raise AdapterNotFound(f"lora_path {path[:200]!r}: no such folder in those of --lora-dir") from None
+        return adapter.sha256

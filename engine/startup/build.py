@@ -26,7 +26,7 @@ from engine.parallel.process_group import ProcessGroup
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.parts import EngineParts
-from engine.startup.adapters import open_adapters
+from engine.startup.adapters import adapters_bytes, num_adapter_slots, open_adapters
 from engine.startup.cpu_memory import bytes_beside_weights, kv_cache_bytes
 from engine.startup.device import check_device, check_experts, choose_device, kept_weights, kv_cache_dtype
 from engine.startup.gpu import Gpu
@@ -95,7 +95,10 @@ def build_engine(
         num_bytes = group.size * bytes_of_weights(
             model, dtype, group, config.quantization, kept=kept_weights(config, device.type), is_compact=True
         )
-        num_bytes += sum(adapter.max_bytes for adapter in adapters)
+        num_bytes += (num_adapter_bytes := adapters_bytes(config, model, adapters))
+        if config.enable_lora:
+            num_slots, num_mib = num_adapter_slots(config), num_adapter_bytes / 2**20
+            _log.info("LoRA adapters: %d places of rank %d, %.1f MiB", num_slots, config.max_lora_rank, num_mib)
         free_bytes = bytes_beside_weights(num_bytes, config.quantization or dtype_name(dtype))
         shard = shard_shape(model, group)
         kv_plan = plan_kv_cache(
@@ -109,7 +112,9 @@ def build_engine(
 
     _log.info("Starting to load model %s from %s", config.model_name, model_dir)
     task = RankTask(config, model_dir, model, dtype, kv_dtype, kv_plan, limits, threads, adapters, gpu)
-    runner, kv_plan, progress = build_runner(task, group, device, startup, on_rank_failure or _end_process)
+    runner, kv_plan, progress, load_adapter = build_runner(
+        task, group, device, startup, on_rank_failure or _end_process
+    )
     _log_cache(kv_plan)
     scheduler_config = _scheduler_config(config, shape, kv_plan, limits, device)
     startup.begin("warm-up", "warming up")
@@ -126,6 +131,8 @@ def build_engine(
         grammars=grammars,
         num_late_compiles=num_late_compiles,
         progress=progress,
+        num_adapter_slots=num_adapter_slots(config),
+        load_adapter=load_adapter if config.lora_dir else None,
     )
 
 

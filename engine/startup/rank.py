@@ -23,6 +23,7 @@ from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
 from engine.runner.model_runner import StepModel, TorchModelRunner
 from engine.runner.stream import CudaStream, InlineStream, Stream
+from engine.startup.adapters import ModelAdapters
 from engine.startup.device import kept_weights
 from engine.startup.gpu import Gpu, open_gpu
 from engine.startup.gpu_memory import kv_cache_bytes
@@ -95,11 +96,13 @@ class RankParts(NamedTuple):
         runner: of this rank, or of all of them.
         kv_plan: the cache, of the same size on all ranks.
         progress: see `EngineParts`.
+        adapters: with --enable-lora, the reserved adapters.
     """
 
     runner: TorchModelRunner | LeadingRunner
     kv_plan: KVCachePlan
     progress: Callable[[], object] | None = None
+    adapters: ModelAdapters | None = None
 
 
 def build_runner(
@@ -188,14 +191,20 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     assert task.kv_plan is not None, "on a CPU the cache is sized before loading"
     return_freed_matrices()
     model = _load(task, group, ops, device, startup)
-    if task.adapters:
+    reserved: ModelAdapters | None = None
+    if task.adapters or task.config.enable_lora:
         assert isinstance(model, Decoder), "adapters are refused for other models"
         startup.begin("adapters", f"loading {len(task.adapters)} LoRA adapters")
-        model.set_adapters(ops, [adapter.read() for adapter in task.adapters])
+        if task.config.enable_lora:
+            reserved = ModelAdapters.reserve(task.config, model, ops)
+            for index, adapter in enumerate(task.adapters):
+                reserved.write(index, adapter)
+        else:
+            model.set_adapters(ops, [adapter.read() for adapter in task.adapters])
     startup.begin("KV cache", "allocating the KV cache")
     runner = _make_runner(task, group, model, ops, task.kv_plan)
     progress = (lambda: (cpu.progress(), runner.num_filled_masks)) if cpu is not None else None
-    return RankParts(runner, task.kv_plan, progress)
+    return RankParts(runner, task.kv_plan, progress, reserved)
 
 
 def _cpu_ops(task: RankTask, startup: StartupProgress, *, in_bf16: bool) -> "CpuOps":
@@ -424,5 +433,5 @@ def _make_runner(
         max_logprobs=task.config.max_logprobs,
         decode_buckets=decode_buckets(task.limits.max_num_seqs) if has_graphs else (),
         mixed_buckets=mixed_buckets(task.limits.max_num_batched_tokens) if has_graphs else (),
-        has_adapters=bool(task.adapters),
+        has_adapters=bool(task.adapters) or task.config.enable_lora,
     )

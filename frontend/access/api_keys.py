@@ -59,28 +59,53 @@ class ApiKeys:
         return is_known
 
 
-def load_keys(keys: Sequence[str], path: Path | None) -> tuple[str, ...]:
+class Access:
+    """The keys of a server: those of its clients, and those of its administrators, which open everything.
+
+    Without keys for administration, clients' keys open it too.
+
+    Args:
+        keys: of clients, as returned by `load_keys`.
+        admin_keys: of administrators, likewise.
+    """
+
+    def __init__(self, keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
+        self.clients, self.administration = ApiKeys(()), ApiKeys(())
+        self.replace(keys, admin_keys)
+
+    def replace(self, keys: Sequence[str], admin_keys: Sequence[str]) -> None:
+        """Replaces all keys; running calls go on."""
+        self.clients.replace([*keys, *admin_keys] if keys else ())
+        self.administration.replace(admin_keys or keys)
+
+
+def load_keys(keys: Sequence[str], path: Path | None, *, flag: str = "--api-key") -> tuple[str, ...]:
     """Returns the keys of flags and file. The file has one key per line; empty lines and lines with # are ignored.
+
+    Args:
+        keys: of the flag.
+        path: of the flag of the file; None: without.
+        flag: its name, to which that of the file adds `-file`.
 
     Raises:
         ConfigError: a key that no header can carry, or a file that cannot be read or has none.
     """
     for key in keys:
-        _check(key, "--api-key")
+        _check(key, flag)
     if path is None:
         return tuple(keys)
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(f"--api-key-file {path} cannot be read: {reason}") from error
+        raise ConfigError(f"{flag}-file {path} cannot be read: {reason}") from error
     in_file = []
     for number, line in enumerate(lines, 1):
         if line and not line.startswith("#"):
-            _check(line, f"--api-key-file {path}, line {number}")
+            _check(line, f"{flag}-file {path}, line {number}")
             in_file.append(line)
     if not in_file:
-        raise ConfigError(f"--api-key-file {path} contains no key: it needs one per line")
+        raise ConfigError(f"{flag}-file {path} contains no key: it needs one per line")
     return (*keys, *in_file)
 
 

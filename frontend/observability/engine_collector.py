@@ -59,6 +59,7 @@ _COUNTERS = (
 )
 _FAILURES = ("integrity_failures", "Failed KV cache consistency checks; the engine exits on a failure.")
 _USAGE = ("kv_cache_usage_perc", "Share of the KV cache that cannot be allocated now, 0 to 1.")
+_ADAPTERS = ("num_lora_adapters", "LoRA adapters that requests may name.")
 _UP = ("engine_up", "1 while the engine is connected, else 0.")
 _CACHE_INFO = ("cache_config_info", "The KV cache; always 1.")
 _ENGINE_INFO = ("engine_info", "Which engine answers; always 1. A new instance_id means that it has restarted.")
@@ -94,6 +95,11 @@ class EngineCollector(Collector):
         for labels, load, num_blocks in loads:
             usage.add_metric(labels, 1 - load.num_free_blocks / num_blocks if num_blocks else 0.0)
         yield usage
+        adapters = self._gauge(*_ADAPTERS)
+        for engine in self._engines:
+            if engine.welcome is not None:
+                adapters.add_metric((engine.welcome.info.model, engine.engine), engine.num_adapters)
+        yield adapters
         for row in _GAUGES:
             gauge = self._gauge(row.name, row.text)
             for labels, load, _ in loads:

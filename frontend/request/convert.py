@@ -77,6 +77,7 @@ def generation_request(
         constraint=constraint,
         prompt_only=prompt_only,
         adapter=model.adapter,
+        adapter_sha256=model.adapter_sha256,
     )
 
 

@@ -68,7 +68,7 @@ class GenerationRequest:
         constraint: structured output that the answers must match; None: unconstrained.
         prompt_only: whether only the prompt is returned. `stop.max_tokens` is then 1, because the engine computes a
             prompt only to generate a token.
-        adapter: name of the adapter of the model; empty: without.
+        adapter, adapter_sha256: name of the adapter of the model, and digest of its files; empty: without.
     """
 
     request_id: str
@@ -82,6 +82,7 @@ class GenerationRequest:
     constraint: OutputConstraint | None = None
     prompt_only: bool = False
     adapter: str = ""
+    adapter_sha256: bytes = b""
 
 
 def with_special_tokens(request: GenerationRequest) -> GenerationRequest:

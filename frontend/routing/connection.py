@@ -9,7 +9,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +25,7 @@ from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
 from frontend.observability.engine_metrics import EngineMetrics
 from frontend.routing.connection_log import ConnectionLog, EngineLostError, EngineNotReadyError
 from frontend.routing.heartbeat import Heartbeat
+from frontend.routing.held_adapters import HeldAdapters
 from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession
 from frontend.routing.tls_probe import tls_problem
@@ -67,12 +68,15 @@ class Attachment:
 
     Attributes:
         engine: the engine's name in metrics.
+        model: without adapters.
+        adapters: the adapters that the engine has.
     """
 
     engine: str
     instance_id: str
     model: ServedModel
     session: EngineSession
+    adapters: HeldAdapters
 
 
 class ConnectionEvents(Protocol):
@@ -89,6 +93,12 @@ class ConnectionEvents(Protocol):
 
     def on_changed(self) -> None:
         """Called when an engine's state or model may have changed."""
+
+    def on_attached(self, connection: "EngineConnection", attachment: Attachment) -> None:
+        """Called when an engine has attached."""
+
+    def on_adapters(self, before: Mapping[str, Adapter], now: Mapping[str, Adapter]) -> None:
+        """Called when the adapters of an engine have changed."""
 
     def on_lost(self, address: str, attachment: Attachment, requests: list[PendingRequest]) -> None:
         """Called when an engine is lost, with its open requests."""
@@ -137,6 +147,7 @@ class EngineConnection:
         self._hung: tuple[str, int] | None = None  # an instance that was dropped because it hangs, and its loop turns
         self._frontend_id = uuid.uuid4().hex
         self._attachment: Attachment | None = None
+        self._stub: EngineServiceAsyncStub | None = None  # while it is attached
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
         self._log = ConnectionLog(logger, address, was_found=was_found)
         self._num_messages = 0
@@ -176,6 +187,11 @@ class EngineConnection:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    @property
+    def stub(self) -> "EngineServiceAsyncStub | None":
+        """The attached engine's other calls; None if none is attached."""
+        return self._stub
+
     async def _run(self) -> None:
         backoff_s = _MIN_BACKOFF_S
         max_backoff_s = _MAX_WAITING_BACKOFF_S
@@ -198,12 +214,12 @@ class EngineConnection:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 
     def _detach(self) -> None:
-        attachment, self._attachment = self._attachment, None
+        attachment, self._attachment, self._stub = self._attachment, None, None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
         if attachment is None:
             return
         self.metrics.detach()
-        error = self._stop_error or EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S)
+        error = self._stop_error or _gone()
         requests = attachment.session.end(error)
         if self._stop_error is not None:
             for request in requests:
@@ -236,7 +252,9 @@ class EngineConnection:
                     wake=self._has_commands.set,
                     on_rejected=partial(self._on_rejected, instance_id),
                 )
-                self._attachment = Attachment(self.metrics.engine, instance_id, model, session)
+                adapters = HeldAdapters(list(welcome.info.adapters), welcome.status)
+                self._attachment = Attachment(self.metrics.engine, instance_id, model, session, adapters)
+                self._stub = stub
                 self.metrics.attach(welcome)
                 self._log.clear()
                 logger.info(
@@ -246,6 +264,7 @@ class EngineConnection:
                     model.name,
                     model.max_model_len,
                 )
+                self._events.on_attached(self, self._attachment)
                 self._note_state(welcome.status)
                 heartbeat = Heartbeat(
                     timeout_s=self._step_timeout_s, num_turns=welcome.status.loop_turns, now_s=time.monotonic()
@@ -314,7 +333,6 @@ class EngineConnection:
             max_logprobs=info.max_logprobs,
             tokenizer=tokenizer,
             defaults=defaults,
-            adapters=tuple(Adapter(adapter.name, adapter.sha256) for adapter in info.adapters),
         )
 
     async def _read(self, call: AttachCall, session: EngineSession, heartbeat: Heartbeat) -> None:
@@ -335,6 +353,7 @@ class EngineConnection:
                     self.metrics.note_status(response.status)
                     if response.status.HasField("load"):
                         session.note_load(response.status.load)
+                    self._note_adapters(response.status)
                     self._note_state(response.status)
                     self._note_heartbeat(response.status, heartbeat)
                 case "drain":
@@ -376,6 +395,13 @@ class EngineConnection:
                 self._attachment.session.acknowledge_at_once()
             self._events.on_changed()
 
+    def _note_adapters(self, status: pb.EngineStatus) -> None:
+        if self._attachment is not None and status.HasField("adapters"):
+            adapters = self._attachment.adapters
+            before = adapters.by_name
+            if adapters.update(status.adapters):
+                self._events.on_adapters(before, adapters.by_name)
+
     def _note_heartbeat(self, status: pb.EngineStatus, heartbeat: Heartbeat) -> None:
         now_s = time.monotonic()
         heartbeat.note(status.loop_turns, now_s)
@@ -389,6 +415,10 @@ class EngineConnection:
             return
         self._hung = (attachment.instance_id, heartbeat.num_turns)
         raise EngineLostError(reason)
+
+
+def _gone() -> EngineUnavailable:
+    return EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S)
 
 
 def _may_be_tls(details: str) -> bool:

@@ -8,20 +8,23 @@ among them. A request passes router, connection and session; events return throu
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
+from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.access.engine_tls import EngineTls
-from frontend.errors import EngineUnavailable, QueueFull, RequestError
+from frontend.errors import EngineUnavailable, ModelNotFound, QueueFull, RequestError
 from frontend.observability.metrics import Metrics
+from frontend.routing.adapter_control import AdapterControl, Holder
 from frontend.routing.connection import MAX_BACKOFF_S, Attachment, EngineConnection
 from frontend.routing.failover import FailoverQueue
 from frontend.routing.pending import PendingRequest
 from frontend.routing.placement import Candidate, Placement
 from frontend.routing.resolver import Resolver, name_and_port
 from frontend.routing.supervision import SupervisorNotes
-from frontend.text.served_model import ModelKey
+from frontend.text.served_model import Adapter, ModelKey
 from frontend.text.tokenizer_source import TokenizerSource
 
 logger = logging.getLogger(__name__)
@@ -78,6 +81,11 @@ class Router:
         self._attached: list[Attachment] = []  # attached longest first
         self._by_model: dict[ModelKey, list[_Usable]] = {}  # all serving engines
         self._usable: list[_Usable] = []  # serving engines for new requests
+        self._adapters: tuple[Adapter, ...] = ()  # of these
+        self.adapter_control = AdapterControl(
+            lambda: [Holder(connection, attachment.adapters) for connection, attachment in self._usable],
+            self._adapters_changed,
+        )
         self._unused: dict[str, ModelKey] = {}  # by address: models of unused engines that are logged already
         self._fixed: set[str] = set()  # addresses
         self._found: dict[str, list[str]] = {}  # addresses by name
@@ -104,16 +112,18 @@ class Router:
         return self._failover.num_waiting
 
     def attachment(self) -> Attachment:
-        """Returns the least loaded engine, whose model describes what the frontend serves.
+        """Returns the least loaded engine, whose model describes what the frontend serves, with the adapters of all.
 
         Raises:
             EngineUnavailable: no engine accepts requests.
         """
-        if len(self._usable) == 1:
-            return self._usable[0][1]
         if not self._usable:
             raise self._unavailable()
-        return self._usable[self._placement.least_loaded(_loads(self._usable))][1]
+        index = 0 if len(self._usable) == 1 else self._placement.least_loaded(_loads(self._usable))
+        attachment = self._usable[index][1]
+        if not self._adapters:
+            return attachment
+        return replace(attachment, model=replace(attachment.model, adapters=self._adapters))
 
     def submit(self, request: PendingRequest) -> str | None:
         """Sends a new request to an engine, or queues it if no engine is left.
@@ -122,11 +132,15 @@ class Router:
 
         Raises:
             RequestError: the frontend stops.
+            ModelNotFound: its adapter has been unloaded.
         """
         if self._stop_error is not None:
             raise self._stop_error
         attachment = self._place(request)
         if attachment is None:
+            submission = request.submission
+            if self._by_model.get(request.model) and submission.adapter and not self._is_pending(submission):
+                raise ModelNotFound(f"model {submission.adapter!r} is not served here: its adapter has been unloaded")
             self._failover.add(request, self._unavailable())
             return None
         return attachment.engine
@@ -144,6 +158,7 @@ class Router:
         self._is_running = False
         self._stop_error = error
         self._failover.stop(error)
+        await self.adapter_control.stop()
         await asyncio.gather(
             *(resolver.stop() for resolver in self._resolvers),
             *(connection.stop(error) for connection in self._connections.values()),
@@ -151,6 +166,15 @@ class Router:
         )
 
     # Implements ConnectionEvents.
+
+    def on_attached(self, connection: EngineConnection, attachment: Attachment) -> None:
+        """Gives the engine the adapters that others were given."""
+        self.adapter_control.attach(connection, attachment.adapters)
+
+    def on_adapters(self, before: Mapping[str, Adapter], now: Mapping[str, Adapter]) -> None:
+        """Follows a change of an engine's adapters."""
+        self.adapter_control.note(before, now)
+        self._adapters_changed()
 
     def can_replace(self, attachment: Attachment) -> bool:
         """Returns whether another engine serves the same model."""
@@ -173,6 +197,7 @@ class Router:
         self._by_model = by_model
         longest = next((attachment for attachment in self._attached if attachment.instance_id in instance_ids), None)
         self._usable = by_model[longest.model.key] if longest is not None else []
+        self._adapters = self._served_adapters()
         for model, engines in by_model.items():
             for connection, _ in engines:
                 self._log_other_model(connection.address, model)
@@ -212,7 +237,7 @@ class Router:
             return
         self._rejected_by.setdefault(request, set()).add(instance_id)
         has_candidate = bool(self._candidates(request))
-        if isinstance(error, QueueFull):
+        if isinstance(error, QueueFull | ModelNotFound):
             if not request.attempt and not has_candidate:
                 request.stream.fail(error)
                 return
@@ -232,17 +257,45 @@ class Router:
         chosen = 0
         if len(usable) > 1:
             submission = request.submission
-            salt = submission.cache_salt, submission.adapter
+            salt = submission.cache_salt, submission.adapter, submission.adapter_sha256
             chosen = self._placement.choose(_loads(usable), submission.prompt_ids, salt)
         attachment = usable[chosen][1]
         attachment.session.submit(request)
         return attachment
 
     def _candidates(self, request: PendingRequest) -> Sequence[_Usable]:
-        """Returns the engines that serve the request's model, which may be an older one, and did not reject it."""
-        usable = self._by_model.get(request.model, ())
+        """Returns the engines that serve the request's model, which may be an older one, have its adapter, and did not
+        reject it.
+        """
+        usable: Sequence[_Usable] = self._by_model.get(request.model, ())
+        submission = request.submission
+        if submission.adapter:
+            name, sha256 = submission.adapter, submission.adapter_sha256
+            usable = [one for one in usable if one[1].adapters.has(name, sha256)]
         rejected_by = self._rejected_by.get(request, ())
         return [one for one in usable if one[1].instance_id not in rejected_by] if rejected_by else usable
+
+    def _adapters_changed(self) -> None:
+        """Requests may wait for an adapter that an engine has got."""
+        self._adapters = self._served_adapters()
+        self._failover.retry()
+
+    def _served_adapters(self) -> tuple[Adapter, ...]:
+        """Returns the adapters of the usable engines; of several with the same name, the one that was loaded last."""
+        adapters: dict[str, Adapter] = {}
+        for _, attachment in self._usable:
+            for name, adapter in attachment.adapters.by_name.items():
+                if name not in adapters or adapter.sha256 == self.adapter_control.preferred(name):
+                    adapters[name] = adapter
+        if self._usable:
+            for adapter in self.adapter_control.pending():
+                adapters.setdefault(adapter.name, adapter)
+        return tuple(adapters.values())
+
+    def _is_pending(self, submission: pb.Submission) -> bool:
+        """Whether an engine is being given the adapter of a request."""
+        pending = self.adapter_control.pending()
+        return any((one.name, one.sha256) == (submission.adapter, submission.adapter_sha256) for one in pending)
 
     def _unavailable(self) -> EngineUnavailable:
         states = sorted({connection.state for connection, _ in self._attached_connections()})

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from frontend.errors import EngineFault, EngineUnavailable, QueueFull, RequestError
+from frontend.errors import EngineFault, EngineUnavailable, ModelNotFound, QueueFull, RequestError
 from frontend.routing import wire
 from frontend.routing.command_outbox import CommandOutbox
 from frontend.routing.pending import PendingRequest
@@ -39,7 +39,8 @@ class EngineSession:
         block_size: tokens per block of the engine's KV cache.
         step_window: maximum number of unacknowledged StepResults.
         wake: called when there are commands to send.
-        on_rejected: called for requests that the engine rejects because it is full, or drops because it stops.
+        on_rejected: called for requests that the engine rejects because it is full or lacks their adapter, or drops
+            because it stops.
 
     Attributes:
         heard_at_s: time.monotonic() when the engine last sent computed results, for any request.
@@ -136,7 +137,7 @@ class EngineSession:
             if request is not None:
                 self._release(rejection.handle)
                 error = wire.rejection_error(rejection)
-                if isinstance(error, EngineUnavailable | QueueFull):
+                if isinstance(error, EngineUnavailable | QueueFull | ModelNotFound):
                     self._return(request, error, was_taken=False)
                 else:
                     request.stream.fail(error)

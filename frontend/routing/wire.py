@@ -14,6 +14,7 @@ from frontend.errors import (
     EngineUnavailable,
     FrontendError,
     InvalidRequest,
+    ModelNotFound,
     QueueFull,
     RequestError,
     RequestTooLong,
@@ -85,6 +86,7 @@ def submission(
         request_id=request.request_id,
         grammar=constraints.grammar,
         adapter=request.adapter,
+        adapter_sha256=request.adapter_sha256,
     )
 
 
@@ -243,6 +245,8 @@ def rejection_error(rejection: pb.Rejection) -> RequestError:
             return RequestTooLong(rejection.detail, field="spec.prompt")
         case pb.REJECTION_REASON_DRAINING:
             return EngineUnavailable(rejection.detail, retry_after_s=retry_after_s)
+        case pb.REJECTION_REASON_NO_ADAPTER:
+            return ModelNotFound("the model's adapter has been unloaded")
         case pb.REJECTION_REASON_INVALID:
             return InvalidRequest(rejection.detail, field="spec")
     return EngineFault(f"the engine refused this request without a known reason: {rejection.detail}")

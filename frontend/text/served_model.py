@@ -8,14 +8,24 @@ from frontend.text.tokenizer import Tokenizer
 
 
 class Adapter(NamedTuple):
-    """A LoRA adapter of a model: its name in requests, and the digest of its files."""
+    """A LoRA adapter of a model.
+
+    Attributes:
+        name: its name in requests.
+        sha256: digest of its files.
+        path: from which engines loaded it at run time; empty if they had it from their start.
+    """
 
     name: str
     sha256: bytes
+    path: str = ""
 
 
 class ModelKey(NamedTuple):
-    """Properties that must be equal for two engines to serve the same requests, also in a failover."""
+    """Properties that must be equal for two engines to serve the same requests, also in a failover.
+
+    Adapters are none of them: an engine serves requests for those that it has.
+    """
 
     name: str
     weights_revision: str
@@ -24,7 +34,6 @@ class ModelKey(NamedTuple):
     vocab_size: int
     end_token_ids: tuple[int, ...]
     max_logprobs: int
-    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,7 @@ class ServedModel:
         end_token_ids: tokens that end an answer.
         max_logprobs: most alternatives per token the engine gives.
         defaults: sampling values that apply where a request leaves one unset.
-        adapters: the LoRA adapters that it is served with.
+        adapters: the LoRA adapters that some engine has.
         parent: with an adapter, whose name is then `name`, the name of the model without; otherwise None.
     """
 
@@ -69,6 +78,13 @@ class ServedModel:
         return self.name if self.parent is not None else ""
 
     @property
+    def adapter_sha256(self) -> bytes:
+        """Digest of the adapter; empty without."""
+        if self.parent is None:
+            return b""
+        return next(adapter.sha256 for adapter in self.adapters if adapter.name == self.name)
+
+    @property
     def key(self) -> ModelKey:
         """See ModelKey."""
         return ModelKey(
@@ -79,5 +95,4 @@ class ServedModel:
             self.vocab_size,
             self.end_token_ids,
             self.max_logprobs,
-            tuple(sorted(f"{adapter.name} {adapter.sha256.hex()}" for adapter in self.adapters)),
         )

@@ -16,9 +16,9 @@ from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, SHARES_P
 from kernels.cpu.intrinsics import floats_at, longs_at, words_at
 from kernels.cpu.jit import kernel
 from kernels.cpu.multiply_tile import multiply_fp32
-from kernels.cpu.packed_linear import GROUP, PackedLinear, pack_linear
+from kernels.cpu.packed_linear import GROUP, write_float_panels
 from kernels.cpu.recording import Recording
-from kernels.cpu.tile import MAX_ROWS
+from kernels.cpu.tile import LANES, MAX_ROWS
 from kernels.interface import LowRank
 from kernels.metadata import AdaptedTokens
 
@@ -37,20 +37,27 @@ _TILE_BYTES = 4 * MAX_ROWS * 2 * GROUP
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapters:
-    """What the adapters change of one layer.
+    """What the adapters change of one layer. Tables are read when a step runs, so that adapters may be replaced.
 
     Attributes:
-        max_rank: width of h: most ranks of all changes of an adapter, padded to a multiple of GROUP.
+        in_features: columns of the layer.
+        out_features: past the last row that an adapter may change.
+        max_rank: most terms of one change.
+        width: of h: most ranks of all changes of an adapter, padded to a multiple of GROUP.
         down: [adapters, 1, 6] int64, table of A, those of all changes side by side.
         up: [adapters, parts, 6] int64, table of B, one part for each change.
-        matrices: their memory.
+        matrices: their memory; with `reserve_adapters`, one tensor for each adapter.
+        rows: of `reserve_adapters`: first and last of the rows that may be changed together, exclusive.
     """
 
     in_features: int
+    out_features: int
     max_rank: int
+    width: int
     down: torch.Tensor
     up: torch.Tensor
-    matrices: tuple[PackedLinear, ...]
+    matrices: tuple[torch.Tensor, ...]
+    rows: tuple[tuple[int, int], ...] = ()
 
 
 def pack_adapters(adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:
@@ -64,25 +71,92 @@ def pack_adapters(adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:
     (num_in,) = {change.a.shape[1] for changes in adapters for change in changes}
     down = torch.zeros(len(adapters), 1, _ENTRY, dtype=torch.int64)
     up = torch.zeros(len(adapters), num_parts, _ENTRY, dtype=torch.int64)
-    matrices: list[PackedLinear] = []
+    memory = [torch.empty(_num_floats(num_in, changes)) for changes in adapters]
+    for index, changes in enumerate(adapters):
+        _write(down[index, 0], up[index], memory[index], changes)
+    return PackedAdapters(
+        num_in,
+        int((up[..., _FIRST_OUT] + up[..., _COLUMNS]).max()),
+        int(up[..., _DEPTH].max()),
+        int(down[:, 0, _GROUPS].max()) * GROUP,
+        down,
+        up,
+        tuple(memory),
+    )
+
+
+def reserve_adapters(
+    num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
+) -> PackedAdapters:
+    """Allocates the memory of adapters that `set_adapter` writes later; until then they change nothing."""
+    num_floats = reserved_floats(max_rank, in_features, rows)
+    return PackedAdapters(
+        in_features,
+        max(last for _, last in rows),
+        max_rank,
+        _padded(max_rank * len(rows)),
+        torch.zeros(num_adapters, 1, _ENTRY, dtype=torch.int64),
+        torch.zeros(num_adapters, len(rows), _ENTRY, dtype=torch.int64),
+        # Written, or the machine would give the pages when an adapter is loaded, which may then fail.
+        tuple(torch.empty(num_floats).zero_() for _ in range(num_adapters)),
+        tuple(rows),
+    )
+
+
+def reserved_floats(max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]) -> int:
+    """Returns the numbers of one adapter of `reserve_adapters`."""
+    up = sum(_padded(last - first) * max_rank for first, last in rows)
+    return _padded(max_rank * len(rows)) * in_features + up
+
+
+def set_adapter(adapters: PackedAdapters, index: int, changes: Sequence[LowRank]) -> None:
+    """Writes one adapter of `reserve_adapters`, which no step that runs may use.
+
+    Raises: ValueError: shapes, ranks or types are not those that were reserved; the adapter then changes nothing.
+    """
+    down, up = adapters.down[index, 0], adapters.up[index]
+    down.zero_()
+    up.zero_()
+    for a, b, first_row in changes:
+        span = (first_row, first_row + len(b))
+        if len(a) > adapters.max_rank or a.shape[1] != adapters.in_features or span not in adapters.rows:
+            raise ValueError(
+                f"A has shape {list(a.shape)}, B {list(b.shape)} from row {first_row}; reserved are ranks up to "
+                f"{adapters.max_rank}, {adapters.in_features} columns, and rows {adapters.rows}"
+            )
+    _write(down, up, adapters.matrices[index], changes)
+
+
+def _write(down: torch.Tensor, up: torch.Tensor, memory: torch.Tensor, changes: Sequence[LowRank]) -> None:
+    """Writes the matrices of an adapter to its memory, then its tables: down [6], up [parts, 6]."""
+    rank = used = 0
 
     def entry(weight: torch.Tensor, first_in: int, first_out: int) -> torch.Tensor:
-        matrices.append(packed := pack_linear(weight, None, quantize=False))
-        num_groups = -(-packed.out_features // GROUP)
-        where = (first_in, first_out, packed.out_features)
-        return torch.tensor([packed.weight.data_ptr(), packed.in_features, num_groups, *where])
+        nonlocal used
+        num_out, depth = weight.shape
+        panels = memory[used : used + _padded(num_out) * depth].view(-1, depth, LANES)
+        used += panels.numel()
+        write_float_panels(panels, weight)
+        return torch.tensor([panels.data_ptr(), depth, _padded(num_out) // GROUP, first_in, first_out, num_out])
 
-    for index, changes in enumerate(adapters):
-        rank = 0
-        for part, (a, b, first_row) in enumerate(changes):
-            check_fp32(a=a, b=b)
-            if a.shape[0] != b.shape[1]:
-                raise ValueError(f"A has shape {list(a.shape)}, B {list(b.shape)}: their ranks differ")
-            up[index, part] = entry(b, rank, first_row)
-            rank += len(a)
-        if changes:
-            down[index, 0] = entry(torch.cat([change.a for change in changes]), 0, 0)
-    return PackedAdapters(num_in, int(down[:, 0, _GROUPS].max()) * GROUP, down, up, tuple(matrices))
+    for a, b, _ in changes:
+        check_fp32(a=a, b=b)
+        if a.shape[0] != b.shape[1]:
+            raise ValueError(f"A has shape {list(a.shape)}, B {list(b.shape)}: their ranks differ")
+    for part, (a, b, first_row) in enumerate(changes):
+        up[part] = entry(b, rank, first_row)
+        rank += len(a)
+    if changes:
+        down.copy_(entry(torch.cat([change.a for change in changes]), 0, 0))
+
+
+def _num_floats(in_features: int, changes: Sequence[LowRank]) -> int:
+    up = sum(_padded(len(change.b)) * change.b.shape[1] for change in changes)
+    return _padded(sum(len(change.a) for change in changes)) * in_features + up
+
+
+def _padded(num_columns: int) -> int:
+    return num_columns + -num_columns % GROUP
 
 
 def emit_add_adapters(
@@ -93,17 +167,20 @@ def emit_add_adapters(
     Raises: ValueError: x or y is not fp32, or of another width.
     """
     check_fp32(x=x, y=y)
-    num_out = int((adapters.up[..., _FIRST_OUT] + adapters.up[..., _COLUMNS]).max())
+    num_out = adapters.out_features
     if x.shape[1:] != (adapters.in_features,) or x.stride(1) != 1 or y.shape[1] < num_out or y.stride(1) != 1:
         raise ValueError(
             f"x has shape {list(x.shape)}, strides {x.stride()}, y {list(y.shape)}, {y.stride()}; the adapters take "
             f"{adapters.in_features} and change {num_out}"
         )
-    h = recording.empty(x, adapters.max_rank)
+    h = recording.empty(x, adapters.width)
     where = tokens.indices.data_ptr(), tokens.adapters.data_ptr()
     num_shares = min(SHARES_PER_THREAD * recording.num_threads, -(-num_out // GROUP))
-    for source, table, out, shares in ((x, adapters.down, h, 1), (h, adapters.up, y, num_shares)):
-        room = (SCRATCH_BYTES - _TILE_BYTES) // (4 * int(table[..., _DEPTH].max()))
+    for source, table, depth, out, shares in (
+        (x, adapters.down, adapters.in_features, h, 1),
+        (h, adapters.up, adapters.max_rank, y, num_shares),
+    ):
+        room = (SCRATCH_BYTES - _TILE_BYTES) // (4 * depth)
         recording.emit(
             Opcode.ADAPT,
             tokens.indices,

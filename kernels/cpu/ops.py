@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from kernels.cpu.adapters import PackedAdapters, emit_add_adapters, pack_adapters
+from kernels.cpu.adapters import PackedAdapters, emit_add_adapters, pack_adapters, reserve_adapters, set_adapter
 from kernels.cpu.experts import PackedExperts, emit_combine, emit_expert_linear, emit_route, pack_experts
 from kernels.cpu.gather_rows import can_gather, emit_gather_rows
 from kernels.cpu.jit import watch_compiles
@@ -190,6 +190,16 @@ class CpuOps:
     def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:
         """Lays the matrices out in panels, in fp32 beside weights of any type."""
         return pack_adapters(adapters)
+
+    def reserve_adapters(
+        self, num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
+    ) -> PackedAdapters:
+        """Allocates panels, and tables that steps read when they run."""
+        return reserve_adapters(num_adapters, max_rank, in_features, rows)
+
+    def set_adapter(self, adapters: PackedAdapters, index: int, changes: Sequence[LowRank]) -> None:
+        """Writes the panels, then the tables."""
+        set_adapter(adapters, index, changes)
 
     def add_adapters(self, y: torch.Tensor, x: torch.Tensor, adapters: PackedAdapters, tokens: AdaptedTokens) -> None:
         """Adds B (A x) to the rows of these tokens."""

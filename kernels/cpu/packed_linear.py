@@ -117,8 +117,7 @@ def pack_linear(
         return PackedLinear(num_in, num_out, Kind.BF16, panels, biases, biases, torch.ones(len(biases)))
     if not quantize:
         panels = torch.empty(len(biases) // LANES, num_in, LANES, dtype=weight.dtype)
-        for begin, rows in padded_rows(weight):
-            write_panels(panels, begin, rows.view(-1, LANES, num_in))
+        write_float_panels(panels, weight)
         return PackedLinear(num_in, num_out, FLOAT_KINDS[weight.dtype], panels, biases, biases, torch.ones(len(biases)))
     packing = Int8Packing(num_out, num_in, biases, has_int8_inputs=cpu_features().vnni)
     for begin, rows in padded_rows(weight):
@@ -149,6 +148,12 @@ def padded_rows(
     for begin in range(0, len(matrix), num_rows):
         rows = matrix[begin : begin + num_rows]
         yield begin, torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % GROUP), value=padding)
+
+
+def write_float_panels(panels: torch.Tensor, weight: torch.Tensor) -> None:
+    """Lays out weight [out, in] in panels [N / 16, in, 16] of the same type, N: out padded to a multiple of GROUP."""
+    for begin, rows in padded_rows(weight):
+        write_panels(panels, begin, rows.view(-1, LANES, weight.shape[1]))
 
 
 def write_panels(panels: torch.Tensor, begin: int, rows: torch.Tensor) -> None:

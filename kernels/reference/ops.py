@@ -100,6 +100,16 @@ class ReferenceOps:
         """Returns the matrices unchanged."""
         return adapters
 
+    def reserve_adapters(
+        self, num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
+    ) -> list[Sequence[LowRank]]:
+        """Returns adapters that change nothing; allocates no memory."""
+        return [()] * num_adapters
+
+    def set_adapter(self, adapters: list[Sequence[LowRank]], index: int, changes: Sequence[LowRank]) -> None:
+        """Keeps the matrices unchanged."""
+        adapters[index] = tuple(changes)
+
     def add_adapters(
         self, y: torch.Tensor, x: torch.Tensor, adapters: Sequence[Sequence[LowRank]], tokens: AdaptedTokens
     ) -> None:

@@ -127,6 +127,11 @@ PROOFS = [
         shorter=(("sweep --rates", "sweep --dry-run --rates"),),
     ),
     Proof(r"grpcurl\b", How.CALL),
+    Proof(
+        r"curl http://127\.0\.0\.1:8000/v1/(un)?load_lora_adapter",
+        How.ELSEWHERE,
+        because="no adapter comes with the project: tests/integration/test_lora.py loads and unloads some",
+    ),
     Proof(r"curl http://127\.0\.0\.1:8000/", How.RUN, says=r'"choices": ?\[\{'),
     Proof(
         r"sed -i s/chairlift:/vllm:/g",

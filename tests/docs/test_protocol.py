@@ -66,7 +66,9 @@ def test_nothing_is_named_that_the_protos_do_not_have() -> None:
     assert {name for name in named if re.fullmatch(r"([A-Z][a-z]+){2,}", name)} - set(messages) - {
         "GetEngineStatus",
         "GetTokenizer",
+        "LoadAdapter",
         "SamplingOptions",
+        "UnloadAdapter",
     } == set()
     upper = {name for name in named if re.fullmatch(r"[A-Z]{2,}(_[A-Z]+)*", name)}
     assert {name for name in upper if not any(value.endswith(name) for value in values)} - statuses == set()

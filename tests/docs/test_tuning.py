@@ -78,7 +78,12 @@ def test_engine_flags_and_defaults(capsys: pytest.CaptureFixture[str], monkeypat
         "--max-num-batched-tokens": (cpu.max_num_batched_tokens, gpu.max_num_batched_tokens),
         "--async-scheduling": (in_flight["cpu"], in_flight["cuda"]),
     }
-    derived = {"--model", "--served-model-name", "--threads"}  # from the machine or from other flags: said in words
+    derived = {
+        "--model",
+        "--served-model-name",
+        "--max-loras",
+        "--threads",
+    }  # from the machine or from other flags: said in words
     for flag, text in page.items():
         if flag in by_device:
             on_cpu, on_gpu = by_device[flag]

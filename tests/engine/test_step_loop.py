@@ -12,7 +12,18 @@ from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import EngineDraining, QueueFull
-from engine.interfaces import AdmissionReport, Cancel, DrainReport, GrantCredit, Inbox, Report, StepReport, Submit
+from engine.interfaces import (
+    AdmissionReport,
+    Cancel,
+    DrainReport,
+    Fence,
+    FencePassed,
+    GrantCredit,
+    Inbox,
+    Report,
+    StepReport,
+    Submit,
+)
 from engine.serving.step_log import StepLog
 from engine.step_loop import StepLoop
 from tests.support.engine.fake_model import FakeModel, FakeModelRunner
@@ -370,3 +381,24 @@ def test_prompt_tokens_are_counted_for_the_throughput_line(num_prompt: int) -> N
     bench.submit(request(1, num_prompt=num_prompt))
     bench.turns(3)
     assert bench.loop.snapshot.num_prompt_tokens_total == (num_prompt if num_prompt > 1 else 0)
+
+
+@pytest.mark.parametrize("max_steps_in_flight", [1, 2])
+@pytest.mark.parametrize("num_turns", [0, 1, 3])
+def test_a_fence_passes_once_all_steps_launched_before_it_have_ended(max_steps_in_flight: int, num_turns: int) -> None:
+    bench = Bench(max_steps_in_flight=max_steps_in_flight)
+    calls = bench.runner.calls
+    bench.submit(request(1))
+    bench.turns(num_turns)
+    launched_before = [step for step in calls if step > 0]
+    collected: list[list[int]] = []
+
+    def record(report: Report) -> None:
+        if report == FencePassed(7):
+            collected.append([-step for step in calls if step < 0])
+
+    bench.loop._outbox = record
+    bench.inbox.put(Fence(7))
+    bench.turns(12)  # beyond the end of the request
+    assert len(collected) == 1
+    assert set(launched_before) <= set(collected[0])

@@ -66,7 +66,7 @@ async def test_both_versions_of_reflection_describe_every_service(pair, version)
         methods[name] = {method.name for method in pool.FindServiceByName(name).methods}
     await call.done_writing()
     assert methods == {
-        SERVICE_NAME: {"Generate", "StreamGenerate", "CountTokens", "GetModel"},
+        SERVICE_NAME: {"Generate", "StreamGenerate", "CountTokens", "GetModel", "LoadAdapter", "UnloadAdapter"},
         "grpc.health.v1.Health": {"Check", "Watch", "List"},
         "grpc.reflection.v1.ServerReflection": {"ServerReflectionInfo"},
         "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo"},

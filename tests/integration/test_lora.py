@@ -1,7 +1,10 @@
 """LoRA adapters through the whole pair: greedy tokens are those of the merged checkpoints in transformers, in fp32."""
 
+import json
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ import pytest
 import torch
 
 from chairlift import Client, GenerationError
+from frontend.cli import lora
 from tests.hang import HANG_S
 from tests.support.engine.adapters import save_adapter, save_merged
 from tests.support.engine.checkpoints import save_checkpoint
@@ -142,16 +146,103 @@ def test_models_are_listed_with_their_adapters_and_others_are_not_found(served: 
         assert refused.value.status is grpc.StatusCode.NOT_FOUND
 
 
+def post(pair: PairAddress, path: str, body: dict[str, Any], key: str = "admin-key") -> tuple[int, str]:
+    """Returns status and body of a request."""
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{pair.http_url}/{path}", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=HANG_S) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def runtime_flags(folder: Path, served: Served) -> tuple[str, ...]:
+    """Returns the flags of an engine that has no adapters at its start."""
+    return (
+        *served.flags[: served.flags.index("--lora")],
+        *("--enable-lora", "--max-lora-rank", "8", "--max-loras", "3", "--lora-dir", str(folder)),
+    )
+
+
+def test_adapters_are_loaded_and_unloaded_at_run_time(
+    served: Served, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flags of the module's pair name the folders of its adapters."""
+    folder = Path(served.flags[-1].partition("=")[2]).parents[1]
+    frontend_flags = ("--allow-runtime-lora-updating", "--admin-api-key", "admin-key")
+    with (
+        running_pair(tmp_path, *runtime_flags(folder, served), frontend_flags=frontend_flags) as pair,
+        Client(pair.target) as client,
+    ):
+        prompt = served.prompts[1]
+
+        def expect(name: str, model: str) -> None:
+            assert_answer(client, name, prompt, served.expected[model][1], cache_salt=f"{name} {model}")
+
+        expect(BASE, BASE)
+        body = {"lora_name": "tuned", "lora_path": "all"}
+        assert post(pair, "load_lora_adapter", body, key="other")[0] == 401
+        status, text = post(pair, "load_lora_adapter", body)
+        assert (status, text) == (200, "Success: LoRA adapter 'tuned' added successfully.")
+        assert list(client.get_model().adapters) == ["tuned"]
+        expect("tuned", "all")
+        expect(BASE, BASE)
+        status, text = post(pair, "load_lora_adapter", body | {"lora_path": "queries"})
+        assert (status, "'tuned' has already been loaded; set load_inplace" in text) == (400, True)
+        assert post(pair, "load_lora_adapter", body | {"lora_path": "queries", "load_inplace": True})[0] == 200
+        expect("tuned", "queries")
+        assert (
+            post(pair, "load_lora_adapter", {"lora_name": "org/half", "lora_path": str(folder / "org/half")})[0] == 200
+        )
+        expect("org/half", "org/half")
+        for path, expected, problem in (
+            ("missing", 404, "no such folder in those of --lora-dir"),
+            ("/etc", 400, "is not in a folder of --lora-dir"),
+            (BASE, 400, "adapter_config.json: no such file"),
+        ):
+            status, text = post(pair, "load_lora_adapter", {"lora_name": "bad", "lora_path": path})
+            assert (status, problem in text) == (expected, True), text
+        assert post(pair, "load_lora_adapter", {"lora_name": "bad"})[0] == 400
+        status, text = post(pair, "unload_lora_adapter", {"lora_name": "tuned"})
+        assert (status, text) == (200, "Success: LoRA adapter 'tuned' removed successfully.")
+        assert post(pair, "unload_lora_adapter", {"lora_name": "tuned"})[0] == 404
+        with pytest.raises(GenerationError) as refused:
+            client.generate(token_ids=prompt, model="tuned", max_tokens=1)
+        assert refused.value.status is grpc.StatusCode.NOT_FOUND
+        expect("org/half", "org/half")
+        with pytest.raises(GenerationError) as refused:  # no key for administration
+            client.unload_adapter("org/half")
+        assert refused.value.status is grpc.StatusCode.UNAUTHENTICATED
+        monkeypatch.setenv("CHAIRLIFT_API_KEY", "admin-key")
+        capfd.readouterr()
+        for arguments, printed in (
+            (("load", "again", "all"), "loaded again into 1 engine, digest "),
+            (("list",), "org/half\nagain\n"),
+            (("unload", "org/half"), "unloaded org/half from 1 engine\n"),
+        ):
+            assert lora.main([*arguments, "--target", pair.target]) == 0
+            assert capfd.readouterr().out.startswith(printed)
+        assert lora.main(["unload", "org/half", "--target", pair.target]) == 1
+        assert "lora_name 'org/half' cannot be found" in capfd.readouterr().err
+
+
 @pytest.mark.slow
-def test_an_answer_of_an_adapter_goes_on_in_another_engine(tmp_path: Path, free_port: Callable[[], int]) -> None:
+@pytest.mark.parametrize("is_at_start", [True, False], ids=["at the start", "at run time"])
+def test_an_answer_of_an_adapter_goes_on_in_another_engine(
+    is_at_start: bool, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
     """An answer of minutes is computed when its engine is killed, whatever the machine does meanwhile."""
     num_compared = 200
     served = make_served(tmp_path, num_tokens=num_compared, prompt_lens=(17,), max_position_embeddings=200_000)
     processes, port = Processes(tmp_path), free_port()
     sockets = [tmp_path / f"{index}.sock" for index in range(2)]
-    engines = [processes.start("engine", *served.flags, "--uds", str(socket), "--threads", "1") for socket in sockets]
+    flags = served.flags if is_at_start else runtime_flags(tmp_path, served)
+    engines = [processes.start("engine", *flags, "--uds", str(socket), "--threads", "1") for socket in sockets]
     addresses = [flag for socket in sockets for flag in ("--engine", f"unix:{socket}")]
-    frontend = processes.start("frontend", *addresses, "--port", str(port), "--no-http")
+    frontend = processes.start(
+        "frontend", *addresses, "--port", str(port), "--no-http", "--allow-runtime-lora-updating"
+    )
     deadline = time.monotonic() + HANG_S
     while processes.log(frontend).count("is serving") < len(engines):
         assert time.monotonic() < deadline, processes.log(frontend)
@@ -186,6 +277,8 @@ def test_an_answer_of_an_adapter_goes_on_in_another_engine(tmp_path: Path, free_
     started = threading.Semaphore(0)
     try:
         with Client(f"127.0.0.1:{port}") as client, ThreadPoolExecutor(2) as threads:
+            if not is_at_start:
+                assert client.load_adapter("all", "all").num_engines == len(engines)
             answers = [threads.submit(answer, client) for _ in engines]  # one in each engine
             for _ in answers:
                 assert started.acquire(timeout=HANG_S)

@@ -17,10 +17,11 @@ import grpc
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceServicer
 from frontend.api.active_calls import ActiveCalls
-from frontend.errors import ClientStalled
+from frontend.errors import ClientStalled, InvalidRequest
 from frontend.generation.answer.collect import collect_answer
 from frontend.generation.deadline import Deadline
 from frontend.generation.pipeline import GenerationPipeline
+from frontend.routing.adapter_control import AdapterControl
 from frontend.slices import Sliced, in_slices
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -38,11 +39,19 @@ class GenerationService(GenerationServiceServicer):
         calls: counts active calls.
         stall_timeout_s: seconds that one message may wait for the client to read.
         default_timeout_s: seconds that a generation without a deadline may take; 0: no limit.
+        adapters: changes the adapters of the engines; None: that is not allowed.
     """
 
     def __init__(
-        self, generations: GenerationPipeline, calls: ActiveCalls, *, stall_timeout_s: float, default_timeout_s: float
+        self,
+        generations: GenerationPipeline,
+        calls: ActiveCalls,
+        *,
+        stall_timeout_s: float,
+        default_timeout_s: float,
+        adapters: AdapterControl | None = None,
     ) -> None:
+        self._adapters = adapters
         self._generations = generations
         self._calls = calls
         self._stall_timeout_s = stall_timeout_s
@@ -91,6 +100,22 @@ class GenerationService(GenerationServiceServicer):
                 default_sampling=pb.SamplingOptions(**cast(dict[str, Any], model.defaults)),
                 adapters=[adapter.name for adapter in model.adapters],
             )
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
+        """Loads an adapter into all engines."""
+        with self._call(context):
+            sha256, num_engines = await self._changes().load(request.name, request.path, replace=request.replace)
+            return pb.LoadAdapterResponse(sha256=sha256.hex(), num_engines=num_engines)
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
+        """Unloads an adapter from all engines."""
+        with self._call(context):
+            return pb.UnloadAdapterResponse(num_engines=await self._changes().unload(request.name))
+
+    def _changes(self) -> AdapterControl:
+        if self._adapters is None:
+            raise InvalidRequest("this server does not change adapters: start it with --allow-runtime-lora-updating")
+        return self._adapters
 
     @contextmanager
     def _call(self, context: Context) -> Iterator[None]:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from frontend.access.api_keys import ApiKeys
+from frontend.access.api_keys import Access
 from frontend.api.http.endpoint import ErrorFormats
 from frontend.errors import Unauthenticated
 
@@ -17,22 +17,33 @@ class ApiKeyMiddleware:
 
     Args:
         app: the application.
-        keys: accepted keys.
+        access: accepted keys.
         open_paths: paths that need no key.
+        admin_paths: paths that need a key for administration.
         formats: format the errors.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: Collection[str], formats: ErrorFormats) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        open_paths: Collection[str],
+        admin_paths: Collection[str],
+        formats: ErrorFormats,
+    ) -> None:
         self._app = app
-        self._keys = keys
+        self._access = access
         self._open_paths = frozenset(open_paths)
+        self._admin_paths = frozenset(admin_paths)
         self._formats = formats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["path"] not in self._open_paths:
+            is_admin = scope["path"] in self._admin_paths
+            keys = self._access.administration if is_admin else self._access.clients
             try:
-                self._keys.check(_values(scope, b"authorization"), _values(scope, b"x-api-key"))
+                keys.check(_values(scope, b"authorization"), _values(scope, b"x-api-key"))
             except Unauthenticated as error:
                 await self._formats.response(error, scope)(scope, receive, send)
                 return

@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from frontend.access.api_keys import ApiKeys
+from frontend.access.api_keys import Access
 from frontend.api.http.api_key_middleware import ApiKeyMiddleware
 from frontend.api.http.disconnect import ClientGone
 from frontend.api.http.endpoint import Api, Endpoint, ErrorFormats
@@ -22,12 +22,12 @@ from frontend.errors import RequestError
 _CLIENT_CLOSED_REQUEST = 499
 
 
-def make_app(apis: Sequence[Api], keys: ApiKeys) -> Starlette:
+def make_app(apis: Sequence[Api], access: Access) -> Starlette:
     """Creates the ASGI application.
 
     Args:
         apis: the first API whose prefix matches a path formats its errors; the last one has an empty prefix.
-        keys: API keys that clients must send.
+        access: API keys that clients must send.
     """
     formats = ErrorFormats(apis)
     endpoints = [endpoint for api in apis for endpoint in api.endpoints]
@@ -35,7 +35,7 @@ def make_app(apis: Sequence[Api], keys: ApiKeys) -> Starlette:
 
     @functools.cache
     def document() -> bytes:
-        return json.dumps(openapi_document(endpoints, needs_key=keys.required)).encode()
+        return json.dumps(openapi_document(endpoints, needs_key=access.clients.required)).encode()
 
     async def openapi(request: Request) -> Response:  # noqa: ARG001 - Starlette's signature
         """GET /openapi.json; made in a thread because it takes 50 ms."""
@@ -57,7 +57,15 @@ def make_app(apis: Sequence[Api], keys: ApiKeys) -> Starlette:
     endpoints.append(Endpoint("GET", "/openapi.json", openapi, "Describe the endpoints"))
     return Starlette(
         routes=[each.route() for each in endpoints],
-        middleware=[Middleware(ApiKeyMiddleware, keys, [each.path for each in endpoints if each.is_open], formats)],
+        middleware=[
+            Middleware(
+                ApiKeyMiddleware,
+                access,
+                [each.path for each in endpoints if each.is_open],
+                [each.path for each in endpoints if each.is_admin],
+                formats,
+            )
+        ],
         exception_handlers={
             RequestError: respond,
             BodyError: respond,

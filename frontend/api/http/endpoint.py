@@ -26,6 +26,7 @@ class Endpoint:
         body: model of the request body; None: there is none.
         answers: media types of the response; empty: no body.
         is_open: whether it needs no API key.
+        is_admin: whether it needs a key for administration.
         error: schema of its errors in the OpenAPI document.
         is_described: whether the OpenAPI document lists it; alternative spellings of a path are left out.
     """
@@ -37,6 +38,7 @@ class Endpoint:
     body: type[Body] | None = None
     answers: tuple[str, ...] = ("application/json",)
     is_open: bool = False
+    is_admin: bool = False
     error: str = "Error"
     is_described: bool = True
 

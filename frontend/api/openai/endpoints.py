@@ -16,6 +16,7 @@ from frontend.api.openai.completion_bodies import CompletionBody
 from frontend.api.openai.completion_response import CompletionBuilder
 from frontend.api.openai.generation_spec import completion_specs
 from frontend.api.openai.info_routes import InfoRoutes
+from frontend.api.openai.lora_routes import LoraRoutes
 from frontend.slices import in_slices
 
 
@@ -56,13 +57,16 @@ class CompletionsHandler:
         return await self._runner.respond(request, builder, deadline, stream=bool(body.stream))
 
 
-def openai_apis(handler: CompletionsHandler, info_routes: InfoRoutes) -> tuple[Api, Api]:
+def openai_apis(
+    handler: CompletionsHandler, info_routes: InfoRoutes, lora_routes: LoraRoutes | None = None
+) -> tuple[Api, Api]:
     """Returns two APIs: chat completions, whose errors name chat parameters, and all other paths."""
+    others = [*info_routes.endpoints(), *(lora_routes.endpoints() if lora_routes is not None else ())]
     chat = Endpoint(
         "POST", "/v1/chat/completions", handler.chat_completions, "Answer a conversation", ChatBody, STREAMED
     )
     completions = Endpoint("POST", "/v1/completions", handler.completions, "Complete prompts", CompletionBody, STREAMED)
-    return Api("/v1/chat", [chat], _chat_error), Api("", [completions, *info_routes.endpoints()], _error)
+    return Api("/v1/chat", [chat], _chat_error), Api("", [completions, *others], _error)
 
 
 def _error(error: Exception, scope: Scope) -> Response:  # noqa: ARG001 - see ErrorResponse

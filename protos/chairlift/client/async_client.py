@@ -148,6 +148,17 @@ class AsyncClient:
         """Returns the served model and its limits; see `Client.get_model`."""
         return await _outcome(self._start(self._stub.GetModel, pb.GetModelRequest(model=model), timeout_s))
 
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, timeout_s: float | None = None
+    ) -> pb.LoadAdapterResponse:
+        """Loads a LoRA adapter into all engines; see `Client.load_adapter`."""
+        request = pb.LoadAdapterRequest(name=name, path=path, replace=replace)
+        return await _outcome(self._start(self._stub.LoadAdapter, request, timeout_s))
+
+    async def unload_adapter(self, name: str, *, timeout_s: float | None = None) -> pb.UnloadAdapterResponse:
+        """Unloads a LoRA adapter; see `Client.unload_adapter`."""
+        return await _outcome(self._start(self._stub.UnloadAdapter, pb.UnloadAdapterRequest(name=name), timeout_s))
+
     async def close(self) -> None:
         """Closes the channel. Running and later calls raise a GenerationError; see `Client.close`."""
         await self._channel.close()

@@ -189,6 +189,32 @@ class Client:
         """
         return self._call(self._stub.GetModel, pb.GetModelRequest(model=model), timeout_s)
 
+    def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, timeout_s: float | None = None
+    ) -> pb.LoadAdapterResponse:
+        """Loads a LoRA adapter into all engines of a server that allows it.
+
+        Args:
+            name: its name in requests.
+            path: its folder on the engines' disks, absolute or relative to one of --lora-dir.
+            replace: whether it may replace a loaded adapter of this name.
+            timeout_s: deadline in seconds; None: none.
+
+        Raises:
+            GenerationError: the call failed; no engine has loaded it, unless the message says so.
+        """
+        return self._call(
+            self._stub.LoadAdapter, pb.LoadAdapterRequest(name=name, path=path, replace=replace), timeout_s
+        )
+
+    def unload_adapter(self, name: str, *, timeout_s: float | None = None) -> pb.UnloadAdapterResponse:
+        """Unloads a LoRA adapter; answers in progress finish with it.
+
+        Raises:
+            GenerationError: the call failed.
+        """
+        return self._call(self._stub.UnloadAdapter, pb.UnloadAdapterRequest(name=name), timeout_s)
+
     def close(self) -> None:
         """Closes the channel. Running and later calls raise a GenerationError with the reason CLIENT_CLOSED."""
         self._is_closed = True

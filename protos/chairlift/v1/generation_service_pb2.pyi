@@ -431,3 +431,33 @@ class GetModelResponse(_message.Message):
     default_sampling: SamplingOptions
     adapters: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, model: _Optional[str] = ..., weights_revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., tokenizer_sha256: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path", "replace")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    replace: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replace: bool = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ("sha256", "num_engines")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    num_engines: int
+    def __init__(self, sha256: _Optional[str] = ..., num_engines: _Optional[int] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class UnloadAdapterResponse(_message.Message):
+    __slots__ = ("num_engines",)
+    NUM_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    num_engines: int
+    def __init__(self, num_engines: _Optional[int] = ...) -> None: ...

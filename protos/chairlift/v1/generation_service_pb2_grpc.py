@@ -55,6 +55,16 @@ class GenerationServiceStub(object):
                 request_serializer=chairlift_dot_v1_dot_generation__service__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=chairlift_dot_v1_dot_generation__service__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/chairlift.v1.GenerationService/LoadAdapter',
+                request_serializer=chairlift_dot_v1_dot_generation__service__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=chairlift_dot_v1_dot_generation__service__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/chairlift.v1.GenerationService/UnloadAdapter',
+                request_serializer=chairlift_dot_v1_dot_generation__service__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=chairlift_dot_v1_dot_generation__service__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer(object):
@@ -90,6 +100,20 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads a LoRA adapter into all engines. Needs a server that allows it, and its key for administration if there is one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Unloads a LoRA adapter from all engines: new requests for it are refused, those in progress finish. As LoadAdapter.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +136,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=chairlift_dot_v1_dot_generation__service__pb2.GetModelRequest.FromString,
                     response_serializer=chairlift_dot_v1_dot_generation__service__pb2.GetModelResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=chairlift_dot_v1_dot_generation__service__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=chairlift_dot_v1_dot_generation__service__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=chairlift_dot_v1_dot_generation__service__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=chairlift_dot_v1_dot_generation__service__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +257,60 @@ class GenerationService(object):
             '/chairlift.v1.GenerationService/GetModel',
             chairlift_dot_v1_dot_generation__service__pb2.GetModelRequest.SerializeToString,
             chairlift_dot_v1_dot_generation__service__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chairlift.v1.GenerationService/LoadAdapter',
+            chairlift_dot_v1_dot_generation__service__pb2.LoadAdapterRequest.SerializeToString,
+            chairlift_dot_v1_dot_generation__service__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chairlift.v1.GenerationService/UnloadAdapter',
+            chairlift_dot_v1_dot_generation__service__pb2.UnloadAdapterRequest.SerializeToString,
+            chairlift_dot_v1_dot_generation__service__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,10 @@ class GenerationServiceStub:
     """Counts the tokens of a prompt, template and special tokens included, without running it."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GetModelRequest, _generation_service_pb2.GetModelResponse]
     """Describes the model that is served and its limits."""
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.LoadAdapterRequest, _generation_service_pb2.LoadAdapterResponse]
+    """Loads a LoRA adapter into all engines. Needs a server that allows it, and its key for administration if there is one."""
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.UnloadAdapterRequest, _generation_service_pb2.UnloadAdapterResponse]
+    """Unloads a LoRA adapter from all engines: new requests for it are refused, those in progress finish. As LoadAdapter."""
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -64,6 +68,10 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Counts the tokens of a prompt, template and special tokens included, without running it."""
     GetModel: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GetModelRequest, _generation_service_pb2.GetModelResponse]  # type: ignore[assignment]
     """Describes the model that is served and its limits."""
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.LoadAdapterRequest, _generation_service_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Loads a LoRA adapter into all engines. Needs a server that allows it, and its key for administration if there is one."""
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.UnloadAdapterRequest, _generation_service_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Unloads a LoRA adapter from all engines: new requests for it are refused, those in progress finish. As LoadAdapter."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates text with one model. To cancel a request, cancel the RPC: the engine frees its memory within two steps."""
@@ -101,5 +109,21 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.GetModelResponse, _abc.Awaitable[_generation_service_pb2.GetModelResponse]]:
         """Describes the model that is served and its limits."""
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _generation_service_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_service_pb2.LoadAdapterResponse, _abc.Awaitable[_generation_service_pb2.LoadAdapterResponse]]:
+        """Loads a LoRA adapter into all engines. Needs a server that allows it, and its key for administration if there is one."""
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _generation_service_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_service_pb2.UnloadAdapterResponse, _abc.Awaitable[_generation_service_pb2.UnloadAdapterResponse]]:
+        """Unloads a LoRA adapter from all engines: new requests for it are refused, those in progress finish. As LoadAdapter."""
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

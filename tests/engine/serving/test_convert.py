@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.core.request import Adapter, Request, RequestId
+from engine.core.request import Request, RequestId
 from engine.errors import InvalidRequest
 from engine.serving.convert import (
     RequestLimits,
@@ -167,15 +167,3 @@ def test_bad_biases_are_named(bias_ids: list[int], bias_values: list[float], wor
         request_from_submission(message, RequestId(1), RequestLimits(1000 if len(bias_ids) < 9 else 9999, 5), 0.0)
     for word in words:
         assert word in str(caught.value)
-
-
-def test_an_adapter_is_found_by_its_name() -> None:
-    info = pb.EngineInfo(vocab_size=1000, adapters=[pb.Adapter(name=name, sha256=name.encode()) for name in "ab"])
-    limits = RequestLimits.of(info)
-    message = submission(1, [1])
-    assert request_from_submission(message, RequestId(1), limits, 0.0).adapter is None
-    message.adapter = "b"
-    assert request_from_submission(message, RequestId(1), limits, 0.0).adapter == Adapter(1, b"b")
-    message.adapter = "c"
-    with pytest.raises(InvalidRequest, match="adapter is 'c', this engine has 2 others"):
-        request_from_submission(message, RequestId(1), limits, 0.0)

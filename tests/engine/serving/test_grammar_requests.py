@@ -227,7 +227,7 @@ async def test_a_deadline_at_the_same_time_as_a_cancel_ends_a_request_once():
     sessions = {}
     grammars = SimpleNamespace(compile=lambda grammar, build: Future())
     context = SessionContext(
-        Inbox(), RequestLimits(3072, 5), 8, itertools.count(1), {}, grammars, sessions, CoalescePolicy()
+        Inbox(), RequestLimits(3072, 5), 8, itertools.count(1), {}, grammars, sessions, CoalescePolicy(), None
     )
     session = sessions["one"] = Session("one", context, 0, 1)
     late = submission(1, [5], 3, grammar=GRAMMAR, remaining_ms=0)

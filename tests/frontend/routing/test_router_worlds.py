@@ -17,6 +17,7 @@ from chairlift.service.end_reason import EndReason
 from frontend.errors import DeadlineExceeded, EngineUnavailable, QueueFull, ServerDraining
 from frontend.routing import router, wire
 from frontend.routing.connection import Attachment
+from frontend.routing.held_adapters import HeldAdapters
 from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession
 from frontend.routing.stream import CancelReason
@@ -76,7 +77,8 @@ class MemoryConnection:
             wake=lambda: None,
             on_rejected=partial(self._events.on_rejected, instance_id),
         )
-        self.attachment = Attachment(self.metrics.engine, instance_id, model, session)
+        adapters = HeldAdapters([], pb.EngineStatus())
+        self.attachment = Attachment(self.metrics.engine, instance_id, model, session, adapters)
         self.requests, self._step_seq = {}, 0
         self.is_hung = self.is_full = False
         self.set_state(SERVING)

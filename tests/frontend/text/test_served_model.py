@@ -38,8 +38,11 @@ def test_a_name_is_that_of_the_model_or_of_an_adapter(model):
     assert adapted.named("a").parent == "base"
 
 
-def test_requests_for_an_adapter_move_between_engines_with_the_same_adapters(model):
-    assert model.named("a").key == model.key
-    assert replace(model, adapters=model.adapters[::-1]).key == model.key
+def test_a_request_is_bound_to_the_digest_of_its_adapter(model):
+    assert (model.named("a").adapter_sha256, model.named("b").adapter_sha256) == (b"1", b"2")
+    assert model.adapter_sha256 == b""
+
+
+def test_engines_with_different_adapters_serve_one_model(model):
     for adapters in ((), model.adapters[:1], (Adapter("a", b"1"), Adapter("b", b"3"))):
-        assert replace(model, adapters=adapters).key != model.key
+        assert replace(model, adapters=adapters).key == model.named("a").key == model.key

@@ -121,3 +121,71 @@ def test_shapes_that_disagree_are_refused():
     for x, y in ((torch.ones(1, 63), torch.ones(1, 35)), (torch.ones(1, 64), torch.ones(1, 34))):
         with pytest.raises(ValueError, match="the adapters take 64 and change 35"):
             ops.add_adapters(y, x, packed, tokens_of([0]))
+
+
+def rows_of(num_out):
+    """Returns the rows that `make_changes` changes together, each once."""
+    third = num_out // 3
+    spans = [(0, num_out), *([(0, third), (num_out - third, num_out)] if third else [(0, 1)])]
+    return list(dict.fromkeys(spans))
+
+
+@pytest.mark.parametrize(("num_in", "num_out"), SHAPES[:-1])
+def test_adapters_written_one_by_one_give_the_bits_of_those_packed_together(num_in, num_out):
+    ops, changes = cpu_ops(num_threads=2), make_changes(num_in, num_out)
+    packed = ops.pack_adapters(changes)
+    reserved = ops.reserve_adapters(len(changes), max(RANKS), num_in, rows_of(num_out))
+    for adapter_of_row in batches():
+        x, start = normal(len(adapter_of_row), num_in, seed=1), normal(len(adapter_of_row), num_out, seed=2)
+        for index, change in enumerate(changes):
+            ops.set_adapter(reserved, index, change)
+        expected, y = start.clone(), start.clone()
+        ops.add_adapters(expected, x, packed, tokens_of(adapter_of_row))
+        ops.add_adapters(y, x, reserved, tokens_of(adapter_of_row))
+        assert_same_bits(y, expected)
+        for index in range(len(changes)):
+            ops.set_adapter(reserved, index, [])
+        y = start.clone()
+        ops.add_adapters(y, x, reserved, tokens_of(adapter_of_row))
+        assert_same_bits(y, start)
+
+
+@pytest.mark.parametrize("make_ops", [cpu_ops, reference_ops])
+def test_replacing_an_adapter_changes_its_rows_only(make_ops):
+    ops, num_in, num_out, adapter_of_row = make_ops(), 64, 48, [0, 1, -1, 1]
+    reserved = ops.reserve_adapters(2, 8, num_in, [(0, num_out)])
+    x = normal(4, num_in, seed=1)
+
+    def added():
+        y = torch.zeros(4, num_out)
+        ops.add_adapters(y, x, reserved, tokens_of(adapter_of_row))
+        return y
+
+    first = LowRank(normal(8, num_in, seed=3), normal(num_out, 8, seed=4))
+    second = LowRank(normal(3, num_in, seed=5), normal(num_out, 3, seed=6))
+    ops.set_adapter(reserved, 0, [first])
+    ops.set_adapter(reserved, 1, [first])
+    before = added()
+    ops.set_adapter(reserved, 1, [second])
+    after = added()
+    assert_same_bits(after[[0, 2]], before[[0, 2]])
+    expected = x[[1, 3]].double() @ (second.b.double() @ second.a.double()).T
+    torch.testing.assert_close(after[[1, 3]].double(), expected, rtol=0, atol=2 * (num_in + 3) * 2**-24 * 300)
+
+
+def test_adapters_that_were_not_reserved_are_refused_and_change_nothing():
+    ops = cpu_ops()
+    reserved = ops.reserve_adapters(1, 4, 64, [(0, 16), (16, 48)])
+    a, b, x = torch.ones(4, 64), torch.ones(16, 4), torch.ones(1, 64)
+    for change in (
+        LowRank(torch.ones(5, 64), torch.ones(16, 5)),
+        LowRank(torch.ones(4, 63), b),
+        LowRank(a, b, 1),
+        LowRank(a, torch.ones(48, 4)),
+    ):
+        ops.set_adapter(reserved, 0, [LowRank(a, b)])
+        with pytest.raises(ValueError, match="reserved are ranks up to 4, 64 columns"):
+            ops.set_adapter(reserved, 0, [change])
+        y = torch.zeros(1, 48)
+        ops.add_adapters(y, x, reserved, tokens_of([0]))
+        assert not y.any()

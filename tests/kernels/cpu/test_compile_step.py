@@ -162,3 +162,23 @@ def test_operations_work_after_a_failed_recording():
     with pytest.raises(RuntimeError, match="no such operation"):
         ops.compile_step(step, make_buffers())
     assert_same_bits(ops.gather_rows(torch.eye(3), torch.tensor([2])), torch.tensor([[0.0, 0.0, 1.0]]))
+
+
+def test_a_recorded_step_reads_adapters_that_were_replaced_since():
+    recorded, eager = Model(cpu_ops(num_threads=2), torch.float32), Model(cpu_ops(), torch.float32)
+    rows = [(0, 10 * HEAD_DIM), (0, 50), (100, 150)]
+    recorded.adapters = recorded.ops.reserve_adapters(3, 8, HIDDEN, rows)
+    buffers = make_buffers()
+    step = recorded.ops.compile_step(recorded, buffers)
+    contents = [[], [], []]
+    for seed, (query_lens, seq_lens) in enumerate(STEPS * 2):
+        first, last = rows[seed % 3]
+        rank = 1 + seed % 8
+        change = LowRank(normal(rank, HIDDEN, seed=seed), normal(last - first, rank, seed=seed), first)
+        contents[seed % 2] = [change] if seed % 5 else []
+        contents[2] = [change]
+        for index in (seed % 2, 2):
+            recorded.ops.set_adapter(recorded.adapters, index, contents[index])
+        eager.adapters = eager.ops.pack_adapters(contents)
+        inputs = make_inputs(buffers, query_lens, seq_lens, seed)
+        assert_same_bits(step(inputs), eager(inputs))

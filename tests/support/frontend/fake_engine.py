@@ -6,6 +6,7 @@ sent, `stall`, `freeze` and `kill` say it all.
 """
 
 import asyncio
+import hashlib
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -79,8 +80,13 @@ class FakeEngine(EngineServiceServicer):
         files: Mapping[str, bytes] | None = None,
         state: pb.EngineState = pb.ENGINE_STATE_SERVING,
         weights_revision: str = "none",
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         self._weights_revision = weights_revision
+        self.adapters = {name: fake_adapter(name, path) for name, path in (adapters or {}).items()}
+        self.changes_adapters = True
+        self.adapter_error: tuple[grpc.StatusCode, str] | None = None
+        self.num_adapter_changes = 0
         self.address = address
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -223,6 +229,41 @@ class FakeEngine(EngineServiceServicer):
             for start in range(0, max(len(data), 1), _CHUNK_BYTES):
                 yield pb.GetTokenizerResponse(file_name=name, data=data[start : start + _CHUNK_BYTES])
 
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Any) -> pb.LoadAdapterResponse:
+        """Loads an adapter whose digest is that of its path."""
+        await self._refuse_adapter(context)
+        before, loaded = self.adapters.get(request.name), fake_adapter(request.name, request.path)
+        if before is not None and not request.replace:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "it has already been loaded")
+        self.set_adapters(self.adapters | {request.name: loaded})
+        return pb.LoadAdapterResponse(
+            adapters=self._adapters(),
+            sha256=loaded.sha256,
+            is_new=before is None,
+            has_replaced=before is not None,
+        )
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Any) -> pb.UnloadAdapterResponse:
+        """Unloads an adapter."""
+        await self._refuse_adapter(context)
+        if request.name not in self.adapters:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "it cannot be found")
+        self.set_adapters({name: one for name, one in self.adapters.items() if name != request.name})
+        return pb.UnloadAdapterResponse(adapters=self._adapters())
+
+    async def _refuse_adapter(self, context: Any) -> None:
+        if self.adapter_error is not None:
+            await context.abort(*self.adapter_error)
+
+    def set_adapters(self, adapters: Mapping[str, pb.Adapter]) -> None:
+        """Changes the adapters, and tells all frontends."""
+        self.adapters, self.num_adapter_changes = dict(adapters), self.num_adapter_changes + 1
+        self._broadcast(pb.AttachResponse(status=self._status()))
+        self._notify()
+
+    def _adapters(self) -> pb.AdapterList:
+        return pb.AdapterList(revision=self.num_adapter_changes, adapters=self.adapters.values())
+
     async def GetEngineStatus(self, request: pb.GetEngineStatusRequest, context: Any) -> pb.GetEngineStatusResponse:
         """State and limits."""
         return pb.GetEngineStatusResponse(status=self._status(), info=self._info(), engine_instance_id=self.instance_id)
@@ -354,6 +395,7 @@ class FakeEngine(EngineServiceServicer):
             loop_turns=self._num_turns,
             load=self.load,
             is_stalled=self.is_stalled,
+            adapters=self._adapters() if self.changes_adapters else None,
         )
 
     def _info(self) -> pb.EngineInfo:
@@ -370,11 +412,17 @@ class FakeEngine(EngineServiceServicer):
             end_token_ids=[END_TOKEN_ID],
             max_logprobs=20,
             engine_version="fake",
+            adapters=self.adapters.values(),
         )
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def fake_adapter(name: str, path: str) -> pb.Adapter:
+    """An adapter whose digest is that of its path."""
+    return pb.Adapter(name=name, sha256=hashlib.sha256(path.encode()).digest(), path=path)
 
 
 def rejection(reason: pb.RejectionReason, detail: str, *, retry_after_s: int | None = None) -> pb.Rejection:

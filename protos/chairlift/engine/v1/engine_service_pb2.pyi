@@ -37,6 +37,7 @@ class RejectionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REJECTION_REASON_TOO_LONG: _ClassVar[RejectionReason]
     REJECTION_REASON_DRAINING: _ClassVar[RejectionReason]
     REJECTION_REASON_INVALID: _ClassVar[RejectionReason]
+    REJECTION_REASON_NO_ADAPTER: _ClassVar[RejectionReason]
 
 class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -64,6 +65,7 @@ REJECTION_REASON_QUEUE_FULL: RejectionReason
 REJECTION_REASON_TOO_LONG: RejectionReason
 REJECTION_REASON_DRAINING: RejectionReason
 REJECTION_REASON_INVALID: RejectionReason
+REJECTION_REASON_NO_ADAPTER: RejectionReason
 ENGINE_STATE_UNSPECIFIED: EngineState
 ENGINE_STATE_LOADING: EngineState
 ENGINE_STATE_SERVING: EngineState
@@ -161,12 +163,60 @@ class EngineInfo(_message.Message):
     def __init__(self, model: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[bytes] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., max_logprobs: _Optional[int] = ..., engine_version: _Optional[str] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
 
 class Adapter(_message.Message):
+    __slots__ = ("name", "sha256", "path")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sha256: bytes
+    path: str
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[bytes] = ..., path: _Optional[str] = ...) -> None: ...
+
+class AdapterList(_message.Message):
+    __slots__ = ("revision", "adapters")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, revision: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path", "replace", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    replace: bool
+    sha256: bytes
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replace: bool = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ("adapters", "sha256", "is_new", "has_replaced")
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
+    HAS_REPLACED_FIELD_NUMBER: _ClassVar[int]
+    adapters: AdapterList
+    sha256: bytes
+    is_new: bool
+    has_replaced: bool
+    def __init__(self, adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., sha256: _Optional[bytes] = ..., is_new: bool = ..., has_replaced: bool = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
     __slots__ = ("name", "sha256")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     name: str
     sha256: bytes
     def __init__(self, name: _Optional[str] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class UnloadAdapterResponse(_message.Message):
+    __slots__ = ("adapters",)
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    adapters: AdapterList
+    def __init__(self, adapters: _Optional[_Union[AdapterList, _Mapping]] = ...) -> None: ...
 
 class SubmitBatch(_message.Message):
     __slots__ = ("submissions",)
@@ -175,7 +225,7 @@ class SubmitBatch(_message.Message):
     def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("handle", "prompt_ids", "output_ids", "epoch", "start_index", "sampling", "stops", "remaining_ms", "priority", "cache_salt", "token_credit", "top_logprobs", "request_id", "prompt_logprobs", "grammar", "waited_ms", "adapter")
+    __slots__ = ("handle", "prompt_ids", "output_ids", "epoch", "start_index", "sampling", "stops", "remaining_ms", "priority", "cache_salt", "token_credit", "top_logprobs", "request_id", "prompt_logprobs", "grammar", "waited_ms", "adapter", "adapter_sha256")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +243,7 @@ class Submission(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_SHA256_FIELD_NUMBER: _ClassVar[int]
     handle: int
     prompt_ids: bytes
     output_ids: bytes
@@ -210,7 +261,8 @@ class Submission(_message.Message):
     grammar: str
     waited_ms: int
     adapter: str
-    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ..., epoch: _Optional[int] = ..., start_index: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stops: _Optional[_Union[TokenStops, _Mapping]] = ..., remaining_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., token_credit: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., waited_ms: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
+    adapter_sha256: bytes
+    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ..., epoch: _Optional[int] = ..., start_index: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stops: _Optional[_Union[TokenStops, _Mapping]] = ..., remaining_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., token_credit: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., waited_ms: _Optional[int] = ..., adapter: _Optional[str] = ..., adapter_sha256: _Optional[bytes] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)
@@ -433,20 +485,22 @@ class Rejection(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., epoch: _Optional[int] = ..., reason: _Optional[_Union[RejectionReason, str]] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "engine_step", "loop_turns", "load", "detail", "is_stalled")
+    __slots__ = ("state", "engine_step", "loop_turns", "load", "detail", "is_stalled", "adapters")
     STATE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_STEP_FIELD_NUMBER: _ClassVar[int]
     LOOP_TURNS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     IS_STALLED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     engine_step: int
     loop_turns: int
     load: LoadStats
     detail: str
     is_stalled: bool
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., engine_step: _Optional[int] = ..., loop_turns: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., detail: _Optional[str] = ..., is_stalled: bool = ...) -> None: ...
+    adapters: AdapterList
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., engine_step: _Optional[int] = ..., loop_turns: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., detail: _Optional[str] = ..., is_stalled: bool = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ...) -> None: ...
 
 class LoadStats(_message.Message):
     __slots__ = ("num_running", "num_waiting", "num_waiting_prefill_tokens", "num_free_blocks", "num_preemptions_total", "num_recomputed_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "step_us", "execute_us", "num_batched_tokens", "num_generated_tokens_total", "jit_compiles_after_ready_total", "integrity_checks_total", "integrity_failures_total")

@@ -49,6 +49,16 @@ class EngineServiceStub(object):
                 request_serializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.GetTokenizerResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/chairlift.engine.v1.EngineService/LoadAdapter',
+                request_serializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/chairlift.engine.v1.EngineService/UnloadAdapter',
+                request_serializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer(object):
@@ -76,6 +86,20 @@ class EngineServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads a LoRA adapter from a folder on the engine's disk. Since 1.1.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Unloads an adapter: new requests for it are rejected, those in progress finish. Since 1.1.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +117,16 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.GetTokenizer,
                     request_deserializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.GetTokenizerRequest.FromString,
                     response_serializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.GetTokenizerResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=chairlift_dot_engine_dot_v1_dot_engine__service__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +210,60 @@ class EngineService(object):
             '/chairlift.engine.v1.EngineService/GetTokenizer',
             chairlift_dot_engine_dot_v1_dot_engine__service__pb2.GetTokenizerRequest.SerializeToString,
             chairlift_dot_engine_dot_v1_dot_engine__service__pb2.GetTokenizerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chairlift.engine.v1.EngineService/LoadAdapter',
+            chairlift_dot_engine_dot_v1_dot_engine__service__pb2.LoadAdapterRequest.SerializeToString,
+            chairlift_dot_engine_dot_v1_dot_engine__service__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chairlift.engine.v1.EngineService/UnloadAdapter',
+            chairlift_dot_engine_dot_v1_dot_engine__service__pb2.UnloadAdapterRequest.SerializeToString,
+            chairlift_dot_engine_dot_v1_dot_engine__service__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

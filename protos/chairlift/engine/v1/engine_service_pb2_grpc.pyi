@@ -47,6 +47,10 @@ class EngineServiceStub:
     """State and load, for health checks and operators."""
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_engine_service_pb2.GetTokenizerRequest, _engine_service_pb2.GetTokenizerResponse]
     """The tokenizer files beside the weights, in chunks, so that the frontend needs no copy of the model."""
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_engine_service_pb2.LoadAdapterRequest, _engine_service_pb2.LoadAdapterResponse]
+    """Loads a LoRA adapter from a folder on the engine's disk. Since 1.1."""
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_engine_service_pb2.UnloadAdapterRequest, _engine_service_pb2.UnloadAdapterResponse]
+    """Unloads an adapter: new requests for it are rejected, those in progress finish. Since 1.1."""
 
 @_typing.type_check_only
 class EngineServiceAsyncStub(EngineServiceStub):
@@ -59,6 +63,10 @@ class EngineServiceAsyncStub(EngineServiceStub):
     """State and load, for health checks and operators."""
     GetTokenizer: _aio.UnaryStreamMultiCallable[_engine_service_pb2.GetTokenizerRequest, _engine_service_pb2.GetTokenizerResponse]  # type: ignore[assignment]
     """The tokenizer files beside the weights, in chunks, so that the frontend needs no copy of the model."""
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.LoadAdapterRequest, _engine_service_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Loads a LoRA adapter from a folder on the engine's disk. Since 1.1."""
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.UnloadAdapterRequest, _engine_service_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Unloads an adapter: new requests for it are rejected, those in progress finish. Since 1.1."""
 
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -86,5 +94,21 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_engine_service_pb2.GetTokenizerResponse], _abc.AsyncIterator[_engine_service_pb2.GetTokenizerResponse]]:
         """The tokenizer files beside the weights, in chunks, so that the frontend needs no copy of the model."""
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _engine_service_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_service_pb2.LoadAdapterResponse, _abc.Awaitable[_engine_service_pb2.LoadAdapterResponse]]:
+        """Loads a LoRA adapter from a folder on the engine's disk. Since 1.1."""
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _engine_service_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_service_pb2.UnloadAdapterResponse, _abc.Awaitable[_engine_service_pb2.UnloadAdapterResponse]]:
+        """Unloads an adapter: new requests for it are rejected, those in progress finish. Since 1.1."""
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

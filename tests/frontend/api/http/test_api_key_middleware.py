@@ -6,7 +6,7 @@ import aiohttp
 import openai
 import pytest
 
-from frontend.access.api_keys import ApiKeys
+from frontend.access.api_keys import Access
 from frontend.api.http.app import make_app
 from tests.support.frontend.http_apis import http_apis
 
@@ -23,7 +23,7 @@ BAD = {
 }
 ROUTES = [
     (method, route.path.replace("{model:path}", "fake"))
-    for route in make_app(http_apis(), ApiKeys(())).routes
+    for route in make_app(http_apis(), Access(())).routes
     for method in route.methods
 ]
 UNKNOWN = [

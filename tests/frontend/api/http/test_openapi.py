@@ -7,7 +7,7 @@ import jsonschema
 import openapi_spec_validator
 import pytest
 
-from frontend.access.api_keys import ApiKeys
+from frontend.access.api_keys import Access
 from frontend.api.http.app import make_app
 from tests.support.frontend.http_apis import http_apis
 
@@ -21,7 +21,7 @@ STORED = {
 
 
 async def document_of(keys=()):
-    app = make_app(http_apis(), ApiKeys(keys))
+    app = make_app(http_apis(), Access(keys))
     (route,) = [route for route in app.routes if route.path == "/openapi.json"]
     return json.loads((await route.endpoint(None)).body), app.routes
 
@@ -67,9 +67,10 @@ async def test_a_key_is_part_of_the_description_where_one_is_needed():
     assert not any("security" in each for path in (await document_of())[0]["paths"].values() for each in path.values())
 
 
-async def test_document_is_served_as_json(shared_pair, document):
+async def test_document_is_served_as_json(make_pair, document):
+    pair = await make_pair(http=True, allow_runtime_lora_updating=True)
     async with (
-        aiohttp.ClientSession(f"http://127.0.0.1:{shared_pair.app.http_port}") as session,
+        aiohttp.ClientSession(f"http://127.0.0.1:{pair.app.http_port}") as session,
         session.get("/openapi.json") as response,
     ):
         assert (response.status, response.content_type) == (200, "application/json")
