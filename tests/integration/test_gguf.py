@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from chairlift import Client
-from tests.support.engine.gguf import save_gguf, save_random_blocks, save_twin
+from engine.bench.gguf_writer import save_gguf, save_twin
+from tests.support.engine.gguf import save_random_blocks
 from tests.support.pair import DEMO_MODEL, running_pair
 
 PROMPTS = ("Once upon a time", "The fox said: \"It's 12 o'clock\"", "東京")

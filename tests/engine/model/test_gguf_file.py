@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from engine.bench.gguf_writer import Tensor, write_gguf
 from engine.errors import CheckpointError
 from engine.model.gguf_file import QUANTIZED_TYPES, read_gguf_header
 from engine.model.gguf_tensors import GgufTensors
-from tests.support.engine.gguf import Tensor, write_gguf
 
 BLOCKS = Path(__file__).with_name("blocks.gguf")
 

@@ -1,23 +1,11 @@
-"""Writes GGUF files: any metadata and tensors, or a checkpoint of `transformers` as llama.cpp converts it."""
+"""Random GGUF files: matrices of blocks that no quantiser has made."""
 
-import json
-import shutil
-import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 
-from engine.model.gguf_checkpoint import GgufCheckpoint
-from engine.model.gguf_tensors import GgufTensors
-
-TYPE_NUMBERS = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
-    "Q5_K": 13, "Q6_K": 14, "BF16": 30,
-}  # fmt: skip
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+from engine.bench.gguf_writer import DTYPES, Tensor, metadata_of, plain, tensors_of, write_gguf
 
 _BLOCKS = {
     "Q4_0": (32, 18, (0,)), "Q4_1": (32, 20, (0, 2)), "Q5_0": (32, 22, (0,)), "Q5_1": (32, 24, (0, 2)),
@@ -28,38 +16,6 @@ _BLOCKS = {
 
 _SPREAD = {"Q4_0": 4, "Q4_1": 8, "Q5_0": 9, "Q5_1": 16, "Q8_0": 74, "Q2_K": 20, "Q3_K": 70, "Q4_K": 300, "Q5_K": 600}
 """About how large numbers of random blocks are, in units of their fp16 numbers; others: Q6_K."""
-
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-class Tensor(NamedTuple):
-    """A tensor in a file: its type, its shape beginning with the outermost dimension, and its bytes."""
-
-    kind: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-def plain(tensor: torch.Tensor, kind: str) -> Tensor:
-    """Returns a tensor in F32, F16 or BF16."""
-    data = tensor.to(_DTYPES[kind]).contiguous().view(torch.uint8).numpy().tobytes()
-    return Tensor(kind, tuple(tensor.shape), data)
 
 
 def random_blocks(kind: str, rows: int, columns: int, generator: torch.Generator) -> Tensor:
@@ -72,121 +28,6 @@ def random_blocks(kind: str, rows: int, columns: int, generator: torch.Generator
     return Tensor(kind, (rows, columns), data.numpy().tobytes())
 
 
-def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], *, alignment: int = 32) -> None:
-    """Writes a file: integers as u32 or i32, floats as f32."""
-    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
-    for key, value in metadata.items():
-        header += _string(key) + _value(value)
-    offset = 0
-    for name, tensor in tensors.items():
-        header += _string(name) + struct.pack("<I", len(tensor.shape))
-        header += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))
-        header += struct.pack("<IQ", TYPE_NUMBERS[tensor.kind], offset)
-        offset += -(-len(tensor.data) // alignment) * alignment
-    parts = [header, *(tensor.data for tensor in tensors.values())]
-    path.write_bytes(b"".join(part + bytes(-len(part) % alignment) for part in parts))
-
-
-def _string(text: str) -> bytes:
-    return struct.pack("<Q", len(text.encode())) + text.encode()
-
-
-def _value(value: Any) -> bytes:
-    match value:
-        case bool():
-            return struct.pack("<I?", 7, value)
-        case int():
-            return struct.pack("<Ii", 5, value) if value < 0 else struct.pack("<II", 4, value)
-        case float():
-            return struct.pack("<If", 6, value)
-        case str():
-            return struct.pack("<I", 8) + _string(value)
-        case [str(), *_]:
-            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
-        case [*numbers]:
-            return struct.pack(f"<IIQ{len(numbers)}i", 9, 5, len(numbers), *numbers)
-    raise TypeError(value)
-
-
-def metadata_of(folder: Path) -> dict[str, Any]:
-    """Returns the metadata of a checkpoint, and of its tokenizer if it has one."""
-    config = json.loads((folder / "config.json").read_text())
-    name = ARCHITECTURES[config["architectures"][0]]
-    num_heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    rope = config.get("rope_parameters") or {}
-    metadata = {
-        "general.architecture": name,
-        f"{name}.block_count": config["num_hidden_layers"],
-        f"{name}.context_length": config["max_position_embeddings"],
-        f"{name}.embedding_length": config["hidden_size"],
-        f"{name}.feed_forward_length": config["intermediate_size"],
-        f"{name}.attention.head_count": num_heads,
-        f"{name}.attention.head_count_kv": config["num_key_value_heads"],
-        f"{name}.attention.key_length": head_dim,
-        f"{name}.attention.value_length": head_dim,
-        f"{name}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        f"{name}.rope.freq_base": rope.get("rope_theta", 10000.0),
-        f"{name}.rope.dimension_count": head_dim,
-    }
-    if (eos := config.get("eos_token_id")) is not None:
-        metadata["tokenizer.ggml.eos_token_id"] = eos
-    if (folder / "tokenizer.json").exists():
-        metadata |= _tokenizer(folder)
-    return metadata
-
-
-def _tokenizer(folder: Path) -> dict[str, Any]:
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
-    special = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
-    metadata = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in tokenizer["model"]["merges"]],
-        "tokenizer.ggml.padding_token_id": tokens.index(config["pad_token"]),
-        "tokenizer.ggml.add_bos_token": False,
-    }
-    if "chat_template" in config:
-        metadata["tokenizer.chat_template"] = config["chat_template"]
-    return metadata
-
-
-def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a checkpoint as llama.cpp's converter stores them in F32."""
-    config = json.loads((folder / "config.json").read_text())
-    is_llama = config["architectures"] == ["LlamaForCausalLM"]
-    num_heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    tensors = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        module, _, kind = name.rpartition(".")
-        if is_llama and (heads := num_heads.get(module.rpartition(".")[2])) is not None:
-            tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-        tensors[gguf_name(module) + "." + kind] = plain(tensor.float(), "F32")
-    return tensors
-
-
-def gguf_name(module: str) -> str:
-    """Returns llama.cpp's name of a module."""
-    if module in _NAMES:
-        return _NAMES[module]
-    _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{_NAMES[rest]}"
-
-
-def save_gguf(folder: Path, path: Path, kind: str = "F32") -> None:
-    """Writes a checkpoint as a GGUF file with matrices in F32, F16 or BF16; vectors are in F32."""
-    tensors = tensors_of(folder)
-    for name, tensor in tensors.items():
-        if len(tensor.shape) == 2 and kind != "F32":
-            values = torch.frombuffer(bytearray(tensor.data), dtype=torch.float32).view(tensor.shape)
-            tensors[name] = plain(values, kind)
-    write_gguf(path, metadata_of(folder), tensors)
-
-
 def save_random_blocks(folder: Path, path: Path, kinds: Mapping[str, str], default: str, *, seed: int = 0) -> None:
     """Writes a checkpoint as a GGUF file with random matrices.
 
@@ -196,19 +37,9 @@ def save_random_blocks(folder: Path, path: Path, kinds: Mapping[str, str], defau
     for name, tensor in tensors.items():
         if len(tensor.shape) == 2:
             kind = next((kind for part, kind in kinds.items() if part in name), default)
-            if kind in _DTYPES:
+            if kind in DTYPES:
                 values = torch.randn(tensor.shape, generator=generator) * tensor.shape[1] ** -0.5
                 tensors[name] = plain(values, kind)
             else:
                 tensors[name] = random_blocks(kind, *tensor.shape, generator)
     write_gguf(path, metadata_of(folder), tensors)
-
-
-def save_twin(path: Path, original: Path, folder: Path) -> None:
-    """Writes a copy of the folder that a GGUF file was made of, with the numbers that are in the file."""
-    checkpoint = GgufCheckpoint(path)
-    entries, names = checkpoint.tensors(path), checkpoint.decoder_names()
-    stored = GgufTensors(path, entries, checkpoint.num_rotated_heads)
-    shutil.copytree(original, folder)
-    weights = {str(names(name)): stored.get_tensor(name).contiguous() for name in entries}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
