@@ -93,7 +93,6 @@ def quick_settings(folder: Path, number_format: str) -> Settings:
     ("number_format", "peer", "others", "alone"),
     [
         ("fp32", OPENVINO, {OPENVINO_CACHED}, {OPENVINO, TRANSFORMERS}),
-        ("bf16", OPENVINO, {OPENVINO_CACHED}, {OPENVINO, TRANSFORMERS}),
         ("Q8_0", LLAMA_CPP, {LLAMA_CPP_ALONE}, {LLAMA_CPP_ALONE}),
     ],
 )
