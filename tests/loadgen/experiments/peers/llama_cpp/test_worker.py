@@ -71,11 +71,11 @@ def test_slots_decode_together_and_the_next_request_joins_when_one_is_free(worke
 
 def test_prompts_are_computed_in_chunks_beside_tokens_that_decode(worker: Worker, tmp_path: Path) -> None:
     long = tuple(1 + index % 90 for index in range(3000))
-    workload = Workload(((5,), long, long[:2000]), (4, 2, 2))
+    workload = Workload((long, (5,), long[:2000]), (2, 4, 2))
     assert load(worker, 3, context=4096).generate(workload).output_ids == expected(workload)
     first, second, *_ = batches(tmp_path / "llama.log")
-    assert first == {0: 1, 1: 2047}  # n_batch tokens; the third waits
-    assert second == {0: 1, 1: 953, 2: 1094}
+    assert first == {0: 2047, 1: 1}  # n_batch tokens, single ones first; the third waits
+    assert second == {0: 953, 1: 1, 2: 1094}
 
 
 def test_a_request_takes_the_slot_that_has_most_of_its_prompt(worker: Worker, tmp_path: Path) -> None:
