@@ -47,7 +47,8 @@ PROMISES = {
         _NO_SERVICE,
         "chairlift.client",
         "loadgen",
-        "-loadgen.experiments.peers.openvino.worker",  # runs in an environment of its own
+        "-loadgen.experiments.peers.llama_cpp.worker",  # these run in environments of their own
+        "-loadgen.experiments.peers.openvino.worker",
     ],
 }
 

@@ -29,11 +29,12 @@ def write_model(name: str, folder: Path) -> Path:
     return path
 
 
-def save_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Path:
+def save_checkpoint(name: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Saves a random checkpoint that `transformers` and we load alike. Returns its folder, below `folder`.
 
     Matrices are drawn so that activations and logits stay near unit scale in every layer: answers then depend on their
-    whole prompt, where the library's own initial weights often repeat one token endlessly.
+    whole prompt, where the library's own initial weights often repeat one token endlessly. In another dtype, they are
+    the same numbers rounded.
     """
     transformers = import_transformers()
     path = write_shape(name, folder)
@@ -44,5 +45,5 @@ def save_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Path:
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.normal_(0, parameter.shape[1] ** -0.5, generator=generator)
-    model.save_pretrained(path)
+    model.to(dtype).save_pretrained(path)
     return path

@@ -4,9 +4,11 @@
 It keeps what it has loaded and sleeps in a read between requests, so that other systems have the machine. Times are
 measured here and exclude the pipe. `loadgen.experiments.peers.worker` is the other end.
 
-    {"call": "checkpoint", "shape": ..., "folder": ...}               -> {"path": ...}     random weights, fp32
+    {"call": "checkpoint", "shape": ..., "folder": ..., "dtype": ...} -> {"path": ...}     random weights
+    {"call": "gguf", "checkpoint": ..., "out": ..., "type": "F32" | "F16" | "BF16"}       -> {}
+    {"call": "twin", "gguf": ..., "checkpoint": ..., "out": ...}      -> {}                the numbers in a GGUF file
     {"call": "engine", "flags": [...]}                                -> {}                loads an engine
-    {"call": "transformers", "model": ..., "threads": n}              -> {}                loads a model in fp32
+    {"call": "transformers", "model": ..., "threads": n, "dtype": ...} -> {}               loads a model
     {"call": "continuous", "prompts": [[ids]], "max_tokens": [n]}     -> {}                starts continuous batching
     {"call": "generate", "way": "engine" | "streaming" | "batches" | "continuous", "prompts": ..., "max_tokens": ...,
      "batch_size": n}
@@ -31,6 +33,7 @@ import torch
 from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
 from engine.bench.agreement import greedy_agreement, load_reference
+from engine.bench.gguf_writer import save_gguf, save_twin
 from engine.bench.serve import engine, serve
 from engine.bench.shapes import save_checkpoint
 from engine.bench.transformers_peer import (
@@ -59,12 +62,17 @@ class Worker:
         match request["call"]:
             case "checkpoint":
                 import_transformers()
-                return {"path": str(save_checkpoint(request["shape"], Path(request["folder"])))}
+                dtype = getattr(torch, request["dtype"])
+                return {"path": str(save_checkpoint(request["shape"], Path(request["folder"]), dtype=dtype))}
+            case "gguf":
+                save_gguf(Path(request["checkpoint"]), Path(request["out"]), request["type"])
+            case "twin":
+                save_twin(Path(request["gguf"]), Path(request["checkpoint"]), Path(request["out"]))
             case "engine":
                 self._parts = engine(parse_config(request["flags"], {}))
             case "transformers":
                 torch.set_num_threads(request["threads"])
-                self._model = load_reference(Path(request["model"]))
+                self._model = load_reference(Path(request["model"]), getattr(torch, request["dtype"]))
             case "continuous":
                 manager = continuous_batching(self._model, _workload(request))
                 self._continuous = self._stack.enter_context(manager)

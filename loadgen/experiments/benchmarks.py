@@ -55,7 +55,7 @@ BENCHMARKS = (
     Benchmark(
         "peers",
         (),
-        "the whole pair over gRPC against OpenVINO GenAI, fp32 and int8",
+        "the whole pair over gRPC against OpenVINO GenAI and llama.cpp, in five number formats",
         "loadgen.experiments.peers.comparison",
         has_cpu_floors=False,
     ),

@@ -179,6 +179,19 @@ def tpot_s(run: Run) -> float:
     return statistics.fmean(gaps) if gaps else 0.0
 
 
+def decode_s(run: Run) -> float:
+    """Mean seconds per token and request while every request decodes: after all have begun and before one has ended.
+
+    Where there is no such time, as when answers arrive whole, it is the run's time per token of the longest instead.
+    """
+    begin_s = max(times_s[0] for times_s in run.token_times_s)
+    end_s = min(times_s[-1] for times_s in run.token_times_s)
+    counts = [sum(begin_s < time_s <= end_s for time_s in times_s) for times_s in run.token_times_s]
+    if not all(counts):
+        return run.wall_s / max(map(len, run.output_ids))
+    return (end_s - begin_s) / statistics.fmean(counts)
+
+
 @contextlib.contextmanager
 def on_cpus(num_cpus: int) -> Iterator[None]:
     """Restricts this thread, and every process it starts inside the block, to the first `num_cpus` usable CPUs."""

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from chairlift import Client
+from engine.bench.gguf_writer import save_gguf, save_twin
 from tests.support.engine.checkpoints import save_checkpoint
-from tests.support.engine.gguf import save_gguf, save_random_blocks, save_twin
+from tests.support.engine.gguf import save_random_blocks
 from tests.support.engine.greedy import VOCAB_SIZE, random_prompts, save_word_tokenizer
 from tests.support.pair import DEMO_MODEL, running_pair
 

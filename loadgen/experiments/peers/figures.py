@@ -48,8 +48,8 @@ def throughput_figures(label: str, comparison: Comparison) -> Figures:
     return Figures(results, tuple(lines))
 
 
-def alone_figures(label: str, comparison: Comparison) -> Figures:
-    """TPOT and TTFT of one request alone against the best of the peers.
+def latency_figures(label: str, comparison: Comparison) -> Figures:
+    """TPOT and TTFT of one request alone, or of several that decode together, against the best of the peers.
 
     Args:
         label: model and workload.
@@ -57,7 +57,7 @@ def alone_figures(label: str, comparison: Comparison) -> Figures:
     """
     lines = []
     for name, runs in comparison.runs.items():
-        ttft_ms = 1e3 * min(ttfts_s(run)[0] for run in runs)
+        ttft_ms = 1e3 * min(ttfts_s(run)[-1] for run in runs)
         lines.append(f"{label}: {name} TPOT {1e3 * comparison.samples.best(name):.2f} ms, TTFT {ttft_ms:.1f} ms")
     return Figures((_ratio(f"{label}, 1 / TPOT", comparison), _idle(label, comparison)), tuple(lines))
 

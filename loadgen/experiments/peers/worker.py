@@ -118,18 +118,26 @@ class BenchWorker(Worker):
     def __init__(self, log: Path) -> None:
         super().__init__([sys.executable, "-m", "engine.bench.worker"], log)
 
-    def save_checkpoint(self, shape: str, folder: Path) -> Path:
-        """Saves a random checkpoint; returns its folder, below `folder`."""
-        return Path(self.call("checkpoint", shape=shape, folder=str(folder))["path"])
+    def save_checkpoint(self, shape: str, folder: Path, dtype: str = "float32") -> Path:
+        """Saves a random checkpoint, the same numbers in any dtype but for rounding; returns its folder in `folder`."""
+        return Path(self.call("checkpoint", shape=shape, folder=str(folder), dtype=dtype)["path"])
+
+    def save_gguf(self, checkpoint: Path, out: Path, kind: str) -> None:
+        """Writes a checkpoint as a GGUF file with matrices in F32, F16 or BF16."""
+        self.call("gguf", checkpoint=str(checkpoint), out=str(out), type=kind)
+
+    def save_twin(self, gguf: Path, checkpoint: Path, out: Path) -> None:
+        """Writes the numbers that a GGUF file stands for as a checkpoint; `checkpoint` is the one it was made of."""
+        self.call("twin", gguf=str(gguf), checkpoint=str(checkpoint), out=str(out))
 
     def load_engine(self, flags: Sequence[str]) -> WorkerSystem:
         """Loads an engine, which answers in the worker without threads or sockets."""
         self.call("engine", flags=list(flags))
         return WorkerSystem(self, way="engine")
 
-    def load_transformers(self, model_dir: Path, threads: int) -> None:
-        """Loads a checkpoint in fp32, for `streaming`, `batches`, `continuous` and `judge`."""
-        self.call("transformers", model=str(model_dir), threads=threads)
+    def load_transformers(self, model_dir: Path, threads: int, dtype: str = "float32") -> None:
+        """Loads a checkpoint, for `streaming`, `batches`, `continuous` and, in float32, `judge`."""
+        self.call("transformers", model=str(model_dir), threads=threads, dtype=dtype)
 
     def streaming(self) -> WorkerSystem:
         """`generate` on one request after the other."""

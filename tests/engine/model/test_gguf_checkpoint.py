@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.bench.gguf_writer import Tensor, metadata_of, plain, save_gguf, save_twin, tensors_of, write_gguf
 from engine.errors import CheckpointError, ConfigError
 from engine.model.checkpoint import open_checkpoint
 from engine.model.config import ModelConfig
@@ -24,16 +25,7 @@ from engine.model.rotary_tables import rotary_tables
 from kernels.dtypes import dtype_name
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import KernelOps
-from tests.support.engine.gguf import (
-    Tensor,
-    metadata_of,
-    plain,
-    save_gguf,
-    save_random_blocks,
-    save_twin,
-    tensors_of,
-    write_gguf,
-)
+from tests.support.engine.gguf import save_random_blocks
 from tests.support.engine.weights import PeakBytes, loaded_parts
 
 NAMES: dict[str, dict[str, Any]] = {

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from engine.bench.gguf_writer import Tensor, write_gguf
 from engine.errors import CheckpointError
 from engine.model.gguf_blocks import unpack
 from engine.model.gguf_file import QUANTIZED_TYPES, REQUANTIZED_TYPES, read_gguf_header
 from engine.model.gguf_requantization import as_q8_0
 from engine.model.gguf_tensor_layout import TensorLayout
 from engine.model.gguf_tensors import GgufTensors
-from tests.support.engine.gguf import Tensor, write_gguf
 
 BLOCKS = Path(__file__).with_name("blocks.gguf")
 TABLE_BLOCKS = Path(__file__).with_name("table_blocks.gguf")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from engine.bench.gguf_writer import metadata_of, tensors_of, write_gguf
 from engine.errors import CheckpointError, ConfigError
 from engine.model.gguf_file import MAX_ITEMS, read_gguf_header
 from engine.model.gguf_tokenizer import tokenizer_files
 from engine.model.model_folder import check_folder
 from engine.model.tokenizer_files import TokenizerFiles
-from tests.support.engine.gguf import metadata_of, tensors_of, write_gguf
 
 MIB = 1 << 20
 NAN = struct.pack("<f", float("nan"))

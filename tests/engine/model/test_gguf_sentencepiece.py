@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from engine.bench.gguf_writer import write_gguf
 from engine.errors import CheckpointError
 from engine.model.gguf_file import read_gguf_header
 from engine.model.gguf_tokenizer import end_token_ids, tokenizer_files
 from engine.model.tokenizer_files import TokenizerFiles
-from tests.support.engine.gguf import write_gguf
 
 TRAINED = json.loads(Path(__file__).with_name("sentencepiece.json").read_text())
 

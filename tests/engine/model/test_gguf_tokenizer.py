@@ -10,11 +10,11 @@ import transformers
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
+from engine.bench.gguf_writer import metadata_of, write_gguf
 from engine.errors import CheckpointError
 from engine.model.gguf_file import read_gguf_header
 from engine.model.gguf_tokenizer import tokenizer_files
 from engine.model.tokenizer_files import TokenizerFiles
-from tests.support.engine.gguf import metadata_of, write_gguf
 from tests.support.pair import DEMO_MODEL
 
 TEXTS = (

@@ -8,7 +8,7 @@ import pytest
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
-from loadgen.experiments.systems import Comparison, compare, on_cpus, tpot_s, ttfts_s, with_fresh_prompts
+from loadgen.experiments.systems import Comparison, compare, decode_s, on_cpus, tpot_s, ttfts_s, with_fresh_prompts
 
 WORKLOAD = Workload(((1, 2, 3), (1, 2, 9)), (2, 1))
 
@@ -139,3 +139,19 @@ def _spin(seconds: float) -> None:
     until_s = time.thread_time() + seconds
     while time.thread_time() < until_s:
         pass
+
+
+def run_of(times_s: tuple[tuple[float, ...], ...]) -> Run:
+    ids = tuple((5,) * len(times) for times in times_s)
+    return Run(ids, times_s, (0.0,) * len(ids), (), max(times[-1] for times in times_s))
+
+
+def test_decode_time_is_that_in_which_all_decode() -> None:
+    early, late = (1.0, 9.0, 10.0, 11.0, 12.0), (8.0, 9.0, 10.0, 11.0, 12.0, 40.0)
+    assert decode_s(run_of((early, late))) == pytest.approx(
+        1.0
+    )  # from 8 to 12 s: the first gap and the last are not in it
+
+
+def test_answers_that_arrive_whole_take_the_time_of_the_run() -> None:
+    assert decode_s(run_of(((3.0, 3.0), (6.0, 6.0)))) == 3.0

@@ -1,24 +1,13 @@
-"""Writes GGUF files: any metadata and tensors, or a checkpoint of `transformers` as llama.cpp converts it."""
+"""Random GGUF files: matrices of blocks that no quantiser has made."""
 
-import json
 import math
-import shutil
-import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
-from engine.model.gguf_checkpoint import GgufCheckpoint
-from engine.model.gguf_tensors import GgufTensors
-
-TYPE_NUMBERS = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
-    "Q5_K": 13, "Q6_K": 14, "IQ3_S": 21, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30, "TQ2_0": 35, "MXFP4": 39,
-}  # fmt: skip
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+from engine.bench.gguf_writer import DTYPES, Tensor, metadata_of, plain, tensors_of, write_gguf
 
 _BLOCKS = {
     "Q4_0": (32, 18, (0,)), "Q4_1": (32, 20, (0, 2)), "Q5_0": (32, 22, (0,)), "Q5_1": (32, 24, (0, 2)),
@@ -34,56 +23,6 @@ _SPREAD = {
 }  # fmt: skip
 """About how large numbers of random blocks are, in units of their fp16 numbers; others: Q6_K."""
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral3", "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3", "Phi3ForCausalLM": "phi3", "SmolLM3ForCausalLM": "smollm3",
-    "GraniteForCausalLM": "granite", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
-    "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo2", "MixtralForCausalLM": "llama",
-    "Qwen3MoeForCausalLM": "qwen3moe",
-}  # fmt: skip
-_ROTATED_IN_PAIRS = ("llama", "mistral3", "smollm3", "granite")
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.qkv_proj": "attn_qkv",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "block_sparse_moe.gate": "ffn_gate_inp",
-}
-_EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-_WITH_POST_NORMS = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_OF_ARCHITECTURE = {"gemma2": _WITH_POST_NORMS, "gemma3": _WITH_POST_NORMS, "olmo2": _WITH_POST_NORMS}
-
-
-class Tensor(NamedTuple):
-    """A tensor in a file: its type, its shape beginning with the outermost dimension, and its bytes."""
-
-    kind: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-def plain(tensor: torch.Tensor, kind: str) -> Tensor:
-    """Returns a tensor in F32, F16 or BF16."""
-    data = tensor.to(_DTYPES[kind]).contiguous().view(torch.uint8).numpy().tobytes()
-    return Tensor(kind, tuple(tensor.shape), data)
-
 
 def random_blocks(kind: str, rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """Returns a random matrix whose numbers are about 1 / sqrt(columns)."""
@@ -95,173 +34,6 @@ def random_blocks(kind: str, rows: int, columns: int, generator: torch.Generator
     if kind == "MXFP4":
         data[:, 0] = 125 - round(math.log2(columns) / 2)
     return Tensor(kind, (rows, columns), data.numpy().tobytes())
-
-
-def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], *, alignment: int = 32) -> None:
-    """Writes a file: integers as u32 or i32, floats as f32."""
-    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
-    for key, value in metadata.items():
-        header += _string(key) + _value(value)
-    offset = 0
-    for name, tensor in tensors.items():
-        header += _string(name) + struct.pack("<I", len(tensor.shape))
-        header += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))
-        header += struct.pack("<IQ", TYPE_NUMBERS[tensor.kind], offset)
-        offset += -(-len(tensor.data) // alignment) * alignment
-    parts = [header, *(tensor.data for tensor in tensors.values())]
-    path.write_bytes(b"".join(part + bytes(-len(part) % alignment) for part in parts))
-
-
-def _string(text: str) -> bytes:
-    return struct.pack("<Q", len(text.encode())) + text.encode()
-
-
-def _value(value: Any) -> bytes:
-    match value:
-        case bool():
-            return struct.pack("<I?", 7, value)
-        case int():
-            return struct.pack("<Ii", 5, value) if value < 0 else struct.pack("<II", 4, value)
-        case float():
-            return struct.pack("<If", 6, value)
-        case str():
-            return struct.pack("<I", 8) + _string(value)
-        case [bool(), *_]:
-            return struct.pack(f"<IIQ{len(value)}?", 9, 7, len(value), *value)
-        case [str(), *_]:
-            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
-        case [float(), *_]:
-            return struct.pack(f"<IIQ{len(value)}f", 9, 6, len(value), *value)
-        case [*numbers]:
-            return struct.pack(f"<IIQ{len(numbers)}i", 9, 5, len(numbers), *numbers)
-    raise TypeError(value)
-
-
-def metadata_of(folder: Path) -> dict[str, Any]:
-    """Returns the metadata of a checkpoint, and of its tokenizer if it has one."""
-    config = json.loads((folder / "config.json").read_text())
-    name = ARCHITECTURES[config["architectures"][0]]
-    num_heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    rope = config.get("rope_parameters") or {}
-    whole = rope.get("full_attention", rope)
-    values = {
-        "block_count": config["num_hidden_layers"],
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": num_heads,
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.freq_base": float(whole.get("rope_theta", 10000.0)),
-    }
-    if not name.startswith("gemma"):
-        values["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    if "head_dim" in config and name not in ("granite", "phi3"):
-        values |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
-    values |= _own_metadata(name, config, rope)
-    metadata = {"general.architecture": name} | {f"{name}.{key}": value for key, value in values.items()}
-    if (eos := config.get("eos_token_id")) is not None:
-        metadata["tokenizer.ggml.eos_token_id"] = eos
-    if (folder / "tokenizer.json").exists():
-        metadata |= _tokenizer(folder)
-    return metadata
-
-
-def _own_metadata(name: str, config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
-    """Returns what llama.cpp's converter writes for this architecture only."""
-    values: dict[str, Any] = {}
-    if name == "granite":
-        values = {
-            "attention.scale": config["attention_multiplier"],
-            "embedding_scale": config["embedding_multiplier"],
-            "residual_scale": config["residual_multiplier"],
-            "logit_scale": config["logits_scaling"],
-        }
-    experts = config.get("num_experts", config.get("num_local_experts"))
-    if experts:
-        values = {"expert_count": experts, "expert_used_count": config["num_experts_per_tok"]}
-    if name == "qwen3moe":
-        values["expert_feed_forward_length"] = config["moe_intermediate_size"]
-    if name == "phi3":
-        original = rope.get("original_max_position_embeddings", config["original_max_position_embeddings"])
-        values["rope.scaling.original_context_length"] = original
-    if name in ("phi3", "gemma2", "gemma3") or "Olmo3ForCausalLM" in config["architectures"]:
-        values["attention.sliding_window"] = config["sliding_window"] or 0
-    if name == "gemma2":
-        values["attn_logit_softcapping"] = config["attn_logit_softcapping"]
-    if config.get("final_logit_softcapping"):
-        values["final_logit_softcapping"] = config["final_logit_softcapping"]
-    if "Olmo3ForCausalLM" in config["architectures"]:
-        values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
-    return values
-
-
-def _tokenizer(folder: Path) -> dict[str, Any]:
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
-    special = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
-    metadata = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in tokenizer["model"]["merges"]],
-        "tokenizer.ggml.padding_token_id": tokens.index(config["pad_token"]),
-        "tokenizer.ggml.add_bos_token": False,
-    }
-    if "chat_template" in config:
-        metadata["tokenizer.chat_template"] = config["chat_template"]
-    return metadata
-
-
-def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a checkpoint as llama.cpp's converter stores them in F32."""
-    config = json.loads((folder / "config.json").read_text())
-    architecture = ARCHITECTURES[config["architectures"][0]]
-    num_heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    tensors: dict[str, Tensor] = {}
-    stacks: dict[str, dict[int, torch.Tensor]] = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        module, _, kind = name.rpartition(".")
-        if ".experts." in module:
-            _, _, layer, _, _, expert, projection = module.split(".")
-            stacks.setdefault(f"blk.{layer}.ffn_{_EXPERTS[projection]}_exps.weight", {})[int(expert)] = tensor.float()
-            continue
-        heads = num_heads.get(module.rpartition(".")[2])
-        if architecture in _ROTATED_IN_PAIRS and heads is not None:
-            tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-        tensor = tensor.float()
-        if architecture.startswith("gemma") and module.endswith("norm"):
-            tensor = tensor + 1
-        tensors[gguf_name(module, architecture) + "." + kind] = plain(tensor, "F32")
-    for name, experts in stacks.items():
-        tensors[name] = plain(torch.stack([experts[number] for number in range(len(experts))]), "F32")
-    rope = config.get("rope_parameters") or {}
-    if "long_factor" in rope:
-        for length in ("long", "short"):
-            factors = torch.tensor(rope[f"{length}_factor"])
-            tensors[f"rope_factors_{length}.weight"] = plain(factors, "F32")
-    return tensors
-
-
-def gguf_name(module: str, architecture: str) -> str:
-    """Returns llama.cpp's name of a module."""
-    if module in _NAMES:
-        return _NAMES[module]
-    _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{_OF_ARCHITECTURE.get(architecture, {}).get(rest, _NAMES.get(rest, rest))}"
-
-
-def save_gguf(folder: Path, path: Path, kind: str = "F32") -> None:
-    """Writes a checkpoint as a GGUF file with matrices in F32, F16 or BF16; vectors are in F32."""
-    tensors = tensors_of(folder)
-    for name, tensor in tensors.items():
-        if len(tensor.shape) == 2 and kind != "F32":
-            values = torch.frombuffer(bytearray(tensor.data), dtype=torch.float32).view(tensor.shape)
-            tensors[name] = plain(values, kind)
-    write_gguf(path, metadata_of(folder), tensors)
 
 
 def save_random_blocks(
@@ -282,20 +54,10 @@ def save_random_blocks(
     for name, tensor in tensors.items():
         if len(tensor.shape) > 1 and "ffn_gate_inp" not in name:
             kind = next((kind for part, kind in kinds.items() if part in name), default)
-            if kind in _DTYPES:
+            if kind in DTYPES:
                 values = torch.randn(tensor.shape, generator=generator) * tensor.shape[1] ** -0.5
                 tensors[name] = plain(values, kind)
             else:
                 blocks = random_blocks(kind, math.prod(tensor.shape[:-1]), tensor.shape[-1], generator)
                 tensors[name] = blocks._replace(shape=tensor.shape)
     write_gguf(path, {**metadata_of(folder), **(metadata or {})}, tensors)
-
-
-def save_twin(path: Path, original: Path, folder: Path) -> None:
-    """Writes a copy of the folder that a GGUF file was made of, with the numbers that are in the file."""
-    checkpoint = GgufCheckpoint(path)
-    entries, names = checkpoint.tensors(path), checkpoint.decoder_names()
-    stored = GgufTensors(path, entries, checkpoint.layout)
-    shutil.copytree(original, folder)
-    weights = {str(names(name)): stored.get_tensor(name).contiguous() for name in entries if names(name) is not None}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

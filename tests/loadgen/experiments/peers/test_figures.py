@@ -2,7 +2,7 @@ import pytest
 
 from chairlift.bench.alternate import Samples
 from chairlift.bench.run import Run
-from loadgen.experiments.peers.figures import CHAIRLIFT, MAX_IDLE_CORES, alone_figures, throughput_figures
+from loadgen.experiments.peers.figures import CHAIRLIFT, MAX_IDLE_CORES, latency_figures, throughput_figures
 from loadgen.experiments.systems import Comparison
 
 
@@ -31,11 +31,11 @@ def test_ratio_is_against_the_better_peer() -> None:
 
 
 def test_slower_than_a_peer_is_missed() -> None:
-    rate, _ = alone_figures("x", comparison_of({CHAIRLIFT: (2.0,), "peer": (1.0,)})).results
+    rate, _ = latency_figures("x", comparison_of({CHAIRLIFT: (2.0,), "peer": (1.0,)})).results
     assert rate.figure == 0.5
     assert not rate.met
 
 
 def test_busy_idler_is_a_missed_goal() -> None:
     contest = comparison_of({CHAIRLIFT: (1.0,), "peer": (2.0,)}, idle_cores=2 * MAX_IDLE_CORES)
-    assert not alone_figures("x", contest).results[-1].met
+    assert not latency_figures("x", contest).results[-1].met

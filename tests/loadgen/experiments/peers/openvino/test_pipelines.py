@@ -6,11 +6,12 @@ import pytest
 
 from chairlift.bench.benchmark import Settings
 from chairlift.bench.workload import Workload
+from loadgen.experiments.peers.formats import FORMATS, Terms
 from loadgen.experiments.peers.openvino import pipelines
 from loadgen.experiments.peers.openvino.pipelines import OPENVINO, OPENVINO_CACHED, open_openvino
 
 
-@pytest.mark.parametrize(("precision", "kv_cache"), [("fp32", "f32"), ("int8", "u8")])
+@pytest.mark.parametrize(("precision", "kv_cache"), [("fp32", "f32"), ("int8", "u8"), ("bf16", "bf16")])
 def test_both_pipelines_are_loaded_with_their_precision(
     precision: str, kv_cache: str, worker_script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -25,7 +26,7 @@ def test_both_pipelines_are_loaded_with_their_precision(
         floors=None,
         progress=lambda _: None,
     )
-    with open_openvino(precision, Path("checkpoint"), 512, settings) as systems:
+    with open_openvino(FORMATS[precision], Path("checkpoint"), Terms(512, 4, 64), settings) as systems:
         assert list(systems) == [OPENVINO, OPENVINO_CACHED]
         for pipeline in systems.values():
             assert pipeline.generate(Workload(((1,),), (3,))).output_ids == ((2, 3, 4),)
@@ -38,3 +39,4 @@ def test_both_pipelines_are_loaded_with_their_precision(
         assert "max_num_seqs" not in scheduler  # it would be ignored
         assert properties["INFERENCE_NUM_THREADS"] == 1
         assert properties["KV_CACHE_PRECISION"] == kv_cache
+        assert ("INFERENCE_PRECISION_HINT" in properties) == (precision == "fp32")  # its default otherwise

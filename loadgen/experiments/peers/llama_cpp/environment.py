@@ -1,0 +1,82 @@
+"""The environment of llama-cpp-python, which brings llama.cpp's sources: built here, for this processor.
+
+The build takes 4 minutes on two cores and needs CMake and a C++ compiler. Its flags are those of llama.cpp's own build
+(`-march=native`, tinyBLAS for F32, F16 and BF16, repacked weights, OpenMP); the library for images is left out.
+
+`python -m loadgen.experiments.peers.llama_cpp.environment` builds it ahead and prints its interpreter.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from chairlift.bench.benchmark import BenchmarkError
+from loadgen.experiments.peers.environment import Environment
+
+PACKAGE = "llama-cpp-python"
+REQUIREMENTS = (f"{PACKAGE}==0.3.36",)
+_CMAKE_ARGS = "-DGGML_NATIVE=ON -DGGML_LLAMAFILE=ON -DLLAVA_BUILD=OFF"
+_COMPILERS = ("c++", "g++", "clang++")
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def llama_environment() -> Environment:
+    """The environment for this processor."""
+    return Environment(
+        "llama-cpp",
+        REQUIREMENTS,
+        pip_flags=("--no-binary", PACKAGE),
+        variables={"CMAKE_ARGS": _CMAKE_ARGS},
+        machine=_instruction_sets(),
+    )
+
+
+def llama_python(progress: Callable[[str], None]) -> Path:
+    """The interpreter of the environment, which is built if it is not there.
+
+    Raises: BenchmarkError: a tool is missing, or the build fails; with the last lines of pip.
+    """
+    environment = llama_environment()
+    if not environment.exists:
+        require_build_tools()
+    return environment.make(progress)
+
+
+def require_build_tools() -> None:
+    """Raises BenchmarkError if CMake or a C++ compiler is missing; names it."""
+    compilers = (os.environ["CXX"],) if os.environ.get("CXX") else _COMPILERS
+    missing = [
+        what
+        for what, programs in (("cmake", ("cmake",)), (f"a C++ compiler ({' or '.join(compilers)})", compilers))
+        if not any(map(shutil.which, programs))
+    ]
+    if missing:
+        raise BenchmarkError(f"llama.cpp is built from {REQUIREMENTS[0]}'s sources: {' and '.join(missing)} not found")
+
+
+def _instruction_sets() -> str:
+    """Identifies what `-march=native` stands for: a build for another processor may end with SIGILL."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()}"
+
+
+def main() -> int:
+    """Builds the environment; returns the exit status."""
+    try:
+        print(llama_python(print))
+    except BenchmarkError as error:
+        print(f"loadgen.experiments.peers.llama_cpp.environment: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
