@@ -199,7 +199,7 @@ class GpuOps:
         routing: Routing,
         router_bias: torch.Tensor | None = None,
     ) -> PackedExperts:
-        """Copies the experts into one tensor per layer; refuses integers of 4 and 8 bits."""
+        """Copies the experts into one tensor per layer."""
         return pack_experts(router, gate_up, down, routing, router_bias)
 
     def mix_experts(self, x: torch.Tensor, experts: PackedExperts) -> torch.Tensor:

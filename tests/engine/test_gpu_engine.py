@@ -183,15 +183,37 @@ def test_a_mixture_of_experts_answers_as_on_a_cpu(
         assert on_gpu == answers(build(path, num_gpu_blocks_override=24, device="cpu"))
 
 
-def test_a_mixture_of_experts_in_integers_is_refused(
-    gpu: SimpleNamespace, servable: Callable[..., Path], tmp_path: Path
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "fields"),
+    [
+        (Scheme("gptq", shuffled=True), {}),
+        (Scheme("awq"), {"batch_invariant": True}),
+        (Scheme("int8", num_bits=8, group_size=-1, symmetric=True), {}),
+    ],
+    ids=["gptq", "awq, batch-invariant", "compressed-tensors"],
+)
+def test_a_mixture_of_experts_in_integers_gives_the_tokens_of_a_cpu(
+    gpu: SimpleNamespace,
+    servable: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: Scheme,
+    fields: dict[str, object],
 ) -> None:
+    """Experts are checked at start, and steps recorded; weights are not rounded on either device."""
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if case.kernel == "mixture of experts"],
+    )
     original = servable("qwen3_moe", dtype="float32", hidden_size=64, intermediate_size=128, moe_intermediate_size=64)
     integers, twin = (shutil.copytree(original, tmp_path / name) for name in ("integers", "twin"))
-    quantise_checkpoint(original, integers, twin, Scheme("gptq"))
-    with pytest.raises(ConfigError, match=r"a mixture of experts in integers .* on a GPU: use --device cpu, or"):
-        build(integers)
-    build(integers, kernels="torch", num_gpu_blocks_override=24)
+    quantise_checkpoint(original, integers, twin, scheme)
+    FakeGraphs.seen.clear()
+    parts = build(integers, num_gpu_blocks_override=24, kernel_check="fail", **fields)
+    on_gpu = answers(parts)
+    assert FakeGraphs.seen
+    assert on_gpu == answers(build(integers, device="cpu")) == answers(build(twin, device="cpu"))
 
 
 def test_torch_attention_serves_beside_triton_kernels(gpu: SimpleNamespace, model_dir: Path) -> None:
