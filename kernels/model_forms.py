@@ -47,6 +47,7 @@ class ModelForms:
         has_bias: whether queries, keys and values have a bias.
         has_head_norms: whether each query and key head is normed.
         has_projection_norms: whether the queries of a token are normed together, and its keys.
+        has_adapters: whether tokens may have adapters.
         gate: the operation between the feed-forward layers.
         experts: mixtures of experts; None: the model has none.
         sliding_windows: the different ones of the layers; None: no window.
@@ -77,6 +78,7 @@ class ModelForms:
     experts: ExpertForms | None = None
     has_sinks: bool = False
     has_projection_norms: bool = False
+    has_adapters: bool = False
 
     @property
     def linear_error(self) -> float:

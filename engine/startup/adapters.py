@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.model.config import ModelConfig
@@ -12,7 +10,7 @@ from engine.model.lora import LoraAdapter
 from engine.startup.served_model import ServedModel
 
 
-def open_adapters(config: EngineConfig, model: ServedModel, device: torch.device) -> tuple[LoraAdapter, ...]:
+def open_adapters(config: EngineConfig, model: ServedModel) -> tuple[LoraAdapter, ...]:
     """Returns the checked adapters, in the order of the flags.
 
     Raises:
@@ -21,8 +19,6 @@ def open_adapters(config: EngineConfig, model: ServedModel, device: torch.device
     """
     if not config.lora:
         return ()
-    if device.type != "cpu":
-        raise ConfigError("--lora is not supported on a GPU: merge the adapter into its model, or use --device cpu")
     if config.tensor_parallel_size > 1:
         raise ConfigError(f"--lora is not supported with --tensor-parallel-size {config.tensor_parallel_size}: use 1")
     if not isinstance(model, ModelConfig):

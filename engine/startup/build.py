@@ -78,7 +78,7 @@ def build_engine(
     model_dir = _find_model(config, startup)
     model = open_model(model_dir, config)
     shape = model.shape
-    adapters = open_adapters(config, model, device)
+    adapters = open_adapters(config, model)
     tokenizer = TokenizerFiles.from_dir(model_dir, is_required=not is_dummy)
     grammars = MatcherCompiler(tokenizer, shape.vocab_size, shape.end_token_ids)
     startup.begin("grammars", "reading the tokenizer for grammars")

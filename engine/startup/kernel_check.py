@@ -94,6 +94,7 @@ def model_forms(
         experts=experts,
         has_sinks=isinstance(model, ModelConfig) and model.traits.has_sinks,
         has_projection_norms=isinstance(model, ModelConfig) and model.traits.projection_norms,
+        has_adapters=bool(config.lora),
     )
 
 

@@ -33,10 +33,11 @@ from kernels.families import cpu_ops, reference_ops
 from kernels.fp8_block import BLOCK
 from kernels.gpu.attention_backends import UnsupportedBackendError, attention_backend
 from kernels.gpu.targets import Target, UnsupportedTargetError
-from kernels.interface import KernelOps
+from kernels.interface import AdapterOps, KernelOps
 
 if TYPE_CHECKING:
     from kernels.cpu.ops import CpuOps
+    from kernels.gpu.ops import GpuOps
     from kernels.reference.ops import ReferenceOps
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class RankTask:
         kv_plan: cache of one rank; None: sized by the free memory of the GPU.
         limits: limits of a step.
         num_threads: CPU threads of one rank.
-        adapters: adapters of the model, on a CPU.
+        adapters: adapters of the model.
         gpu: see `build_engine`.
     """
 
@@ -182,10 +183,7 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
         ops = reference_ops()
     assert task.kv_plan is not None, "on a CPU the cache is sized before loading"
     model = _load(task, group, ops, device, startup)
-    if task.adapters:
-        assert isinstance(model, Decoder), "adapters are refused for other models"
-        startup.begin("adapters", f"loading {len(task.adapters)} LoRA adapters")
-        model.set_adapters(ops, [adapter.read() for adapter in task.adapters])
+    _load_adapters(task, model, ops, startup)
     startup.begin("KV cache", "allocating the KV cache")
     runner = _make_runner(task, group, model, ops, task.kv_plan)
     progress = (lambda: (cpu.progress(), runner.num_filled_masks)) if cpu is not None else None
@@ -222,7 +220,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     if task.dtype is torch.bfloat16 and not gpu.has_bfloat16:
         task = _in_float16(task, gpu.memory.name)
     is_torch = config.uses_torch_kernels("cuda")
-    ops: KernelOps
+    ops: GpuOps | ReferenceOps
     if is_torch:
         ops = reference_ops(gpu.device)
     else:
@@ -235,6 +233,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         gpu.memory.check()
     gpu.memory.check_weights(
         bytes_of_weights(task.model, task.dtype, group, config.quantization, kept=kept_weights(config, "cuda"))
+        + sum(adapter.max_bytes for adapter in task.adapters) * task.dtype.itemsize // torch.float32.itemsize
     )
     shard = shard_of(task.model, group)
     shape = shard.shape
@@ -248,6 +247,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
             forms = model_forms(config, shard, task.dtype, task.kv_dtype, kept=kept_weights(config, "cuda"))
             check_gpu_kernels(config, ops, forms, gpu.device, startup)
         model = _load(task, group, ops, gpu.device, startup)
+        _load_adapters(task, model, ops, startup)
 
         def make_runner(plan: KVCachePlan, has_graphs: bool) -> TorchModelRunner:
             return _make_runner(task, group, model, ops, plan, stream=stream, has_graphs=has_graphs)
@@ -271,6 +271,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
                 has_graphs=has_graphs,
                 cache=cache,
                 vocab_size=shape.vocab_size,
+                has_adapters=bool(task.adapters),
                 run_longest_attention=longest if is_torch or config.other_attention is not None else None,
             )
             cache_bytes = group.minimum(kv_cache_bytes(gpu.memory, use))
@@ -294,7 +295,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         ) from error
 
 
-def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress) -> KernelOps:
+def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress) -> "GpuOps":
     from kernels.gpu.linear_probe import check_row_scaled_product
     from kernels.gpu.ops import GpuOps
 
@@ -327,6 +328,7 @@ def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress)
         input_group_size=BLOCK if has_blocks else None,
         attention=attention,
         batch_invariant=task.config.batch_invariant,
+        adapter_dtype=task.dtype,
         progress=startup.count,
     )
     if has_row_scales:
@@ -387,6 +389,13 @@ def _load(
     read = _amount(num_bytes, startup.phase_s()) if num_bytes else "random"
     _log.info("Loading and packing weights took %.2f seconds (%s)", startup.phase_s(), read)
     return model
+
+
+def _load_adapters(task: RankTask, model: StepModel, ops: AdapterOps, startup: StartupProgress) -> None:
+    if task.adapters:
+        assert isinstance(model, Decoder), "adapters are refused for other models"
+        startup.begin("adapters", f"loading {len(task.adapters)} LoRA adapters")
+        model.set_adapters(ops, [adapter.read() for adapter in task.adapters])
 
 
 def _amount(num_bytes: int, seconds: float) -> str:

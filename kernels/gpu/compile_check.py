@@ -50,6 +50,8 @@ ALLOWANCES = (
     Allowance(frozenset({"sm_100"}), "_expert_product_kernel", "experts of 2880", {"3.7": 8}),
     Allowance(frozenset({"gfx942"}), "_expert_product_kernel", "scales per block", {"3.6": 56}),
     Allowance(frozenset({"sm_75"}), "grouped_expert_kernel", "orders of inputs", {"3.7": 8}),
+    Allowance(frozenset({"sm_75"}), "_up_kernel", "", {"3.7": 8}),
+    Allowance(frozenset({"sm_120"}), "_down_kernel", "rank 64", {"3.7": 104}),
     Allowance(frozenset({"sm_110"}), "grouped_product_kernel", "4 bits in groups of 32", {"3.7": 8}),
     Allowance(frozenset({"sm_80"}), "grouped_product_kernel", "4 bits in groups of 32", {"3.6": 8, "3.7": 8}),
     Allowance(frozenset({"sm_100"}), "grouped_product_kernel", "4 bits in groups of 32", {"3.6": 8}),

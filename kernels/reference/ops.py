@@ -92,8 +92,11 @@ class ReferenceOps:
         return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> Sequence[Sequence[LowRank]]:
-        """Returns the matrices unchanged."""
-        return adapters
+        """Returns the matrices on the device."""
+        return [
+            [LowRank(change.a.to(self._device), change.b.to(self._device), change.first_row) for change in changes]
+            for changes in adapters
+        ]
 
     def add_adapters(
         self, y: torch.Tensor, x: torch.Tensor, adapters: Sequence[Sequence[LowRank]], tokens: AdaptedTokens
