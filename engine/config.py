@@ -104,7 +104,7 @@ class EngineConfig:
     )  # fmt: skip
     enable_lora: bool = flag(
         False, switch(),
-        "reserve memory for --max-loras adapters of up to --max-lora-rank, on a CPU; with --lora-dir they can then be "
+        "reserve memory for --max-loras adapters of up to --max-lora-rank; with --lora-dir they can then be "
         "loaded and unloaded while the engine serves",
     )  # fmt: skip
     max_loras: int | None = flag(

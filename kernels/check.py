@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import KernelOps, KVCache
+from kernels.interface import AdapterOps, KernelOps, KVCache, LowRank
 from kernels.kv_cache import PagedKVCache
-from kernels.metadata import AttentionMetadata
+from kernels.metadata import AdaptedTokens, AttentionMetadata
 from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
 from kernels.model_forms import ALLOWED, ExpertForms, ModelForms
 from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
@@ -61,6 +61,7 @@ def kernel_cases(forms: ModelForms, device: torch.device) -> list[KernelCase]:
         *_pointwise_cases(forms, inputs),
         *_linear_cases(forms, inputs),
         *_attention_cases(forms, inputs),
+        *_adapter_cases(forms, inputs),
         *_soft_cap_cases(forms, inputs),
         _sampler_case(forms, inputs),
     ]
@@ -281,6 +282,30 @@ def _attention_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]
         for kind, rows in (("decode", decode), ("prefill and decode", mixed)):
             attend = partial(rows.attend, sliding_window=window, soft_cap=soft_cap)
             yield KernelCase("paged_attention", f"{kind}, {capped}", forms.cache_error, attend)
+
+
+def _adapter_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
+    """Adapters of one change, none, and two in different rows; tokens with each of them and without."""
+    if not forms.has_adapters:
+        return
+    half, size = _NUM_OUT // 2, forms.hidden_size
+    x, y = inputs.random(_NUM_TOKENS, size), inputs.random(_NUM_TOKENS, _NUM_OUT)
+
+    def change(rank: int, first_row: int) -> LowRank:
+        a, b = inputs.random(rank, size).float() * size**-0.5, inputs.random(half, rank).float() * rank**-0.5
+        return LowRank(a, b, first_row)
+
+    adapters = [[change(8, half)], [], [change(24, 0), change(24, half)]]
+    tokens = sorted((number % 5, number) for number in inputs.order(_NUM_TOKENS))
+    chosen = [(adapter, token) for adapter, token in tokens if adapter < len(adapters)]
+
+    def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
+        out, adapter_ops = y.clone(), cast("AdapterOps", ops)
+        adapted = AdaptedTokens(inputs.int64([token for _, token in chosen]), inputs.int64([own for own, _ in chosen]))
+        adapter_ops.add_adapters(out, x, adapter_ops.pack_adapters(adapters), adapted)
+        return (out,)
+
+    yield KernelCase("add_adapters", f"{dtype_name(forms.dtype)}, {size} wide", ALLOWED[forms.dtype], run)
 
 
 def _soft_cap_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:

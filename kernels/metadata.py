@@ -54,11 +54,14 @@ class AdaptedTokens:
 
     Attributes:
         indices: [M] int64, places of the tokens in the batch, each at most once.
-        adapters: [M] int64, ascending, the adapter of each.
+        adapters: [M] int64, ascending, the adapter of each. On a GPU entries with adapter -1, which stand for no
+            token, may follow: a recorded step has as many as tokens.
+        derived: what kernels have computed from these tensors, see `AttentionMetadata`.
     """
 
     indices: torch.Tensor
     adapters: torch.Tensor
+    derived: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

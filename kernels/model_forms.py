@@ -56,6 +56,7 @@ class ModelForms:
         has_bias: whether queries, keys and values have a bias.
         has_head_norms: whether each query and key head is normed.
         has_projection_norms: whether the queries of a token are normed together, and its keys.
+        has_adapters: whether tokens may have adapters.
         gate: the operation between the feed-forward layers.
         experts: mixtures of experts; None: the model has none.
         sliding_windows: the different ones of the layers; None: no window.
@@ -88,6 +89,7 @@ class ModelForms:
     has_sinks: bool = False
     has_projection_norms: bool = False
     multiplies_in_bf16: bool = False
+    has_adapters: bool = False
 
     @property
     def linear_error(self) -> float:

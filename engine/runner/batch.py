@@ -160,6 +160,8 @@ class BatchBuilder:
         # Start with a valid batch of padding rows: graphs are recorded before the first real batch.
         self._sections.query_start_loc.copy_(torch.arange(max_num_seqs + 1))
         self._sections.slot_mapping.fill_(-1)
+        if not stream.is_inline:
+            self._sections.adapters.fill_(-1)
 
     def largest(self) -> StepInputs:
         """Returns the complete buffers, which initially hold padding rows."""
@@ -240,6 +242,9 @@ class BatchBuilder:
             _pad_tokens(host, num_tokens, width)
         if size > num_rows:
             _pad_rows(host, num_rows, size)
+        if num_adapted:
+            host.adapted_indices[num_adapted:width] = 0
+            host.adapters[num_adapted:width] = -1  # a recorded step reads as many as it has tokens
         upload = self._pack_table(turn, state.block_table, rows, -(-max_seq_len // self._block_size))
         # Only the last token of a row can be pending in a step in flight, and such a row has one token.
         has_unknown = state.has_tokens_in_flight and bool((host.input_ids[:num_narrow] < 0).any())

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from engine.config import EngineConfig
 from engine.errors import AdapterNotFound, CheckpointError, ConfigError, InvalidRequest
 from engine.model.config import ModelConfig
@@ -20,7 +18,7 @@ from kernels.interface import ReplaceableAdapterOps
 DEFAULT_MAX_LORAS = 4
 
 
-def open_adapters(config: EngineConfig, model: ServedModel, device: torch.device) -> tuple[LoraAdapter, ...]:
+def open_adapters(config: EngineConfig, model: ServedModel) -> tuple[LoraAdapter, ...]:
     """Returns the checked adapters, in the order of the flags.
 
     Raises:
@@ -31,8 +29,6 @@ def open_adapters(config: EngineConfig, model: ServedModel, device: torch.device
     if not config.lora and not config.enable_lora:
         return ()
     flag = "--enable-lora" if config.enable_lora else "--lora"
-    if device.type != "cpu":
-        raise ConfigError(f"{flag} is not supported on a GPU: merge the adapter into its model, or use --device cpu")
     if config.tensor_parallel_size > 1:
         raise ConfigError(f"{flag} is not supported with --tensor-parallel-size {config.tensor_parallel_size}: use 1")
     if not isinstance(model, ModelConfig):

@@ -28,7 +28,7 @@ from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.parts import EngineParts
 from engine.startup.adapters import adapters_bytes, num_adapter_slots, open_adapters
 from engine.startup.cpu_memory import bytes_beside_weights, kv_cache_bytes
-from engine.startup.device import check_device, check_experts, choose_device, kept_weights, kv_cache_dtype
+from engine.startup.device import check_device, choose_device, kept_weights, kv_cache_dtype
 from engine.startup.gpu import Gpu
 from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
@@ -77,9 +77,8 @@ def build_engine(
     is_dummy = config.load_format == "dummy"
     model_dir = _find_model(config, startup)
     model = open_model(model_dir, config)
-    check_experts(model, config, device)
     shape = model.shape
-    adapters = open_adapters(config, model, device)
+    adapters = open_adapters(config, model)
     tokenizer = TokenizerFiles.from_dir(model_dir, is_required=not is_dummy)
     grammars = MatcherCompiler(tokenizer, shape.vocab_size, shape.end_token_ids)
     startup.begin("grammars", "reading the tokenizer for grammars")

@@ -4,14 +4,12 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.model.config import ModelConfig
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.startup.gpu import has_gpu
-from engine.startup.served_model import ServedModel
 
 _EIGHT_BITS = {"cpu": "int8", "cuda": "fp8"}
 
@@ -58,20 +56,6 @@ def check_device(config: EngineConfig, device: torch.device) -> None:
         _check_batch_invariant_gpu(config)
     if config.uses_torch_kernels(device.type):
         _check_torch_kernels(config)
-
-
-def check_experts(model: ServedModel, config: EngineConfig, device: torch.device) -> None:
-    """Checks that the device multiplies by experts in the numbers of the checkpoint.
-
-    Raises: ConfigError: they are integers, which a GPU does not multiply by experts.
-    """
-    if device.type == "cpu" or config.uses_torch_kernels(device.type) or not isinstance(model, ModelConfig):
-        return
-    if isinstance(model.quantized, IntWeights) and any(model.traits.mixtures):
-        raise ConfigError(
-            "quantization_config of the checkpoint: a mixture of experts in integers of 4 or 8 bits is not supported "
-            "on a GPU: use --device cpu, or a checkpoint in fp8 or 16 bits"
-        )
 
 
 def _check_batch_invariant_gpu(config: EngineConfig) -> None:

@@ -35,6 +35,7 @@ def measure_memory(
     has_graphs: bool,
     cache: KVCachePlan,
     vocab_size: int,
+    has_adapters: bool = False,
     run_longest_attention: Callable[[], None] | None = None,
 ) -> MemoryUse:
     """Runs the largest possible step and records all CUDA graphs, with the smallest sufficient cache.
@@ -49,6 +50,7 @@ def measure_memory(
         has_graphs: whether CUDA graphs will be recorded.
         cache: `smallest_cache` of these limits.
         vocab_size: vocabulary of the model.
+        has_adapters: whether requests may have adapters.
         run_longest_attention: attends over the longest context, for operations whose temporary memory grows with it;
             that of the largest step, whose contexts are short, is then not enough.
 
@@ -70,7 +72,7 @@ def measure_memory(
         max_model_len=min(cache.num_tokens, cache.max_model_len),
     )
     try:
-        run_largest_step(make_runner(cache, False), config, vocab_size)
+        run_largest_step(make_runner(cache, False), config, vocab_size, has_adapters)
         torch.cuda.synchronize(device)
         peak_bytes = torch.cuda.max_memory_reserved(device) - reserved_after_loading
         # Memory of libraries outside torch's allocator: workspaces and kernels.

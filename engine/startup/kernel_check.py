@@ -100,6 +100,7 @@ def model_forms(
         has_sinks=isinstance(model, ModelConfig) and model.traits.has_sinks,
         has_projection_norms=isinstance(model, ModelConfig) and model.traits.projection_norms,
         multiplies_in_bf16=multiplies_in_bf16,
+        has_adapters=bool(config.lora) or config.enable_lora,
     )
 
 

@@ -23,7 +23,7 @@ from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
 from engine.runner.model_runner import StepModel, TorchModelRunner
 from engine.runner.stream import CudaStream, InlineStream, Stream
-from engine.startup.adapters import ModelAdapters
+from engine.startup.adapters import ModelAdapters, adapters_bytes
 from engine.startup.device import kept_weights
 from engine.startup.gpu import Gpu, open_gpu
 from engine.startup.gpu_memory import kv_cache_bytes
@@ -35,10 +35,11 @@ from kernels.families import cpu_ops, reference_ops
 from kernels.fp8_block import BLOCK
 from kernels.gpu.attention_backends import UnsupportedBackendError, attention_backend
 from kernels.gpu.targets import Target, UnsupportedTargetError
-from kernels.interface import KernelOps
+from kernels.interface import KernelOps, ReplaceableAdapterOps
 
 if TYPE_CHECKING:
     from kernels.cpu.ops import CpuOps
+    from kernels.gpu.ops import GpuOps
     from kernels.reference.ops import ReferenceOps
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class RankTask:
         kv_plan: cache of one rank; None: sized by the free memory of the GPU.
         limits: limits of a step.
         num_threads: CPU threads of one rank.
-        adapters: adapters of the model, on a CPU.
+        adapters: adapters of the model.
         gpu: see `build_engine`.
     """
 
@@ -191,16 +192,7 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     assert task.kv_plan is not None, "on a CPU the cache is sized before loading"
     return_freed_matrices()
     model = _load(task, group, ops, device, startup)
-    reserved: ModelAdapters | None = None
-    if task.adapters or task.config.enable_lora:
-        assert isinstance(model, Decoder), "adapters are refused for other models"
-        startup.begin("adapters", f"loading {len(task.adapters)} LoRA adapters")
-        if task.config.enable_lora:
-            reserved = ModelAdapters.reserve(task.config, model, ops)
-            for index, adapter in enumerate(task.adapters):
-                reserved.write(index, adapter)
-        else:
-            model.set_adapters(ops, [adapter.read() for adapter in task.adapters])
+    reserved = _load_adapters(task, model, ops, startup)
     startup.begin("KV cache", "allocating the KV cache")
     runner = _make_runner(task, group, model, ops, task.kv_plan)
     progress = (lambda: (cpu.progress(), runner.num_filled_masks)) if cpu is not None else None
@@ -239,7 +231,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     if task.dtype is torch.bfloat16 and not gpu.has_bfloat16:
         task = _in_float16(task, gpu.memory.name)
     is_torch = config.uses_torch_kernels("cuda")
-    ops: KernelOps
+    ops: GpuOps | ReferenceOps
     if is_torch:
         ops = reference_ops(gpu.device)
     else:
@@ -252,6 +244,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         gpu.memory.check()
     gpu.memory.check_weights(
         bytes_of_weights(task.model, task.dtype, group, config.quantization, kept=kept_weights(config, "cuda"))
+        + adapters_bytes(config, task.model, task.adapters) * task.dtype.itemsize // torch.float32.itemsize
     )
     shard = shard_of(task.model, group)
     shape = shard.shape
@@ -265,6 +258,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
             forms = model_forms(config, shard, task.dtype, task.kv_dtype, kept=kept_weights(config, "cuda"))
             check_gpu_kernels(config, ops, forms, gpu.device, startup)
         model = _load(task, group, ops, gpu.device, startup)
+        reserved = _load_adapters(task, model, ops, startup)
 
         def make_runner(plan: KVCachePlan, has_graphs: bool) -> TorchModelRunner:
             return _make_runner(task, group, model, ops, plan, stream=stream, has_graphs=has_graphs)
@@ -288,6 +282,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
                 has_graphs=has_graphs,
                 cache=cache,
                 vocab_size=shape.vocab_size,
+                has_adapters=bool(task.adapters) or config.enable_lora,
                 run_longest_attention=longest if is_torch or config.other_attention is not None else None,
             )
             cache_bytes = group.minimum(kv_cache_bytes(gpu.memory, use))
@@ -301,7 +296,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         log_unrecorded(ops)
         if is_measured:
             log_memory_in_use(gpu)
-        return RankParts(runner, kv_plan)
+        return RankParts(runner, kv_plan, None, reserved)
     except NoRoomError as error:
         raise ConfigError(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -311,7 +306,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         ) from error
 
 
-def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress) -> KernelOps:
+def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress) -> "GpuOps":
     from kernels.gpu.linear_probe import check_row_scaled_product
     from kernels.gpu.ops import GpuOps
 
@@ -344,6 +339,7 @@ def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress)
         input_group_size=BLOCK if has_blocks else None,
         attention=attention,
         batch_invariant=task.config.batch_invariant,
+        adapter_dtype=task.dtype,
         progress=startup.count,
     )
     if has_row_scales:
@@ -404,6 +400,23 @@ def _load(
     read = _amount(num_bytes, startup.phase_s()) if num_bytes else "random"
     _log.info("Loading and packing weights took %.2f seconds (%s)", startup.phase_s(), read)
     return model
+
+
+def _load_adapters(
+    task: RankTask, model: StepModel, ops: ReplaceableAdapterOps, startup: StartupProgress
+) -> ModelAdapters | None:
+    """Loads the adapters of the start; returns what loads others at run time, if memory is reserved for them."""
+    if not task.adapters and not task.config.enable_lora:
+        return None
+    assert isinstance(model, Decoder), "adapters are refused for other models"
+    startup.begin("adapters", f"loading {len(task.adapters)} LoRA adapters")
+    if not task.config.enable_lora:
+        model.set_adapters(ops, [adapter.read() for adapter in task.adapters])
+        return None
+    reserved = ModelAdapters.reserve(task.config, model, ops)
+    for index, adapter in enumerate(task.adapters):
+        reserved.write(index, adapter)
+    return reserved
 
 
 def _amount(num_bytes: int, seconds: float) -> str:

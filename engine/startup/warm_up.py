@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.core.config import SchedulerConfig
-from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.request import Adapter, Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import CheckpointError
 from engine.interfaces import ModelRunner, execute
@@ -43,9 +43,9 @@ def warm_up(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> No
     _serve(runner, config, _prompt(num_prompt_tokens, vocab_size), (_GREEDY, _EVERYTHING))
 
 
-def run_largest_step(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> None:
+def run_largest_step(runner: ModelRunner, config: SchedulerConfig, vocab_size: int, has_adapters: bool = False) -> None:
     """Runs the step that needs most memory: `max_num_seqs` requests that fill the token budget and sample with every
-    feature.
+    feature, and with the first adapter if there are any.
 
     The cache must hold these prompts and one token after each. If `max_model_len` keeps the requests from filling the
     budget, they have the maximum length.
@@ -55,7 +55,8 @@ def run_largest_step(runner: ModelRunner, config: SchedulerConfig, vocab_size: i
     num_prompt_tokens = min(config.max_num_batched_tokens // config.max_num_seqs, config.max_model_len - 1)
     prompt_ids = _prompt(num_prompt_tokens, vocab_size)
     params = replace(_EVERYTHING, max_tokens=1)
-    _serve(runner, replace(config, enable_prefix_caching=False), prompt_ids, [params] * config.max_num_seqs)
+    config, adapter = replace(config, enable_prefix_caching=False), Adapter(0, b"") if has_adapters else None
+    _serve(runner, config, prompt_ids, [params] * config.max_num_seqs, adapter)
 
 
 def sweep_sizes(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> None:
@@ -83,11 +84,15 @@ def _prompt(num_tokens: int, vocab_size: int) -> tuple[int, ...]:
 
 
 def _serve(
-    runner: ModelRunner, config: SchedulerConfig, prompt_ids: tuple[int, ...], params: Sequence[SamplingParams]
+    runner: ModelRunner,
+    config: SchedulerConfig,
+    prompt_ids: tuple[int, ...],
+    params: Sequence[SamplingParams],
+    adapter: Adapter | None = None,
 ) -> None:
     scheduler = Scheduler(replace(config, max_waiting=len(params)))
     for index, one in enumerate(params):
-        scheduler.add_request(Request(RequestId(-1 - index), prompt_ids, one, arrival_s=0.0))
+        scheduler.add_request(Request(RequestId(-1 - index), prompt_ids, one, arrival_s=0.0, adapter=adapter))
     while scheduler.has_work():
         plan = scheduler.schedule(0.0)
         result = execute(runner, plan)

@@ -11,6 +11,8 @@ from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
 from kernels.gpu.experts import ExpertLinear, PackedExperts, mix_experts
 from kernels.gpu.gate import clamped_gate, silu_and_mul
+from kernels.gpu.grouped_experts import ExpertGroups
+from kernels.gpu.grouped_linear import grouped_span
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.row_specializations import Call
 from kernels.gpu.targets import Target
@@ -28,6 +30,28 @@ class _Shape(NamedTuple):
     inner: int
 
 
+class _GroupedForm(NamedTuple):
+    """Integers in groups."""
+
+    num_bits: int
+    group_size: int
+    has_orders: bool = False
+
+    def __str__(self) -> str:
+        orders = ", orders of inputs" if self.has_orders else ""
+        return f"{self.num_bits} bits in groups of {self.group_size}{orders}"
+
+
+_GROUPED_FORMS = (
+    _GroupedForm(4, 128),
+    _GroupedForm(4, 32, has_orders=True),
+    _GroupedForm(8, 128),
+    _GroupedForm(4, 32),
+    *(_GroupedForm(bits, size) for bits in (4, 8) for size in (64, 16)),
+    _GroupedForm(8, 32),
+    _GroupedForm(8, 128, has_orders=True),
+)
+
 _QWEN3_30B = _Shape(128, 8, 2048, 768)
 _MIXTRAL_RANK = _Shape(8, 2, 4096, 3584)
 _GPT_OSS_20B = _Shape(32, 4, 2880, 2880)
@@ -42,6 +66,9 @@ def expert_calls(target: Target, everything: bool) -> Iterator[Call]:
             yield _call(3, shape, dtype, None, target)
         for form in (None, "MXFP4"):
             yield _call(3, _GPT_OSS_20B, dtype, form, target, gate=ClampedGate(1.702, 7.0), has_bias=True)
+        for groups in _GROUPED_FORMS if everything else _GROUPED_FORMS[:3]:
+            yield _call(3, _QWEN3_30B, dtype, groups, target)
+        yield _call(3, _MIXTRAL_RANK, dtype, _GroupedForm(4, 128), target)
         for form in ("scales per block", "scales per channel"):
             if form == "scales per block" or target.fp8_dtype is not None:
                 yield _call(3, _QWEN3_30B, dtype, form, target)
@@ -53,6 +80,7 @@ def live_expert_calls(target: Target, generator: random.Random) -> Iterator[Call
     for num_tokens in (1, 16, 256, 257, 1025, 8192, *(generator.randint(1, 20000) for _ in range(8))):
         yield _call(num_tokens, _QWEN3_30B, half, None, target)
         yield _call(num_tokens, _QWEN3_30B, half, "scales per block", target)
+        yield _call(num_tokens, _QWEN3_30B, half, _GROUPED_FORMS[0], target)
         yield _call(num_tokens, _GPT_OSS_20B, half, "MXFP4", target, gate=ClampedGate(1.702, 7.0), has_bias=True)
 
 
@@ -60,13 +88,26 @@ def _call(
     num_tokens: int,
     shape: _Shape,
     dtype: torch.dtype,
-    form: str | None,
+    form: str | _GroupedForm | None,
     target: Target,
     *,
     gate: ClampedGate | None = None,
     has_bias: bool = False,
 ) -> Call:
+    def grouped(form: _GroupedForm, num_out: int, num_in: int) -> ExpertLinear:
+        span = grouped_span(num_in, form.group_size, form.num_bits)
+        assert span is not None, "no such groups are listed"
+        num_bytes = num_in * form.num_bits // 8
+        cells = torch.uint8 if form.num_bits == 4 else torch.int8
+        weight = torch.empty(shape.num_experts, num_out, num_bytes, dtype=cells, device=_META)
+        scales = torch.empty(shape.num_experts, num_in // form.group_size, num_out, device=_META)
+        orders = torch.empty(shape.num_experts, num_in, dtype=torch.int32, device=_META) if form.has_orders else None
+        groups = ExpertGroups(scales, form.num_bits, form.group_size, span, orders)
+        return ExpertLinear(weight, scales, dtype, num_in, groups=groups)
+
     def layer(num_out: int, num_in: int) -> ExpertLinear:
+        if isinstance(form, _GroupedForm):
+            return grouped(form, num_out, num_in)
         weights_dtype = dtype if form is None else target.fp8_dtype or torch.uint8
         weight = torch.empty(shape.num_experts, num_out, num_in, dtype=weights_dtype, device=_META)
         bias = torch.empty(shape.num_experts, num_out, dtype=dtype, device=_META) if has_bias else None

@@ -19,6 +19,7 @@ from kernels.gpu.attend import dot
 from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.expert_rows import ExpertRows, expert_rows
 from kernels.gpu.float8 import widen_float8
+from kernels.gpu.grouped_experts import ExpertGroups, bind_grouped, stack_groups
 from kernels.gpu.grouped_linear import GroupedLinear
 from kernels.gpu.launch import BoundKernel, is_compile_only
 from kernels.gpu.linear import PackedLinear
@@ -34,7 +35,7 @@ _ROW_TILES = 8
 """Tiles of rows whose programs are adjacent: most are of one expert, whose weights are then in the L2 cache."""
 
 Rows = torch.Tensor | QuantizedRows
-PackedExpert = PackedLinear | BlockScaledLinear | MicroscaledLinear
+PackedExpert = PackedLinear | BlockScaledLinear | GroupedLinear | MicroscaledLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,13 @@ class ExpertLinear:
 
     Attributes:
         weight: [experts, out, in] in the model's dtype, or in 8 bits: uint8 where the target has no 8-bit float. In
-            MXFP4 those of `MicroscaledLinear`.
-        scales: of 8-bit weights: [experts, out] or, per block, [experts, out / 128, in / 128], fp32. In MXFP4
-            those of `MicroscaledLinear`.
+            MXFP4 and in integers those of `MicroscaledLinear` and of `GroupedLinear`.
+        scales: of 8-bit weights: [experts, out] or, per block, [experts, out / 128, in / 128], fp32. In MXFP4 and in
+            integers as the weights.
         dtype: of the model, of the bias and of results.
         num_in: inputs.
         bias: [experts, out].
+        groups: of integers.
     """
 
     weight: torch.Tensor
@@ -56,6 +58,7 @@ class ExpertLinear:
     dtype: torch.dtype
     num_in: int
     bias: torch.Tensor | None = None
+    groups: ExpertGroups | None = None
 
     @property
     def is_microscaled(self) -> bool:
@@ -64,13 +67,14 @@ class ExpertLinear:
 
     @property
     def has_block_scales(self) -> bool:
-        """Whether 8-bit weights have scales per block."""
-        return self.scales is not None and self.scales.ndim == 3 and not self.is_microscaled
+        """Whether weights in 8-bit floats have scales per block."""
+        is_float = self.groups is None and not self.is_microscaled
+        return is_float and self.scales is not None and self.scales.ndim == 3
 
     @property
     def input_dtype(self) -> torch.dtype:
         """The dtype in which inputs are multiplied."""
-        is_widened = self.scales is None or self.weight.dtype is torch.uint8
+        is_widened = self.scales is None or self.groups is not None or self.weight.dtype is torch.uint8
         return self.dtype if is_widened else self.weight.dtype
 
 
@@ -86,8 +90,8 @@ class PackedExperts:
 
 def pack_experts(
     router: torch.Tensor,
-    gate_up: Sequence[PackedExpert | GroupedLinear],
-    down: Sequence[PackedExpert | GroupedLinear],
+    gate_up: Sequence[PackedExpert],
+    down: Sequence[PackedExpert],
     routing: Routing,
     router_bias: torch.Tensor | None = None,
 ) -> PackedExperts:
@@ -98,29 +102,28 @@ def pack_experts(
         gate_up, down: layers of one form and shape.
         routing: how experts are chosen.
         router_bias: [experts] in the model's dtype.
-    Raises: ValueError: integers in groups, which have no such product.
     """
     packed_router = PackedLinear(router, None, router_bias, router.dtype)
     return PackedExperts(packed_router, _stacked(gate_up), _stacked(down), routing)
 
 
-def _stacked(layers: Sequence[PackedExpert | GroupedLinear]) -> ExpertLinear:
+def _stacked(layers: Sequence[PackedExpert]) -> ExpertLinear:
     weights, scales, biases = [], [], []
     for layer in layers:
-        if isinstance(layer, GroupedLinear):
-            raise ValueError("experts in integers of 4 or 8 bits have no product on a GPU")
         is_transposed = isinstance(layer, PackedLinear) and layer.scales is not None
         weights.append(layer.weight.t() if is_transposed else layer.weight)
         if layer.scales is not None:
             scales.append(layer.scales[0] if is_transposed else layer.scales)
         if layer.bias is not None:
             biases.append(layer.bias)
+    grouped = [layer for layer in layers if isinstance(layer, GroupedLinear)]
     return ExpertLinear(
         torch.stack(weights),
         torch.stack(scales) if scales else None,
         layers[0].dtype,
         layers[0].in_features,
         torch.stack(biases) if biases else None,
+        stack_groups(grouped) if grouped else None,
     )
 
 
@@ -146,21 +149,28 @@ def mix_experts(
     check_rows(x=x)
     num_experts, top_k = experts.gate_up.weight.shape[0], experts.routing.top_k
     logits = linear(x, experts.router)
-    first, second = experts.gate_up, experts.down
-    if first.is_microscaled:
-        tiles = grouped_product_tiles(target, first.dtype.itemsize, STEP, GROUP_SIZE)
-    else:
-        tiles = block_product_tiles(target, first.input_dtype.itemsize)
+    tiles = list(zip(_tiles(experts.gate_up, target), _tiles(experts.down, target), strict=True))
     if batch_invariant:
-        tiles = (tiles[len(tiles) // 2],)
+        tiles = [tiles[len(tiles) // 2]]
     elif not is_compile_only():
         mean_rows = -(-x.shape[0] * top_k // num_experts)
-        tiles = (next((tile for tile in tiles if mean_rows <= tile.block_m), tiles[-1]),)
-    for tile in tiles:
-        rows = expert_rows(logits, experts.routing, tile.block_m)
-        gate_up = _product(x, first, rows, tile, top_k)
-        out = _product(gate(gate_up), second, rows, tile, 1)
+        tiles = [next((pair for pair in tiles if mean_rows <= pair[0].block_m), tiles[-1])]
+    for first, second in tiles:
+        rows = expert_rows(logits, experts.routing, first.block_m)
+        gate_up = _product(x, experts.gate_up, rows, first, top_k)
+        if second.block_m != first.block_m:  # in fp32, if only one of the layers is in integers
+            rows = expert_rows(logits, experts.routing, second.block_m)
+        out = _product(gate(gate_up), experts.down, rows, second, 1)
     return _sum_of_experts(out, rows.weights)
+
+
+def _tiles(layer: ExpertLinear, target: Target) -> tuple[ProductTile, ...]:
+    """Returns tiles by rising block_m, as many for each form."""
+    if layer.groups is not None:
+        return grouped_product_tiles(target, layer.dtype.itemsize, layer.groups.inputs_per_step, layer.groups.span)
+    if layer.is_microscaled:
+        return grouped_product_tiles(target, layer.dtype.itemsize, STEP, GROUP_SIZE)
+    return block_product_tiles(target, layer.input_dtype.itemsize)
 
 
 def _product(x: Rows, layer: ExpertLinear, rows: ExpertRows, tile: ProductTile, pairs_per_row: int) -> torch.Tensor:
@@ -184,6 +194,13 @@ def _product(x: Rows, layer: ExpertLinear, rows: ExpertRows, tile: ProductTile, 
     out = torch.empty(len(rows.pairs), layer.weight.shape[1], dtype=layer.dtype, device=values.device)
     num_tiles = rows.tiles.shape[0]
     bias = values if layer.bias is None else layer.bias
+    if layer.groups is not None:
+        sizes = num_in, layer.weight.shape[1], layer.bias is not None, pairs_per_row, _ROW_TILES
+        kernel, num_column_tiles = bind_grouped(tile, layer.groups.form, *sizes)
+        orders = values if layer.groups.input_orders is None else layer.groups.input_orders
+        tensors = values, orders, layer.weight, layer.scales, layer.groups.offsets, bias
+        kernel((num_tiles * num_column_tiles,), *tensors, rows.pairs, rows.tiles, out, num_tiles)
+        return out
     if layer.is_microscaled:
         kernel, num_column_tiles = _bind_microscaled(
             tile, num_in, layer.weight.shape[1], layer.bias is not None, pairs_per_row

@@ -118,7 +118,6 @@ def grouped_product_kernel(  # type: ignore[no-untyped-def]
     The arguments are those of `tiled_linear`'s kernel, with offsets instead of scales of rows.
     """
     COLUMN_TILES: tl.constexpr = (NUM_OUT + BLOCK_N - 1) // BLOCK_N
-    SPAN: tl.constexpr = BLOCK_K * NUM_BITS // 8
     first_row_tile = tl.program_id(0) // (ROW_TILES * COLUMN_TILES) * ROW_TILES
     num_row_tiles = tl.minimum(tl.cdiv(num_rows, BLOCK_M) - first_row_tile, ROW_TILES)
     tile = tl.program_id(0) % (ROW_TILES * COLUMN_TILES)
@@ -129,7 +128,6 @@ def grouped_product_kernel(  # type: ignore[no-untyped-def]
     x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * NUM_IN
     weight_ptrs = weight_ptr + columns.to(tl.int64)[:, None] * (NUM_IN * NUM_BITS // 8)
     scale_ptrs, offset_ptrs = scales_ptr + columns, offsets_ptr + columns
-    inputs = tl.arange(0, SPAN)
     part = tl.program_id(1)
 
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -141,34 +139,89 @@ def grouped_product_kernel(  # type: ignore[no-untyped-def]
             if not IS_EVEN:  # steps beyond the inputs add zeros
                 x_mask = rows_mask & (first < NUM_IN)
                 first = tl.minimum(first, NUM_IN - BLOCK_K)
-            cells = tl.load(
-                weight_ptrs + (first * NUM_BITS // 8 + inputs)[None, :], mask=columns_mask[:, None], other=0
+            acc = add_step(
+                acc,
+                first,
+                x_ptrs,
+                x_ptr,
+                weight_ptrs,
+                scale_ptrs,
+                offset_ptrs,
+                x_mask,
+                columns_mask,
+                NUM_OUT,
+                NUM_BITS,
+                GROUP_SIZE,
+                BLOCK_K,
+                False,
             )
-            x = tl.load(x_ptrs + (first + inputs)[:, None], mask=x_mask, other=0.0)
-            sums = tl.sum(x.to(tl.float32), 0)
-            if NUM_BITS == 8:
-                product = _product(cells, x, tl.zeros(acc.shape, tl.float32))
-            else:
-                product = _product((cells & 15).to(tl.int8), x, tl.zeros(acc.shape, tl.float32))
-                x = tl.load(x_ptrs + (first + SPAN + inputs)[:, None], mask=x_mask, other=0.0)
-                values = (cells >> 4).to(tl.int8)
-                if GROUP_SIZE % BLOCK_K == 0:
-                    product = _product(values, x, product)
-                    sums += tl.sum(x.to(tl.float32), 0)
-                else:  # the second half of the step may lie in another group
-                    group = first // GROUP_SIZE * NUM_OUT
-                    acc = _add_group(acc, product, sums, scale_ptrs + group, offset_ptrs + group, columns_mask)
-                    product = _product(values, x, tl.zeros(acc.shape, tl.float32))
-                    sums = tl.sum(x.to(tl.float32), 0)
-                    first += SPAN
-            group = first // GROUP_SIZE * NUM_OUT
-            acc = _add_group(acc, product, sums, scale_ptrs + group, offset_ptrs + group, columns_mask)
         total += acc
     if HAS_BIAS:
         total += tl.load(bias_ptr + columns, mask=columns_mask, other=0.0).to(tl.float32)[:, None]
     out_rows = part.to(tl.int64) * num_rows + rows
     out_ptrs = out_ptr + out_rows[None, :] * NUM_OUT + columns[:, None]
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=rows_mask & columns_mask[:, None])
+
+
+@triton.jit
+def add_step(  # type: ignore[no-untyped-def]
+    acc,
+    first,
+    x_ptrs,
+    order_ptr,
+    weight_ptrs,
+    scale_ptrs,
+    offset_ptrs,
+    x_mask,
+    columns_mask,
+    NUM_OUT: tl.constexpr,
+    NUM_BITS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+):
+    """Returns acc [columns, rows] and the product of BLOCK_K inputs of these rows by the weights of these columns.
+
+    Args:
+        acc: sums in fp32.
+        first: first of the inputs.
+        x_ptrs: [1, rows], of rows of inputs.
+        order_ptr: [inputs], with HAS_ORDER: input i of the weights is input order[i] of a row.
+        weight_ptrs: [columns, 1], of rows of weights.
+        scale_ptrs, offset_ptrs: [columns], of those of the first group.
+        x_mask: [1, rows], whether rows are read.
+        columns_mask: [columns].
+    """
+    SPAN: tl.constexpr = BLOCK_K * NUM_BITS // 8
+    inputs = tl.arange(0, SPAN)
+    cells = tl.load(weight_ptrs + (first * NUM_BITS // 8 + inputs)[None, :], mask=columns_mask[:, None], other=0)
+    x = _load_inputs(x_ptrs, order_ptr, first + inputs, x_mask, HAS_ORDER)
+    sums = tl.sum(x.to(tl.float32), 0)
+    if NUM_BITS == 8:
+        product = _product(cells, x, tl.zeros(acc.shape, tl.float32))
+    else:
+        product = _product((cells & 15).to(tl.int8), x, tl.zeros(acc.shape, tl.float32))
+        x = _load_inputs(x_ptrs, order_ptr, first + SPAN + inputs, x_mask, HAS_ORDER)
+        values = (cells >> 4).to(tl.int8)
+        if GROUP_SIZE % BLOCK_K == 0:
+            product = _product(values, x, product)
+            sums += tl.sum(x.to(tl.float32), 0)
+        else:  # the second half of the step may lie in another group
+            group = first // GROUP_SIZE * NUM_OUT
+            acc = _add_group(acc, product, sums, scale_ptrs + group, offset_ptrs + group, columns_mask)
+            product = _product(values, x, tl.zeros(acc.shape, tl.float32))
+            sums = tl.sum(x.to(tl.float32), 0)
+            first += SPAN
+    group = first // GROUP_SIZE * NUM_OUT
+    return _add_group(acc, product, sums, scale_ptrs + group, offset_ptrs + group, columns_mask)
+
+
+@triton.jit
+def _load_inputs(x_ptrs, order_ptr, inputs, mask, HAS_ORDER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns these inputs of the rows, [inputs, rows]."""
+    if HAS_ORDER:
+        inputs = tl.load(order_ptr + inputs)
+    return tl.load(x_ptrs + inputs[:, None], mask=mask, other=0.0)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from typing import TypedDict
 import torch
 
 from kernels.fp8_weights import has_block_scales
+from kernels.gpu.adapters import PackedAdapters, add_adapters, pack_adapters, reserve_adapters, set_adapter
 from kernels.gpu.attention_backends import Attention
 from kernels.gpu.block_scales import BlockScaledLinear, pack_block_scaled
 from kernels.gpu.experts import PackedExperts, mix_experts, pack_experts
@@ -32,8 +33,8 @@ from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import TiledLinear, tiled_linear
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ClampedGate, Routing, Step
-from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.interface import ClampedGate, LowRank, Routing, Step
+from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.microscaled_weights import MicroscaledWeights
 from kernels.sampling import greedy_batch
 
@@ -55,6 +56,7 @@ class GpuOps:
 
     soft_cap = staticmethod(soft_cap)
     norm_columns = staticmethod(norm_columns)
+    set_adapter = staticmethod(set_adapter)
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class GpuOps:
         input_group_size: int | None = None,
         batch_invariant: bool = False,
         attention: Attention | None = None,
+        adapter_dtype: torch.dtype = torch.float32,
         progress: Progress = no_progress,
     ) -> None:
         """Compiles and allocates nothing yet.
@@ -82,6 +85,7 @@ class GpuOps:
             batch_invariant: a token's results are the same bits in any batch; not with 8-bit weights, except for those
                 with scales per block.
             attention: used instead of the Triton kernels of attention.
+            adapter_dtype: dtype of the matrices of adapters, which must be that of activations.
             progress: shows progress of compiling kernels and recording CUDA graphs.
         Raises: UnsupportedTargetError: the target has no 8-bit floats.
         """
@@ -92,6 +96,7 @@ class GpuOps:
         self._row_dtype = target.require_fp8("--quantization fp8") if quantize_weights or quantize_inputs else None
         self._input_group_size = input_group_size
         self._batch_invariant = batch_invariant
+        self._adapter_dtype = adapter_dtype
         self._progress = progress
         self.graphs_bytes = 0
         self.unrecorded: Sequence[UnrecordedSize] = ()
@@ -99,6 +104,9 @@ class GpuOps:
         self.rotate_and_store: Callable[..., torch.Tensor] = partial(rotate_and_store, target=target)
         self._tiled_linear = partial(
             tiled_linear, target=target, num_processors=num_processors, batch_invariant=batch_invariant
+        )
+        self._add_adapters = partial(
+            add_adapters, target=target, num_processors=num_processors, batch_invariant=batch_invariant
         )
         self._triton_attention = partial(
             paged_attention, target=target, num_processors=num_processors, batch_invariant=batch_invariant
@@ -152,7 +160,7 @@ class GpuOps:
     ) -> Step:
         """Compiles every kernel that a step or the sampler can launch, then records steps as CUDA graphs."""
         with compile_only(progress=self._progress) as kernels:
-            logits = step(decode_inputs(largest, 1))
+            logits = step(decode_inputs(largest, 1, is_adapted=largest.adapted is not None))
             self.sample(logits, greedy_batch(logits.shape[0], self._device, max_top_logprobs=0))
         load_kernels(kernels)
         self.graphs_bytes, self.unrecorded = 0, ()
@@ -199,6 +207,26 @@ class GpuOps:
             return self._tiled_linear(x, packed)
         return linear(x, packed)
 
+    def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:
+        """Copies the matrices, rounded to the dtype of the model, to places in one tensor for A and one for B."""
+        return pack_adapters(adapters, self._adapter_dtype, self._device, self._target)
+
+    def reserve_adapters(
+        self, num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
+    ) -> PackedAdapters:
+        """Allocates places of adapters that `set_adapter` fills, also between replays of recorded steps."""
+        return reserve_adapters(
+            num_adapters, max_rank, in_features, rows, self._adapter_dtype, self._device, self._target
+        )
+
+    def add_adapters(
+        self, y: torch.Tensor, x: torch.Tensor | QuantizedRows, adapters: PackedAdapters, tokens: AdaptedTokens
+    ) -> None:
+        """Adds B (A x) to the rows of these tokens; of quantised rows x has the values that they stand for."""
+        if len(tokens.indices):
+            rows = x.dequantized(y.dtype) if isinstance(x, QuantizedRows) else x
+            self._add_adapters(y, rows, adapters, tokens)
+
     def pack_experts(
         self,
         router: torch.Tensor,
@@ -207,7 +235,7 @@ class GpuOps:
         routing: Routing,
         router_bias: torch.Tensor | None = None,
     ) -> PackedExperts:
-        """Copies the experts into one tensor per layer; refuses integers of 4 and 8 bits."""
+        """Copies the experts into one tensor per layer."""
         return pack_experts(router, gate_up, down, routing, router_bias)
 
     def mix_experts(self, x: torch.Tensor, experts: PackedExperts) -> torch.Tensor:

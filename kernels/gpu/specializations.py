@@ -14,6 +14,7 @@ import torch
 
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
+from kernels.gpu.adapter_specializations import adapter_calls, live_adapter_calls
 from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.expert_specializations import expert_calls, live_expert_calls
 from kernels.gpu.grouped_linear import grouped_span, pack_grouped
@@ -349,6 +350,7 @@ FAMILIES = {
     "block_scaled": Family(_block_scaled_specializations, _live_block_scaled),
     "grouped": Family(_grouped_specializations, _live_grouped),
     "experts": Family(expert_calls, live_expert_calls),
+    "adapters": Family(adapter_calls, live_adapter_calls),
     "rows": Family(row_calls, live_row_calls),
     "sample": Family(_sampling_specializations, _live_sampling),
 }

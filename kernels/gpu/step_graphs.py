@@ -4,6 +4,9 @@ A step of an 8B model is some 300 kernels. For a small batch, launching them one
 GPU takes to run them. Steps of one token per row are one graph for each number of rows. Steps with prompt chunks are
 recorded for some numbers of tokens, without their attention (`kernels.gpu.step_pieces`). The batch builder pads a step
 between two recorded sizes to the larger one.
+
+If requests may have adapters, each size is recorded twice: without adapters, and with those that the batch then names,
+so that steps without adapted tokens launch nothing more.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +20,7 @@ from kernels.gpu.capture import CaptureError, capture
 from kernels.gpu.progress import Progress, no_progress
 from kernels.gpu.step_pieces import PieceRecorder, StepPieces
 from kernels.interface import Step
-from kernels.metadata import StepInputs
+from kernels.metadata import AdaptedTokens, StepInputs
 
 
 class UnrecordedSize(NamedTuple):
@@ -31,6 +34,13 @@ class UnrecordedSize(NamedTuple):
     size: int
     is_decode: bool
     error: str
+
+
+class _Form(NamedTuple):
+    """Which recorded step a batch takes."""
+
+    size: int
+    is_adapted: bool
 
 
 class StepGraphs:
@@ -70,50 +80,56 @@ class StepGraphs:
         self._step = step
         self._logits = largest.logits
         self._pool = torch.cuda.graph_pool_handle()
-        self._decode: dict[int, torch.cuda.CUDAGraph] = {}
-        self._mixed: dict[int, StepPieces] = {}
+        self._decode: dict[_Form, torch.cuda.CUDAGraph] = {}
+        self._mixed: dict[_Form, StepPieces] = {}
         self._device = self._logits.device
         self.unrecorded: list[UnrecordedSize] = []
         recorder = PieceRecorder(self._pool, self._device)
-        sizes = [(size, False) for size in sorted(mixed_sizes, reverse=True)]
-        sizes += [(size, True) for size in sorted(decode_sizes, reverse=True)]
+        kinds = (False,) if largest.adapted is None else (True, False)
+        forms = [(_Form(size, kind), False) for size in sorted(mixed_sizes, reverse=True) for kind in kinds]
+        forms += [(_Form(size, kind), True) for size in sorted(decode_sizes, reverse=True) for kind in kinds]
         # the largest first: smaller ones fit into its memory
-        for size, is_decode in progress(sizes, desc="recording CUDA graphs", total=len(sizes)):
+        for form, is_decode in progress(forms, desc="recording CUDA graphs", total=len(forms)):
             try:
                 if is_decode:
-                    self._decode[size] = self._record(largest, size)
+                    self._decode[form] = self._record(largest, form)
                 else:
                     with recording(recorder):
-                        self._mixed[size] = recorder.record(step, mixed_inputs(largest, size))
+                        self._mixed[form] = recorder.record(step, mixed_inputs(largest, *form))
             except CaptureError as error:
-                self.unrecorded.append(UnrecordedSize(size, is_decode, str(error)))
+                if (failed := UnrecordedSize(form.size, is_decode, str(error))) not in self.unrecorded:
+                    self.unrecorded.append(failed)
 
     def __call__(self, inputs: StepInputs) -> torch.Tensor:
         """Runs the step on views of the beginnings of the buffers -> logits [S, vocab_size], valid until the next."""
         logits = self._logits[: inputs.logits_indices.shape[0]]
+        is_adapted = inputs.adapted is not None and inputs.adapted.indices.shape[0] > 0
         if inputs.metadata.max_query_len == 1:
-            if (graph := self._decode.get(inputs.metadata.num_reqs)) is not None:
+            if (graph := self._decode.get(_Form(inputs.metadata.num_reqs, is_adapted))) is not None:
                 graph.replay()
                 return logits
-        elif (pieces := self._mixed.get(inputs.input_ids.shape[0])) is not None:
+        elif (pieces := self._mixed.get(_Form(inputs.input_ids.shape[0], is_adapted))) is not None:
             pieces.replay(inputs.metadata)
             return logits
         return self._step(replace(inputs, logits=logits))
 
-    def _record(self, largest: StepInputs, num_reqs: int) -> torch.cuda.CUDAGraph:
+    def _record(self, largest: StepInputs, form: _Form) -> torch.cuda.CUDAGraph:
         # libraries choose and load their kernels for this size, which is not allowed in a capture
-        logits = self._step(decode_inputs(largest, num_reqs))
+        logits = self._step(decode_inputs(largest, *form))
         assert logits.data_ptr() == self._logits.data_ptr(), "the step does not write its logits to the buffer"
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with capture(graph, self._pool, self._device):
             # with new metadata, so that what layers share is computed in the graph too
-            self._step(decode_inputs(largest, num_reqs))
+            self._step(decode_inputs(largest, *form))
         return graph
 
 
-def decode_inputs(largest: StepInputs, num_reqs: int) -> StepInputs:
-    """Returns views of persistent buffers as a batch of `num_reqs` rows of one token, all of which sample."""
+def decode_inputs(largest: StepInputs, num_reqs: int, is_adapted: bool = False) -> StepInputs:
+    """Returns views of persistent buffers as a batch of `num_reqs` rows of one token, all of which sample.
+
+    is_adapted: whether tokens may have adapters.
+    """
     metadata = largest.metadata
     return StepInputs(
         input_ids=largest.input_ids[:num_reqs],
@@ -129,15 +145,25 @@ def decode_inputs(largest: StepInputs, num_reqs: int) -> StepInputs:
         ),
         logits_indices=largest.logits_indices[:num_reqs],
         logits=None if largest.logits is None else largest.logits[:num_reqs],
+        adapted=_adapted(largest, num_reqs) if is_adapted else None,
     )
 
 
-def mixed_inputs(largest: StepInputs, num_tokens: int) -> StepInputs:
-    """Returns views of persistent buffers as `num_tokens` tokens, of which as many as possible are rows that sample."""
+def _adapted(largest: StepInputs, num_tokens: int) -> AdaptedTokens:
+    assert largest.adapted is not None
+    return AdaptedTokens(largest.adapted.indices[:num_tokens], largest.adapted.adapters[:num_tokens])
+
+
+def mixed_inputs(largest: StepInputs, num_tokens: int, is_adapted: bool = False) -> StepInputs:
+    """Returns views of persistent buffers as `num_tokens` tokens, of which as many as possible are rows that sample.
+
+    is_adapted: whether tokens may have adapters.
+    """
     inputs = decode_inputs(largest, min(num_tokens, largest.metadata.num_reqs))
     return replace(
         inputs,
         input_ids=largest.input_ids[:num_tokens],
         positions=largest.positions[:num_tokens],
         metadata=replace(inputs.metadata, slot_mapping=largest.metadata.slot_mapping[:num_tokens]),
+        adapted=_adapted(largest, num_tokens) if is_adapted else None,
     )

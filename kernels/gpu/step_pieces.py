@@ -67,7 +67,9 @@ class PieceRecorder:
         self._pieces = pieces = StepPieces()
         with self._capture:
             self._begin()
-            step(replace(inputs, metadata=replace(inputs.metadata)))
+            # with new descriptions of the batch, so that what layers share is computed in the graph too
+            adapted = None if inputs.adapted is None else replace(inputs.adapted)
+            step(replace(inputs, metadata=replace(inputs.metadata), adapted=adapted))
         pieces.add(self._graph, None)
         return pieces
 

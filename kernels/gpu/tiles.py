@@ -287,6 +287,39 @@ def product_splits(tile: ProductTile, num_in: int, num_out: int) -> int:
     return max(1, min(_SPLIT_PROGRAMS // num_column_tiles, num_in // _SPLIT_INPUTS))
 
 
+class AdapterTile(NamedTuple):
+    """Tile of a program of the products of adapters: block_m tokens.
+
+    Attributes:
+        block_k: inputs per step of A x.
+        max_block_rank: most columns of A x, and terms per step of B (A x).
+        block_n: columns of B (A x); the same for all tiles of a target.
+    """
+
+    block_m: int
+    block_k: int
+    max_block_rank: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def adapter_tiles(target: Target, itemsize: int) -> tuple[AdapterTile, ...]:
+    """Returns tiles for adapters by rising block_m, the most tokens of an adapter that use a tile.
+
+    Few tokens are bound by reading A and B, as in products by experts. `--batch-invariant` uses the first tile for any
+    number of tokens.
+
+    Args:
+        target: architecture of the device.
+        itemsize: bytes of a value.
+    """
+    if target.name == "sm_75" or itemsize == 4:
+        return (AdapterTile(16, 32, 32, 32, 4, 1),)
+    num_stages = 2 if target.backend == "hip" else 3
+    return AdapterTile(16, 128, 64, 64, 4, num_stages), AdapterTile(64, 64, 64, 64, 8, num_stages)
+
+
 # Rows of activations
 
 MAX_ROW_BYTES = 64 * 1024

@@ -97,8 +97,11 @@ class ReferenceOps:
         return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> Sequence[Sequence[LowRank]]:
-        """Returns the matrices unchanged."""
-        return adapters
+        """Returns the matrices on the device."""
+        return [
+            [LowRank(change.a.to(self._device), change.b.to(self._device), change.first_row) for change in changes]
+            for changes in adapters
+        ]
 
     def reserve_adapters(
         self, num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
@@ -107,8 +110,8 @@ class ReferenceOps:
         return [()] * num_adapters
 
     def set_adapter(self, adapters: list[Sequence[LowRank]], index: int, changes: Sequence[LowRank]) -> None:
-        """Keeps the matrices unchanged."""
-        adapters[index] = tuple(changes)
+        """Keeps the matrices on the device."""
+        (adapters[index],) = self.pack_adapters([changes])
 
     def add_adapters(
         self, y: torch.Tensor, x: torch.Tensor, adapters: Sequence[Sequence[LowRank]], tokens: AdaptedTokens

@@ -17,7 +17,7 @@ import torch
 import kernels.gpu.ops
 from engine.config import EngineConfig
 from engine.core.outputs import SchedulerOutput
-from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.request import Adapter, Request, RequestId, SamplingParams
 from engine.errors import ConfigError
 from engine.serving.parts import EngineParts
 from engine.startup.build import build_engine
@@ -30,6 +30,7 @@ from kernels.gpu.prefill_plan import PrefillPlan, prefill_plan
 from kernels.gpu.step_graphs import StepGraphs
 from kernels.metadata import AttentionMetadata
 from kernels.reference.ops import ReferenceOps
+from tests.support.engine.adapters import save_adapter, save_merged
 from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.engine.simulated_gpu import MIB, STEP_BYTES, WEIGHTS_BYTES, FakeGraphs, simulate_gpu
@@ -183,15 +184,81 @@ def test_a_mixture_of_experts_answers_as_on_a_cpu(
         assert on_gpu == answers(build(path, num_gpu_blocks_override=24, device="cpu"))
 
 
-def test_a_mixture_of_experts_in_integers_is_refused(
-    gpu: SimpleNamespace, servable: Callable[..., Path], tmp_path: Path
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "fields"),
+    [
+        (Scheme("gptq", shuffled=True), {}),
+        (Scheme("awq"), {"batch_invariant": True}),
+        (Scheme("int8", num_bits=8, group_size=-1, symmetric=True), {}),
+    ],
+    ids=["gptq", "awq, batch-invariant", "compressed-tensors"],
+)
+def test_a_mixture_of_experts_in_integers_gives_the_tokens_of_a_cpu(
+    gpu: SimpleNamespace,
+    servable: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: Scheme,
+    fields: dict[str, object],
 ) -> None:
+    """Experts are checked at start, and steps recorded; weights are not rounded on either device."""
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if case.kernel == "mixture of experts"],
+    )
     original = servable("qwen3_moe", dtype="float32", hidden_size=64, intermediate_size=128, moe_intermediate_size=64)
     integers, twin = (shutil.copytree(original, tmp_path / name) for name in ("integers", "twin"))
-    quantise_checkpoint(original, integers, twin, Scheme("gptq"))
-    with pytest.raises(ConfigError, match=r"a mixture of experts in integers .* on a GPU: use --device cpu, or"):
-        build(integers)
-    build(integers, kernels="torch", num_gpu_blocks_override=24)
+    quantise_checkpoint(original, integers, twin, scheme)
+    FakeGraphs.seen.clear()
+    parts = build(integers, num_gpu_blocks_override=24, kernel_check="fail", **fields)
+    on_gpu = answers(parts)
+    assert FakeGraphs.seen
+    assert on_gpu == answers(build(integers, device="cpu")) == answers(build(twin, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, pytest.param({"kernels": "torch"}, marks=pytest.mark.slow)], ids=["triton", "torch"]
+)
+def test_adapters_give_the_tokens_of_merged_checkpoints(
+    gpu: SimpleNamespace,
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, object],
+) -> None:
+    """Two adapters and requests without one share recorded steps, two of them in flight; kernels are checked."""
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if case.kernel == "add_adapters"],
+    )
+    targets = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
+    adapters = [
+        save_adapter(tmp_path / "a", model_dir, rank=4, targets=targets),
+        save_adapter(tmp_path / "b", model_dir, rank=24, seed=2, targets=("k_proj", "up_proj")),
+    ]
+    merged = [save_merged(tmp_path / f"merged-{adapter.name}", model_dir, adapter) for adapter in adapters]
+    parts = build(
+        model_dir,
+        lora=tuple(f"{adapter.name}={adapter}" for adapter in adapters),
+        num_gpu_blocks_override=40,
+        max_num_seqs=3,
+        kernel_check="fail",
+        **fields,
+    )
+    digests = {adapter.name: adapter.sha256 for adapter in parts.info.adapters}
+    chosen = [Adapter(0, digests["a"]), None, Adapter(1, digests["b"])]
+    for number, adapter in enumerate(chosen):
+        params = SamplingParams(seed=0, max_tokens=5, temperature=0.0, ignore_end_token=True)
+        prompt_ids = tuple(range(5, 14))
+        parts.scheduler.add_request(Request(RequestId(1 + number), prompt_ids, params, arrival_s=0.0, adapter=adapter))
+    tokens = run_to_the_end(parts)
+    assert len({tuple(answer) for answer in tokens.values()}) == 3
+    for number, folder in enumerate((merged[0], model_dir, merged[1])):
+        alone = build(folder, num_gpu_blocks_override=40, device="cpu")
+        params = SamplingParams(seed=0, max_tokens=5, temperature=0.0, ignore_end_token=True)
+        alone.scheduler.add_request(Request(RequestId(1), tuple(range(5, 14)), params, arrival_s=0.0))
+        assert tokens[1 + number] == run_to_the_end(alone)[1]
 
 
 def test_torch_attention_serves_beside_triton_kernels(gpu: SimpleNamespace, model_dir: Path) -> None:

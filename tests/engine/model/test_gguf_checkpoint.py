@@ -630,7 +630,8 @@ def test_tensors_that_do_not_fit_are_refused(
 
 def test_a_file_is_a_model_of_this_machine(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    assert local_model(str(path)) is None
+    with pytest.raises(CheckpointError, match=r"model\.gguf: no such file or folder"):
+        local_model(str(path))
     path.touch()
     assert local_model(str(path)) == path
 

@@ -22,7 +22,7 @@ from engine.model.loader import weights_bytes
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.shapes import find_shape
 from engine.startup import cpu_memory
-from kernels.cpu import linear
+from kernels.cpu import packed_linear
 from kernels.families import cpu_ops
 from tests.support.engine.weights import PeakBytes
 
@@ -54,7 +54,7 @@ def check(config: ModelConfig, dtype: torch.dtype, **options: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_PACK_VALUES", 1 << 12)
+    monkeypatch.setattr(packed_linear, "_PACK_VALUES", 1 << 12)
 
 
 @pytest.mark.parametrize("is_tied", [True, False])

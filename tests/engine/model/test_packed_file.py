@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.model.packed_file import CHUNK_BYTES, DamagedFileError, map_packed, tensor_bytes, write_packed
-from kernels.cpu.linear import Kind, PackedLinear, pack_linear
+from kernels.cpu.packed_linear import Kind, PackedLinear, pack_linear
 
 
 def written(path: Path, objects: dict[str, Any]) -> Path:

@@ -65,7 +65,10 @@ def packed_parts(model: Decoder, path: Path) -> bytes:
     experts = [getattr(layer.feed_forward, "_experts", None) for layer in model.layers]
     layers = [linear._packed for layer in model.layers for linear in layer.linears]
     with path.open("w+b") as file:
-        write_packed(file, {"head": (model.embed_tokens, model._packed_lm_head), "layers": layers, "experts": experts})
+        write_packed(
+            file,
+            {"head": (model.vocabulary.table, model.vocabulary._packed_head), "layers": layers, "experts": experts},
+        )
     return path.read_bytes()
 
 

@@ -65,4 +65,4 @@ def test_an_engine_multiplies_a_bf16_checkpoint_in_bf16_only_by_the_flag(
     for layer in model.layers:
         for linear in layer.linears:
             assert linear._packed.kind is (Kind.BF16 if in_bf16 else Kind.BF16_WEIGHTS)
-    assert model._packed_lm_head.kind is Kind.BF16_WEIGHTS
+    assert model.vocabulary._packed_head.kind is Kind.BF16_WEIGHTS

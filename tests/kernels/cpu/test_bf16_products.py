@@ -98,7 +98,7 @@ def test_output_heads_routers_and_other_weights_stay_exact(ops: CpuOps) -> None:
     weight, x = make_layer(64, 96)[0], normal(5, 96)
     exact, head = cpu_ops(), ops.pack_linear(weight, None, for_logits=True)
     assert_same_bits(ops.linear(x, head), exact.linear(x, exact.pack_linear(weight, None)))
-    table, tied = ops.pack_tied(weight)
+    table, tied = ops.pack_tied(weight, weight.dtype)
     assert_same_bits(ops.linear(x, tied), exact.linear(x, exact.pack_linear(weight, None)))
     assert torch.equal(ops.gather_rows(table, torch.tensor([3, 63])), weight[[3, 63]].float())
     for dtype, kind in ((torch.float32, Kind.FP32), (torch.float16, Kind.FP16_WEIGHTS)):

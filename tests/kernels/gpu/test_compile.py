@@ -56,7 +56,7 @@ def check_target(target, report, *options, paths=()):
 def test_every_kernel_compiles_and_fits(target, tmp_path):
     """Of the less common targets only kernels are compiled whose tiles depend on the target."""
     is_whole = EVERYTHING or target in (*CHECKED_WITH_BOTH, "sm_100")
-    families = [] if is_whole else ["--kernels", "paged_attention", "block_scaled", "grouped", "experts"]
+    families = [] if is_whole else ["--kernels", "paged_attention", "block_scaled", "grouped", "experts", "adapters"]
     check_target(target, tmp_path / "report.json", "--live", *families)
 
 

@@ -1,19 +1,17 @@
 """Mixtures of experts on a GPU: the list of tokens by expert, values against fp64, and bits in any batch."""
 
-import functools
-
 import pytest
 import torch
 
 from kernels.gpu.expert_rows import expert_rows
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.targets import TARGETS
-from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, Routing
 from kernels.microscaled_weights import MicroscaledWeights
 from kernels.reference.ops import ReferenceOps
 from tests.support.engine.weights import quantized_in_blocks
 from tests.support.kernels.batches import assert_close, assert_same_bits
+from tests.support.kernels.mixtures import exact_mixture
 
 NUM_EXPERTS, HIDDEN, INNER = 7, 48, 40
 ROUTINGS = [
@@ -79,40 +77,6 @@ def make_weights(seed, dtype, hidden=HIDDEN, inner=INNER, num_experts=NUM_EXPERT
     gate_up = [(normal(seed + 10 + i, 2 * inner, hidden) * hidden**-0.5).to(dtype) for i in range(num_experts)]
     down = [(normal(seed + 900 + i, hidden, inner) * inner**-0.5).to(dtype) for i in range(num_experts)]
     return router, gate_up, down
-
-
-def exact_mixture(x, logits, gate_up, down, routing, dtype=torch.float32):
-    """Every token by itself, in fp64, with the router's own logits; of equal ones, common in 16 bits, the first.
-
-    Returns: the values, and how far results may be from them that round to dtype what the layers, the gate and the sum
-    of experts return, and add up in fp32.
-    """
-    rounding, last = torch.finfo(dtype).eps, 2.0**-24  # Triton's interpreter truncates to bfloat16
-    gate_of = functools.partial(torch.nn.functional.gelu, approximate="tanh")
-    gate_of = torch.nn.functional.silu if routing.gate == "silu_and_mul" else gate_of
-    values, bounds = [], []
-    for token, row in zip(x.double(), logits.double(), strict=True):
-        chosen = row.sort(descending=True, stable=True).indices[: routing.top_k]
-        weights = row.softmax(dim=0)[chosen]
-        if routing.normalizes:
-            weights = weights / weights.sum()
-        total, allowed = (torch.zeros(x.shape[1], dtype=torch.float64) for _ in range(2))
-        for weight, expert in zip(weights, chosen.tolist(), strict=True):
-            first, second = gate_up[expert].double(), down[expert].double()
-            hidden = first @ token
-            error = len(token) * last * (first.abs() @ token.abs()) + rounding * hidden.abs()
-            (gate, up), (gate_error, up_error) = hidden.chunk(2), error.chunk(2)
-            gated = gate_of(gate) * up
-            error = 1.13 * gate_error * (up.abs() + up_error) + gate_of(gate).abs() * up_error  # |gate'| < 1.13
-            error += (rounding + 16 * last) * (gated.abs() + error)
-            result = second @ gated
-            error = second.abs() @ (error + len(gated) * last * (gated.abs() + error))
-            error += rounding * (result.abs() + error)
-            total += weight * result
-            allowed += weight * (error + 32 * last * (result.abs() + error))
-        values.append(total)
-        bounds.append(allowed + rounding * (total.abs() + allowed))
-    return torch.stack(values), torch.stack(bounds)
 
 
 @pytest.fixture
@@ -283,12 +247,3 @@ def test_nan_stays_in_its_token(make_ops, device, seed):
     assert out[7].isnan().all()
     others = torch.arange(20) != 7
     assert_close(out.cpu()[others], right.cpu()[others])
-
-
-def test_integers_are_refused(make_ops, device):
-    values = torch.zeros(32, 32, dtype=torch.uint8, device=device)
-    scales = torch.ones(32, 1, device=device)
-    ops = make_ops()
-    packed = [ops.pack_grouped(GroupedWeights(values, scales, scales, 4), None, torch.float32)]
-    with pytest.raises(ValueError, match="experts in integers of 4 or 8 bits have no product on a GPU"):
-        ops.pack_experts(torch.ones(1, 32, device=device), packed, packed, ROUTINGS[0])

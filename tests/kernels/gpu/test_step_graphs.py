@@ -9,6 +9,7 @@ import torch
 from engine.runner.buckets import decode_buckets
 from kernels.gpu.memory import free_bytes
 from kernels.gpu.step_graphs import StepGraphs, decode_inputs
+from kernels.metadata import AdaptedTokens
 from tests.support.kernels.batches import make_step_buffers
 from tests.support.kernels.gpu_memory import FakeGpuMemory
 from tests.support.kernels.graphs import FakeGraphs
@@ -185,10 +186,40 @@ def test_progress_is_shown_while_graphs_are_recorded(graphs, largest):
 
     def progress(iterable, /, *, desc, total):
         shown.append((desc, total))
-        for size, is_decode in iterable:
-            shown.append(size)
-            yield size, is_decode
-            assert graphs.recorded[-1][0] == size
+        for form, is_decode in iterable:
+            shown.append(form.size)
+            yield form, is_decode
+            assert graphs.recorded[-1][0] == form.size
 
     StepGraphs(graphs.recordable(step), largest, [1, 2, 4], [], recorded_by, progress)
     assert shown == [("recording CUDA graphs", 3), 4, 2, 1]
+
+
+def test_steps_with_and_without_adapted_tokens_have_graphs_of_their_own(graphs, largest):
+    """The one with adapters reads as many entries as it has tokens; the other does nothing for them."""
+    seen = []
+
+    def adapting_step(inputs):
+        logits = step(inputs)
+        seen.append(None if inputs.adapted is None else len(inputs.adapted.adapters))
+        if inputs.adapted is not None:
+            assert not inputs.adapted.derived, "a replay would not compute what was derived before the recording"
+            inputs.adapted.derived["tiles"] = 1
+            logits.add_(1e7 * (inputs.adapted.adapters + 1).sum())
+        return logits
+
+    adapted = AdaptedTokens(torch.zeros(MAX_TOKENS, dtype=torch.int64), torch.full((MAX_TOKENS,), -1))
+    largest = replace(largest, adapted=adapted)
+    compiled = StepGraphs(graphs.recordable(adapting_step), largest, [2, 4], [], recorded_by)
+    assert seen == [size for size in (4, None, 2, None) for _ in range(2)]
+    for num_rows, num_padded, query_len in ((3, 1, 1), (2, 0, 1), (3, 0, 3)):
+        for num_adapted in (0, 2):
+            inputs = fill(largest, num_rows, num_rows, num_padded=num_padded, query_len=query_len)
+            adapted.adapters.fill_(-1)
+            adapted.adapters[:num_adapted] = torch.arange(num_adapted)
+            own = AdaptedTokens(adapted.indices[:num_adapted], adapted.adapters[:num_adapted])
+            inputs = replace(inputs, adapted=own)
+            before = len(seen)
+            expected = step(replace(inputs, logits=None)) + 1e7 * (adapted.adapters + 1).sum()
+            assert torch.equal(compiled(inputs), expected)
+            assert (len(seen) > before) == (query_len == 3), "other sizes are replayed"

@@ -1,9 +1,14 @@
-"""Speeds up Triton's interpreter, which runs the GPU kernels where there is no GPU."""
+"""Speeds up Triton's interpreter, which runs the GPU kernels where there is no GPU, and fixes its order of sums."""
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pytest
 import triton.language as tl
 from triton.runtime import interpreter
+
+Matrix = npt.NDArray[Any]
 
 
 def patch_language_once_per_launch() -> None:
@@ -31,3 +36,19 @@ def patch_language_once_per_launch() -> None:
 
     interpreter._patch_lang = patch_once
     interpreter.GridExecutor.__call__ = run_launch
+
+
+def sum_products_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the interpreter add up the terms of a matrix product one by one.
+
+    A BLAS library adds them in another order in the last columns of a matrix than in the others, where the matrix units
+    of a GPU do not. So bits can be compared of rows that are in other places of a tile.
+    """
+
+    def in_order(a: Matrix, b: Matrix, dtype: npt.DTypeLike) -> Matrix:
+        total = np.zeros((a.shape[0], b.shape[1]), dtype=dtype)
+        for k in range(a.shape[1]):
+            total += a[:, k, None].astype(dtype) * b[k].astype(dtype)
+        return total
+
+    monkeypatch.setattr(np, "matmul", in_order)

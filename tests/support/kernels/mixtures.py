@@ -1,0 +1,68 @@
+"""Mixtures of experts in fp64, with bounds of what the roundings of a GPU's kernels may change."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kernels.interface import Routing
+
+_LAST = 2.0**-24
+"""Half the distance of fp32 numbers above 1: a rounding."""
+
+
+def exact_mixture(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: Sequence[torch.Tensor],
+    down: Sequence[torch.Tensor],
+    routing: Routing,
+    dtype: torch.dtype = torch.float32,
+    *,
+    terms: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every token by itself, in fp64, with the router's own logits; of equal ones, common in 16 bits, the first.
+
+    Args:
+        x: [T, in].
+        logits: [T, experts].
+        gate_up, down: [out, in] of each expert.
+        routing: with one of the two plain gates.
+        dtype: in which results of layers, of the gate and of the mixture are rounded.
+        terms: magnitudes of the numbers by which inputs are multiplied, which may cancel; None: those of the weights.
+    Returns: the values, and how far results may be from them that round to dtype what the layers, the gate and the sum
+        of experts return, and add up in fp32, with a rounding for each term and four for each group of 16 of them.
+    """
+    rounding = torch.finfo(dtype).eps  # Triton's interpreter truncates to bfloat16
+    gelu = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+    gate_of: Callable[[torch.Tensor], torch.Tensor]
+    gate_of = torch.nn.functional.silu if routing.gate == "silu_and_mul" else gelu
+    terms = terms or ([matrix.abs() for matrix in gate_up], [matrix.abs() for matrix in down])
+    values, bounds = [], []
+    for token, row in zip(x.double(), logits.double(), strict=True):
+        chosen = row.sort(descending=True, stable=True).indices[: routing.top_k]
+        weights = row.softmax(dim=0)[chosen]
+        if routing.normalizes:
+            weights = weights / weights.sum()
+        total, allowed = (torch.zeros(x.shape[1], dtype=torch.float64) for _ in range(2))
+        for weight, expert in zip(weights, chosen.tolist(), strict=True):
+            first, second = gate_up[expert].double(), down[expert].double()
+            first_terms, second_terms = terms[0][expert].double(), terms[1][expert].double()
+            hidden = first @ token
+            error = _roundings(len(token)) * (first_terms @ token.abs()) + rounding * hidden.abs()
+            (gate, up), (gate_error, up_error) = hidden.chunk(2), error.chunk(2)
+            gated = gate_of(gate) * up
+            error = 1.13 * gate_error * (up.abs() + up_error) + gate_of(gate).abs() * up_error  # |gate'| < 1.13
+            error += (rounding + 16 * _LAST) * (gated.abs() + error)
+            result = second @ gated
+            error = second.abs() @ error + _roundings(len(gated)) * (second_terms @ (gated.abs() + error))
+            error += rounding * (result.abs() + error)
+            total += weight * result
+            allowed += weight * (error + 32 * _LAST * (result.abs() + error))
+        values.append(total)
+        bounds.append(allowed + rounding * (total.abs() + allowed))
+    return torch.stack(values), torch.stack(bounds)
+
+
+def _roundings(num_terms: int) -> float:
+    return 1.25 * num_terms * _LAST
