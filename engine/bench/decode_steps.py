@@ -99,7 +99,7 @@ def transformers_step(model_dir: Path, vocab_size: int, dtype: torch.dtype, *, t
         for _ in range(_NUM_STEPS):
             token_ids = output.logits[:, -1:].argmax(-1)
             began_s = time.perf_counter()
-            output = model(token_ids, past_key_values=output.past_key_values, use_cache=True)
+            output = model(token_ids, cache=output.cache, use_cache=True)
             seconds.append(time.perf_counter() - began_s)
         return statistics.median(seconds)
 

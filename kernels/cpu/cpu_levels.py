@@ -61,8 +61,10 @@ LEVELS = {
     "x86-64-v3": CpuLevel.of("x86-64-v3", _V3),
     "x86-64-v4": CpuLevel.of("x86-64-v4", _V4),
     "x86-64-v4-vnni": CpuLevel.of("x86-64-v4", (*_V4, "avx512vnni")),
+    "x86-64-v4-bf16": CpuLevel.of("x86-64-v4", (*_V4, "avx512vnni", "avx512bf16")),
 }
-"""By name, the lowest first. All but the first servers with AVX-512 have its VNNI, which int8 products need."""
+"""By name, the lowest first. All but the first servers with AVX-512 have its VNNI, which int8 products need; those of
+bfloat16 need the last."""
 
 
 def target() -> CpuLevel:

@@ -51,12 +51,13 @@ def test_the_highest_level_that_the_cpu_has_is_used(name: str, image: Path, monk
     assert use_compiled_level() == name
     assert configured() == target() == LEVELS[name]
     features = cpu_features.__wrapped__()
-    assert (features.avx512, features.vnni, features.f16c) == (name != NAMES[0], name == NAMES[2], True)
+    assert (features.avx512, features.vnni, features.f16c) == (name != NAMES[0], name in NAMES[2:], True)
+    assert features.bf16 == (name == NAMES[3])
 
 
 def test_a_level_that_the_image_lacks_is_not_used(image: Path) -> None:
-    LEVELS[NAMES[2]].marker(image).unlink()
-    assert use_compiled_level() == NAMES[1]
+    LEVELS[NAMES[3]].marker(image).unlink()
+    assert use_compiled_level() == NAMES[2]
 
 
 @pytest.mark.parametrize("reason", ["no image", "old CPU", "compiled for this CPU", "variables", "other sources"])
@@ -79,9 +80,10 @@ def test_otherwise_kernels_are_those_of_this_cpu(reason: str, image: Path, monke
 def test_levels_contain_each_other() -> None:
     levels = list(LEVELS.values())
     assert [[higher.runs_with(lower.features) for lower in levels] for higher in levels] == [
-        [True, True, True],
-        [False, True, True],
-        [False, False, True],
+        [True, True, True, True],
+        [False, True, True, True],
+        [False, False, True, True],
+        [False, False, False, True],
     ]
 
 
