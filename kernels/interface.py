@@ -301,7 +301,7 @@ class ReplaceableAdapterOps(AdapterOps, Protocol):
         """Allocates adapters of one linear layer that change nothing until `set_adapter`.
 
         Args:
-            num_adapters: places of adapters, all of which `add_adapters` takes.
+            num_adapters: slots of adapters, all of which `add_adapters` takes.
             max_rank: most terms of a change.
             in_features: columns of the layer.
             rows: first and last row, exclusive, of each change that an adapter may have.

@@ -1,4 +1,4 @@
-"""The places of an engine's adapters: which one is in which, who uses it, and when it may be written again."""
+"""The slots of an engine's adapters: which one is in which, who uses it, and when it may be written again."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from engine.errors import AdapterNotFound, InvalidRequest, NoFreeAdapterSlot
 
 @dataclass(slots=True)
 class LoadedAdapter:
-    """An adapter in its place.
+    """An adapter in its slot.
 
     Attributes:
-        adapter: index of the place, and digest of the files.
+        adapter: index of the slot, and digest of the files.
         path: as it was given at run time; empty for those of the start.
         num_requests: open requests that use it.
         is_listed: whether new requests may use it; those of an unlisted one finish.
@@ -26,19 +26,19 @@ class LoadedAdapter:
 
 
 class AdapterSlots:
-    """The adapters of one engine by name, in places 0 to `num_slots` - 1.
+    """The adapters of one engine by name, in slots 0 to `num_slots` - 1.
 
-    A place is free, being loaded, taken, or being freed: no request uses it, but steps in flight may still read it.
+    A slot is free, being loaded, taken, or being freed: no request uses it, but steps in flight may still read it.
 
     Attributes:
         revision: number of changes of the list.
 
-    Invariants: a place has at most one adapter; listed adapters have different names; an unlisted adapter without
+    Invariants: a slot has at most one adapter; listed adapters have different names; an unlisted adapter without
     requests is being freed.
     """
 
     def __init__(self, num_slots: int, adapters: Iterable[tuple[str, bytes]] = ()) -> None:
-        """Takes the adapters of the start, as names and digests, in places from 0 on."""
+        """Takes the adapters of the start, as names and digests, in slots from 0 on."""
         self._num_slots = num_slots
         self._by_name: dict[str, LoadedAdapter] = {}
         self._by_index: dict[int, LoadedAdapter] = {}
@@ -47,7 +47,7 @@ class AdapterSlots:
         self.revision = 0
         for index, (name, digest) in enumerate(adapters):
             self._by_name[name] = self._by_index[index] = LoadedAdapter(name, Adapter(index, digest))
-        assert len(self._by_index) <= num_slots, f"{len(self._by_index)} adapters need as many places, not {num_slots}"
+        assert len(self._by_index) <= num_slots, f"{len(self._by_index)} adapters need as many slots, not {num_slots}"
 
     def __iter__(self) -> Iterator[LoadedAdapter]:
         """Yields those that new requests may use, in the order in which they were loaded."""
@@ -72,13 +72,13 @@ class AdapterSlots:
         return loaded.adapter
 
     def release(self, adapter: Adapter) -> bool:
-        """Ends the use by one request; returns whether the place is now being freed: see `free`."""
+        """Ends the use by one request; returns whether the slot is now being freed: see `free`."""
         loaded = self._by_index[adapter.index]
         loaded.num_requests -= 1
         return self._free_unused(loaded)
 
     def reserve(self) -> int:
-        """Returns a free place to load an adapter to.
+        """Returns a free slot to load an adapter to.
 
         Raises: NoFreeAdapterSlot: there is none.
         """
@@ -94,13 +94,13 @@ class AdapterSlots:
         )
 
     def abandon(self, index: int) -> None:
-        """Returns a reserved place whose adapter could not be loaded."""
+        """Returns a reserved slot whose adapter could not be loaded."""
         self._loading.remove(index)
 
     def add(self, index: int, name: str, digest: bytes, path: str) -> bool:
-        """Lists an adapter that was loaded to a reserved place, instead of the one of its name.
+        """Lists an adapter that was loaded to a reserved slot, instead of the one of its name.
 
-        Returns: whether the place of that one is now being freed.
+        Returns: whether the slot of that one is now being freed.
         """
         is_freeing = name in self._by_name and self.remove(name)
         self._loading.remove(index)
@@ -109,19 +109,19 @@ class AdapterSlots:
         return is_freeing
 
     def remove(self, name: str) -> bool:
-        """Unlists an adapter; its requests finish. Returns whether its place is now being freed."""
+        """Unlists an adapter; its requests finish. Returns whether its slot is now being freed."""
         loaded = self._by_name.pop(name)
         loaded.is_listed = False
         self.revision += 1
         return self._free_unused(loaded)
 
     def free(self, indices: Iterable[int]) -> None:
-        """Frees places that were being freed: all steps that were in flight then have ended."""
+        """Frees slots that were being freed: all steps that were in flight then have ended."""
         self._freeing.difference_update(indices)
 
     @property
     def freeing(self) -> frozenset[int]:
-        """The places that are being freed."""
+        """The slots that are being freed."""
         return frozenset(self._freeing)
 
     def _free_unused(self, loaded: LoadedAdapter) -> bool:
@@ -134,7 +134,7 @@ class AdapterSlots:
     def check_integrity(self) -> None:
         """Asserts the invariants of the class."""
         kinds = (set(self._by_index), self._loading, self._freeing)
-        assert sum(map(len, kinds)) == len(set().union(*kinds)) <= self._num_slots, "a place has two adapters"
+        assert sum(map(len, kinds)) == len(set().union(*kinds)) <= self._num_slots, "a slot has two adapters"
         listed = [loaded for loaded in self._by_index.values() if loaded.is_listed]
         assert {id(loaded) for loaded in listed} == {id(loaded) for loaded in self._by_name.values()}
         assert all(loaded.is_listed or loaded.num_requests > 0 for loaded in self._by_index.values())

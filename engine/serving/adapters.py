@@ -1,7 +1,7 @@
 """The adapters of an engine while it serves: which requests use which, loading and unloading.
 
-It lives on the event loop. Adapters are read, checked and packed on a thread, to a place that no request uses, so that
-the step loop neither waits nor knows. A place is written again only when a fence has passed through the step loop: no
+It lives on the event loop. Adapters are read, checked and packed on a thread, to a slot that no request uses, so that
+the step loop neither waits nor knows. A slot is written again only when a fence has passed through the step loop: no
 step in flight reads it any more.
 """
 
@@ -34,10 +34,10 @@ class AdapterLoader(Protocol):
     """Reads adapters from the disk into the model."""
 
     def __call__(self, index: int, name: str, path: str, sha256: bytes) -> bytes:
-        """Loads an adapter to a place that no step uses, on the calling thread; returns the digest of its files.
+        """Loads an adapter to a slot that no step uses, on the calling thread; returns the digest of its files.
 
         Args:
-            index: the place.
+            index: the slot.
             name: its name, for errors.
             path: as received.
             sha256: digest that its files must have; empty: any.
@@ -77,7 +77,7 @@ class EngineAdapters:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="adapters", initializer=lower_priority)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, one change at a time
         self._changes: set[asyncio.Task[object]] = set()
-        self._fences: dict[int, frozenset[int]] = {}  # places that each frees
+        self._fences: dict[int, frozenset[int]] = {}  # slots that each frees
         self._fence_numbers = itertools.count(1)
         self._is_closed = False
 
@@ -91,7 +91,7 @@ class EngineAdapters:
             self._fence()
 
     def pass_fence(self, number: int) -> None:
-        """Frees the places of a fence that the step loop has reported."""
+        """Frees the slots of a fence that the step loop has reported."""
         self._slots.free(self._fences.pop(number))
 
     def listed(self) -> pb.AdapterList | None:
@@ -107,7 +107,7 @@ class EngineAdapters:
         Raises:
             CheckpointError, AdapterNotFound: see `AdapterLoader`.
             InvalidRequest: the name or the path is not valid, or an adapter of this name must not be replaced.
-            NoFreeAdapterSlot: all places are taken.
+            NoFreeAdapterSlot: all slots are taken.
             EngineDraining: the engine stops.
         """
         return await self._change(request.name, self._loaded(request))

@@ -22,7 +22,7 @@ class EngineParts:
         num_late_compiles: number of kernels compiled in this process since the engine was ready.
         progress: returns a value that changes during a step; may be called by any thread at any time. None if no such
             value exists, as on a GPU.
-        num_adapter_slots: places of adapters; those of `info` are in the first ones.
+        num_adapter_slots: slots of adapters; those of `info` are in the first ones.
         load_adapter: loads adapters at run time; None: it is not allowed.
     """
 

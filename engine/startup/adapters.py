@@ -79,7 +79,7 @@ def adapters_bytes(config: EngineConfig, model: ServedModel, adapters: Sequence[
 
 @dataclass(frozen=True, slots=True)
 class ModelAdapters:
-    """Writes adapters of a model to the places that were reserved for them; implements `AdapterLoader`.
+    """Writes adapters of a model to the slots that were reserved for them; implements `AdapterLoader`.
 
     Attributes:
         layers: rows and columns of its linear layers.
@@ -101,9 +101,9 @@ class ModelAdapters:
         return cls(model, ops, model.projection_shapes(), config.max_lora_rank, folders)
 
     def write(self, index: int, adapter: LoraAdapter) -> None:
-        """Reads an adapter to its place, which no step uses.
+        """Reads an adapter to its slot, which no step uses.
 
-        Raises: CheckpointError: see `LoraAdapter.reading`; the place may be written again.
+        Raises: CheckpointError: see `LoraAdapter.reading`; the slot may be written again.
         """
         with adapter.reading() as change_of:
             self.model.set_adapter(self.ops, index, change_of)

@@ -1,7 +1,7 @@
 """Adapters of linear layers (LoRA, arXiv:2106.09685) on a GPU: y += B (A x), with A and B of the adapter of a token.
 
 As in Punica (arXiv:2310.18547) and S-LoRA (arXiv:2311.03285), one launch multiplies the tokens of all adapters by A and
-another one by B. The adapters of a layer are places in two tensors. The tokens, sorted by adapter, are divided into
+another one by B. The adapters of a layer are slots in two tensors. The tokens, sorted by adapter, are divided into
 tiles of one adapter each by a list that is made on the device and has a fixed size, so that a recorded step adapts to
 the tokens and adapters of each replay. Few tokens have programs for several parts of the inputs; the second kernel adds
 their sums, always in the same order.
@@ -40,7 +40,7 @@ _BLOCK_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapters:
-    """Changes of one layer by the adapters of all places.
+    """Changes of one layer by the adapters of all slots.
 
     Attributes:
         down: [adapters, parts * rank, in]: A of each part, in rank rows, those beyond its own zero.
@@ -67,7 +67,7 @@ class PackedAdapters:
 def pack_adapters(
     adapters: Sequence[Sequence[LowRank]], dtype: torch.dtype, device: torch.device, target: Target
 ) -> PackedAdapters:
-    """Lays out the changes of each adapter in places of the size that they need.
+    """Lays out the changes of each adapter in slots of the size that they need.
 
     Raises: ValueError: there are none, or changes overlap.
     """
@@ -92,10 +92,10 @@ def reserve_adapters(
     device: torch.device,
     target: Target,
 ) -> PackedAdapters:
-    """Allocates places of adapters, which change nothing until `set_adapter`.
+    """Allocates slots of adapters, which change nothing until `set_adapter`.
 
     Args:
-        num_adapters: places.
+        num_adapters: slots.
         max_rank: most terms of a change.
         in_features: columns of the layer.
         rows: first and last row, exclusive, of each change that an adapter may have, ascending.
@@ -123,7 +123,7 @@ def reserve_adapters(
 
 
 def set_adapter(adapters: PackedAdapters, index: int, changes: Sequence[LowRank]) -> None:
-    """Writes the adapter of one place, which no step that runs may use. Recorded steps then use the new one.
+    """Writes the adapter of one slot, which no step that runs may use. Recorded steps then use the new one.
 
     It may be called on another thread than the one that launches steps, on whose stream it does not rely: it returns
     when the device has written everything.

@@ -208,13 +208,13 @@ class GpuOps:
         return linear(x, packed)
 
     def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:
-        """Copies the matrices, rounded to the dtype of the model, to places in one tensor for A and one for B."""
+        """Copies the matrices, rounded to the dtype of the model, to slots in one tensor for A and one for B."""
         return pack_adapters(adapters, self._adapter_dtype, self._device, self._target)
 
     def reserve_adapters(
         self, num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
     ) -> PackedAdapters:
-        """Allocates places of adapters that `set_adapter` fills, also between replays of recorded steps."""
+        """Allocates slots of adapters that `set_adapter` fills, also between replays of recorded steps."""
         return reserve_adapters(
             num_adapters, max_rank, in_features, rows, self._adapter_dtype, self._device, self._target
         )

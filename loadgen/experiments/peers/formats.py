@@ -38,7 +38,7 @@ FORMATS: Mapping[str, NumberFormat] = {
     for number_format in (
         NumberFormat("fp32", engine_flags=("--dtype", "float32"), is_exact=True, alone_dtype="float32"),
         NumberFormat("int8", engine_flags=("--quantization", "int8", "--kv-cache-dtype", "int8")),
-        NumberFormat("bf16", "bfloat16", ("--dtype", "auto"), alone_dtype="bfloat16"),
+        NumberFormat("bf16", "bfloat16", ("--dtype", "bfloat16"), alone_dtype="bfloat16"),
         *(NumberFormat(name, gguf=True) for name in ("F16", "BF16", "Q8_0", "Q4_K_M")),
     )
 }
