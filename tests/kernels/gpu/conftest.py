@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.gpu.targets import TARGETS, target_of
-from tests.support.kernels.interpreter import patch_language_once_per_launch
+from tests.support.kernels.interpreter import patch_language_once_per_launch, sum_products_in_order
 
 if not torch.cuda.is_available():
     patch_language_once_per_launch()
@@ -37,6 +37,12 @@ def float8(target):
     if target.fp8_dtype is None:
         pytest.skip(f"{target.name} has no 8-bit floats")
     return target.fp8_dtype
+
+
+@pytest.fixture
+def sums_in_order(monkeypatch):
+    """For tests that compare bits of rows in different places of a tile; see `sum_products_in_order`."""
+    sum_products_in_order(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ from kernels.interface import LowRank
 from kernels.metadata import AdaptedTokens
 from tests.support.kernels.batches import assert_same_bits
 from tests.support.kernels.graphs import FakeGraphs
-from tests.support.kernels.interpreter import sum_products_in_order
 
 FEW, MANY = 1, 4096
 """Multiprocessors: for one program, or for the most parts of the inputs."""
@@ -149,9 +148,9 @@ def test_padding_adds_nothing_and_nan_stays_in_its_token(device, target, seed, d
     assert torch.equal(right.cpu()[:, 264:300], y.cpu()[:, 264:300])  # no part has these columns
 
 
-def test_a_token_has_the_same_bits_in_any_batch(device, target, seed, device_options, monkeypatch):
+@pytest.mark.usefixtures("sums_in_order")
+def test_a_token_has_the_same_bits_in_any_batch(device, target, seed, device_options):
     """Beside any tokens and with any number of multiprocessors."""
-    sum_products_in_order(monkeypatch)
     changes = [make_changes(seed + 100 * index, ranks) for index, ranks in enumerate(RANKS)]
     packed = pack_adapters(changes, torch.float32, device, target)
     adapter_of_token = adapters_of(70, seed)

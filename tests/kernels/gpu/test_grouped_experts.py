@@ -11,7 +11,6 @@ from kernels.gpu.targets import TARGETS
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import Routing
 from tests.support.kernels.batches import assert_same_bits
-from tests.support.kernels.interpreter import sum_products_in_order
 from tests.support.kernels.mixtures import exact_mixture
 
 NUM_EXPERTS, HIDDEN, INNER = 5, 256, 128
@@ -167,8 +166,8 @@ def test_biases(make_ops, device, seed):
 
 
 @pytest.mark.parametrize("num_bits", [4, 8])
-def test_a_token_has_the_same_bits_in_any_batch(make_ops, device, seed, num_bits, monkeypatch):
-    sum_products_in_order(monkeypatch)
+@pytest.mark.usefixtures("sums_in_order")
+def test_a_token_has_the_same_bits_in_any_batch(make_ops, device, seed, num_bits):
     ops = make_ops(batch_invariant=True)
     router, x = make_rows(seed, 150)
     experts = pack(ops, device, router, make_weights(seed, num_bits, 32), torch.float32)

@@ -28,6 +28,7 @@ CASES = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name != "fp32" else name for name in CASES]
 )
+@pytest.mark.usefixtures("sums_in_order")
 def test_a_token_has_the_same_bits_alone_in_chunks_and_in_any_batch(device, target, seed, name):
     options = dict(CASES[name])
     dtype = options.pop("dtype", torch.float32)

@@ -52,6 +52,7 @@ def test_products_equal_torch(device, target, seed, dtype, has_bias, num_process
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("sums_in_order")
 def test_a_row_has_the_same_bits_in_any_batch(device, target, seed, dtype):
     """Whatever its place in its tile, the other rows, and the number of programs that share its inputs."""
     layer = make_layer(seed, 1037, 99, dtype, True, device, target)
@@ -168,6 +169,7 @@ def test_products_with_scales_per_block_equal_sums_in_fp64(
 
 
 @pytest.mark.parametrize("num_processors", [SHARED, ALONE])
+@pytest.mark.usefixtures("sums_in_order")
 def test_a_row_has_the_same_bits_in_any_batch_with_scales_per_block(device, block_target, seed, num_processors):
     """Also where the tile would be another one without --batch-invariant."""
     layer, _ = make_block_scaled(seed, 1152, 128, torch.float32, True, device, block_target)
@@ -278,6 +280,7 @@ def test_integers_in_groups_of_inputs_in_another_order(device, target, seed):
 
 
 @pytest.mark.parametrize("num_processors", [SHARED, ALONE])
+@pytest.mark.usefixtures("sums_in_order")
 def test_a_row_has_the_same_bits_in_any_batch_with_integers(device, target, seed, num_processors):
     layer, _, _ = make_grouped(seed, 1152, 72, 64, 4, torch.float32, True, device)
     x = normal(seed + 3, 67, 1152).to(device)
