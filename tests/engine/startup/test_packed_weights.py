@@ -89,6 +89,7 @@ def test_every_choice_that_changes_packed_weights_has_its_own_file(
     found = [
         keys(config),
         keys(replace(config, quantization="int8")),
+        keys(replace(config, dtype="bfloat16")),
         keys(config, dtype=torch.float32),
         keys(config, ops=reference_ops()),
         keys(config, group=Rank(0, 2)),
