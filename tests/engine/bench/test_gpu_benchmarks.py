@@ -9,6 +9,7 @@ import torch
 from chairlift.bench.workload import Workload
 from engine.bench.__main__ import main
 from engine.bench.gpu.stages import Command
+from tests.support.kernels.interpreter import sum_products_in_order
 
 _QUICK = ["--quick", "--device", "cpu", "--shape", "tiny", "--threads", "1"]
 
@@ -51,7 +52,10 @@ def test_decode_steps_stand_beside_their_floors(
 
 
 @pytest.mark.slow
-def test_batch_invariant_bits_are_equal_and_their_cost_is_reported(tmp_path: Path) -> None:
+def test_batch_invariant_bits_are_equal_and_their_cost_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sum_products_in_order(monkeypatch)
     report = run_quick("gpu-invariance", tmp_path)
     assert [result["figure"] for result in report["results"][:3]] == [100.0] * 3
     assert all("--batch-invariant over without" in result["what"] for result in report["results"][3:])

@@ -1,7 +1,7 @@
 """`--batch-invariant` on a GPU, with kernels under Triton's interpreter: the same logits and tokens as served alone."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from engine.startup.progress import StartupProgress
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.targets import TARGETS
 from tests.support.engine.invariance import LogitsRecorder, Served, assert_same_bits, serve
-from tests.support.kernels.interpreter import patch_language_once_per_launch
+from tests.support.kernels.interpreter import patch_language_once_per_launch, sum_products_in_order
 
 if torch.cuda.is_available():
     pytest.skip("a real GPU is there: make gpu-check STAGE=invariance", allow_module_level=True)
@@ -103,11 +103,13 @@ def make_requests() -> list[Request]:
 
 
 @pytest.fixture(scope="module", params=MODES)
-def case(request: pytest.FixtureRequest, servable: Callable[..., Path]) -> Case:
+def case(request: pytest.FixtureRequest, servable: Callable[..., Path]) -> Iterator[Case]:
     patch_language_once_per_launch()
     architecture, mode = MODES[request.param]
     overrides = {"sliding_window": 24} if architecture == "mistral" else {}
-    return Case(servable(architecture, num_hidden_layers=1, max_position_embeddings=64, **overrides), **mode)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        sum_products_in_order(monkeypatch)
+        yield Case(servable(architecture, num_hidden_layers=1, max_position_embeddings=64, **overrides), **mode)
 
 
 @pytest.mark.slow
