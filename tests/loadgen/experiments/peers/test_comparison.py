@@ -165,7 +165,7 @@ def test_both_sides_get_equal_terms() -> None:
     [
         ("fp32", None, "auto", "float32"),
         ("int8", "int8", "int8", "auto"),
-        ("bf16", None, "auto", "auto"),
+        ("bf16", None, "auto", "bfloat16"),
         ("Q4_K_M", None, "auto", "auto"),
     ],
 )
