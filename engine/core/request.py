@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NewType
 
 from chairlift.service.sampling_fields import Sampling
+from engine.core.targets import LatencyTargets
 
 if TYPE_CHECKING:
     from engine.constraints.constraint import Constraint
@@ -86,6 +87,8 @@ class Request:
         session: the frontend stream it came by; sessions share the engine fairly.
         has_moved: whether another engine ran it before.
         waited_s: its age on arrival, in seconds.
+        targets: latency targets; None: neither a service class nor the client set any.
+        tenant: who is charged for it among those with service classes; "": unknown.
         start_tag, num_charged_tokens: place in the queue and estimated cost, see `policy.py`.
         arrival_index: number of requests accepted before; breaks ties of arrival.
         max_num_tokens: most tokens of prompt and output, from max_tokens and max_model_len; set when accepted.
@@ -114,6 +117,8 @@ class Request:
     waited_s: float = 0.0
     constraint: "Constraint | None" = None
     adapter: Adapter | None = None
+    targets: LatencyTargets | None = None
+    tenant: str = ""
 
     status: RequestStatus = RequestStatus.WAITING
     arrival_index: int = 0
