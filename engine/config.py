@@ -38,7 +38,7 @@ BLOCK_SIZES = (16, 32, 64, 128)
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["int8", "fp8"]
-KVCacheDtypeName = Literal["auto", "int8", "fp8"]
+KVCacheDtypeName = Literal["auto", "bfloat16", "int8", "fp8"]
 KernelsName = Literal["auto", "triton", "torch"]
 OtherAttention = Literal["flashinfer", "flash-attn", "torch"]
 AttentionBackend = Literal["auto", "triton", OtherAttention]
@@ -215,8 +215,8 @@ class EngineConfig:
     )  # fmt: skip
     kv_cache_dtype: KVCacheDtypeName = flag(
         "auto", choice(get_args(KVCacheDtypeName)),
-        "dtype of the KV cache; auto: that of activations. int8 (CPU) and fp8 (GPU) hold more tokens, with one scale "
-        "per token and head",
+        "dtype of the KV cache; auto: that of activations, and bfloat16 on a CPU with --dtype bfloat16. bfloat16 (CPU) "
+        "holds twice the tokens of float32; int8 (CPU) and fp8 (GPU) hold more, with one scale per token and head",
     )  # fmt: skip
     batch_invariant: bool = flag(
         False, switch(),

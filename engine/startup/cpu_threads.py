@@ -41,8 +41,8 @@ def multiplies_in_bf16(config: EngineConfig) -> bool:
         return False
     if cpu_features().bf16:
         _log.info(
-            "Linear layers multiply in bfloat16 (--dtype bfloat16, AVX512-BF16), attention and the output head in "
-            "float32; --dtype auto rounds nothing"
+            "Linear layers multiply in bfloat16 (--dtype bfloat16, AVX512-BF16), attention in float32; --dtype auto "
+            "rounds nothing"
         )
         return True
     _log.warning(

@@ -46,8 +46,13 @@ def check_device(config: EngineConfig, device: torch.device) -> None:
             f"--attention-backend {config.attention_backend} needs the Triton kernels of a GPU: omit it"
             f"{', or use --device cuda' if device.type == 'cpu' else ' or --kernels torch'}"
         )
+    if config.kv_cache_dtype == "bfloat16" and device.type == "cuda":
+        raise ConfigError(
+            "--kv-cache-dtype bfloat16 is a choice on a CPU only: on a GPU the cache has the dtype of activations "
+            "(--dtype) or fp8"
+        )
     for flag, value in (("--quantization", config.quantization), ("--kv-cache-dtype", config.kv_cache_dtype)):
-        if value not in (None, "auto", served):
+        if value not in (None, "auto", "bfloat16", served):
             where = "a CPU" if device.type == "cpu" else "a GPU"
             raise ConfigError(f"{flag} {value} is not supported on {where}: use {served}, or another --device")
     if config.packed_cache is not None and device.type == "cuda":
@@ -97,6 +102,12 @@ def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
 
     Args:
         config: checked configuration.
-        dtype: dtype of activations.
+        dtype: dtype of activations, float32 on a CPU.
     """
-    return {"auto": dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[config.kv_cache_dtype]
+    match config.kv_cache_dtype:
+        case "auto" if config.dtype == "bfloat16" and not config.uses_torch_kernels("cpu"):
+            return torch.bfloat16
+        case "auto":
+            return dtype
+        case name:
+            return {"bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[name]

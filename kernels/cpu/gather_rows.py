@@ -22,6 +22,7 @@ _X, _OUT, _N, _INDICES, _KIND, _STEP = range(FIRST_OPERAND, FIRST_OPERAND + 6)
 _UNITS, _CODES, _FORM, _ZERO_POINT, _NUM_UNITS, _GROUP_SIZE = range(FIRST_OPERAND + 6, FIRST_OPERAND + 12)
 
 _FP32, _BF16_WEIGHTS, _FP16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS), int(Kind.FP16_WEIGHTS)
+_BF16 = int(Kind.BF16)
 _FACTORS_IN_FP32 = int(FactorsForm.FP32)
 _OF_4_BITS = (Kind.GROUPS_OF_4_BITS, Kind.INT8_BY_GROUPS_OF_4_BITS)
 _IN_GROUPS = (*_OF_4_BITS, Kind.GROUPS_OF_8_BITS, Kind.INT8_BY_GROUPS_OF_8_BITS)
@@ -30,7 +31,7 @@ _GROUPS_OF_4_BITS = tuple(map(int, _OF_4_BITS))
 
 def can_gather(weights: PackedLinear) -> bool:
     """Tells whether the rows of a linear layer can be gathered: not those of int8 with one scale per row."""
-    return weights.kind in (*FLOAT_KINDS.values(), *_IN_GROUPS) and weights.input_order is None
+    return weights.kind in (*FLOAT_KINDS.values(), Kind.BF16, *_IN_GROUPS) and weights.input_order is None
 
 
 def emit_gather_rows(recording: Recording, table: torch.Tensor | PackedLinear, indices: torch.Tensor) -> torch.Tensor:
@@ -80,6 +81,11 @@ def gather_rows_item(row: "Longs", item: int, scratch: int) -> None:
             for j in range(n):
                 half = halves[j * step]
                 target[j] = bf16_to_fp32(half) if kind == _BF16_WEIGHTS else fp16_to_fp32(half)
+        elif kind == _BF16:
+            num_pairs = (n + 1) // 2
+            pairs = shorts_at(row[_X] + 4 * (indices[i] // step * num_pairs * step + lane), 2 * num_pairs * step)
+            for j in range(n):
+                target[j] = bf16_to_fp32(pairs[j // 2 * 2 * step + j % 2])
         else:
             _gather_groups(row, indices[i] // step, lane, scratch, target)
 

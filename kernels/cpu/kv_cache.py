@@ -9,9 +9,12 @@ import torch
 from kernels.cpu.tile import LANES
 from kernels.kv_cache import PagedKVCache
 
+CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+"""Each of another size, by which the kernels know it."""
+
 
 class CpuKVCache(PagedKVCache):
-    """Keys k [num_blocks, num_kv_heads, block_size // 16, head_dim, 16]; fp32, or int8 with scales."""
+    """Keys k [num_blocks, num_kv_heads, block_size // 16, head_dim, 16]; fp32, bf16, or int8 with scales."""
 
     __slots__ = ()
 
@@ -22,11 +25,10 @@ class CpuKVCache(PagedKVCache):
 def make_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> CpuKVCache:
     """Allocates a cache of zeros: a kernel may multiply an unwritten slot by zero, and 0 * NaN is NaN.
 
-    Raises: ValueError: dtype is neither float32 nor int8, or block_size is no multiple of 16. RuntimeError: out of
-    memory.
+    Raises: ValueError: dtype is none of CACHE_DTYPES, or block_size is no multiple of 16. RuntimeError: out of memory.
     """
-    if dtype not in (torch.float32, torch.int8):
-        raise ValueError(f"KV cache dtype is {dtype}, CPU operations have float32 and int8")
+    if dtype not in CACHE_DTYPES:
+        raise ValueError(f"KV cache dtype is {dtype}, CPU operations have float32, bfloat16 and int8")
     if block_size % LANES:
         raise ValueError(f"block_size is {block_size}, CPU operations take multiples of {LANES}")
     shape = (num_blocks, num_kv_heads, block_size)

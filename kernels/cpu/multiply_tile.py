@@ -92,7 +92,9 @@ _vnni = tile_intrinsic(
     _Vnni if cpu_features().vnni else _Int8AsFp32, is_scaled=True
 )  # unused without VNNI, but compiled
 _bf16_pairs = tile_intrinsic(_Bf16Pairs if cpu_features().bf16 else _Bf16AsFp32)  # likewise
-_values_fp32, _values_int8 = tile_intrinsic(Fp32Operands, WEIGHTS_STEP), tile_intrinsic(_Int8AsFp32, WEIGHTS_STEP)
+_values_fp32, _values_bf16, _values_int8 = (
+    tile_intrinsic(kind, WEIGHTS_STEP) for kind in (Fp32Operands, _Bf16AsFp32, _Int8AsFp32)
+)
 
 
 @kernel
@@ -199,7 +201,7 @@ def multiply_vnni(
 
 @kernel
 def score_keys(
-    is_int8: bool,
+    size: int,
     num_rows: int,
     q: int,
     k: int,
@@ -213,7 +215,7 @@ def score_keys(
     """Computes the scores of two groups of keys: scores [num_rows, 32] = q k.
 
     Args:
-        is_int8: whether keys are int8 or fp32.
+        size: bytes of an element of a key: int8, bf16 or fp32.
         num_rows: 1 to MAX_ROWS.
         q: address of queries, [head_dim, num_rows].
         k: address of the first group, [head_dim, LANES].
@@ -223,17 +225,18 @@ def score_keys(
         scores: address of the result.
         ahead, ahead_panel_step: k and k_panel_step of the next call.
     """
-    b_step = LANES if is_int8 else 4 * LANES
-    tile = Tile(q, k, b_step, k_panel_step, head_dim, zeros, 0, scores, 4 * 2 * LANES, ahead, ahead_panel_step)
-    if is_int8:
+    tile = Tile(q, k, size * LANES, k_panel_step, head_dim, zeros, 0, scores, 4 * 2 * LANES, ahead, ahead_panel_step)
+    if size == 1:
         _int8_as_fp32(num_rows, False, tile)
+    elif size == 2:
+        _bf16_weights(num_rows, False, tile)
     else:
         _fp32(num_rows, False, tile)
 
 
 @kernel
 def add_values(
-    is_int8: bool,
+    size: int,
     num_rows: int,
     wide: bool,
     weights: int,
@@ -247,7 +250,7 @@ def add_values(
     """Adds weighted values: acc += weights [num_rows, num_keys] v [num_keys, columns].
 
     Args:
-        is_int8: whether values are int8 or fp32.
+        size: bytes of an element of a value: int8, bf16 or fp32.
         num_rows, wide: as in `multiply_fp32`; wide adds 64 columns of the head, else 32.
         weights: address; rows lie WEIGHTS_STEP bytes apart.
         v: address of the columns in the first value; values are head_dim elements apart.
@@ -257,10 +260,11 @@ def add_values(
         acc_step: bytes from row to row.
         ahead: v of a later call.
     """
-    if is_int8:
-        tile = Tile(weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES)
+    step, panel_step = size * head_dim, size * LANES
+    tile = Tile(weights, v, step, panel_step, num_keys, acc, acc_step, acc, acc_step, ahead, panel_step)
+    if size == 1:
         _values_int8(num_rows, wide, tile)
+    elif size == 2:
+        _values_bf16(num_rows, wide, tile)
     else:
-        step, panel_step = 4 * head_dim, 4 * LANES
-        tile = Tile(weights, v, step, panel_step, num_keys, acc, acc_step, acc, acc_step, ahead, panel_step)
         _values_fp32(num_rows, wide, tile)

@@ -32,7 +32,7 @@ from kernels.cpu.pointwise import (
 )
 from kernels.cpu.recording import Recording
 from kernels.cpu.rotate_and_store import emit_rotate_and_store
-from kernels.cpu.sample import compile_sampler, sample
+from kernels.cpu.sample import Sampler, compile_sampler
 from kernels.cpu.second_compiler import SecondCompiler
 from kernels.cpu.worker_pool import Program, WorkerPool
 from kernels.fp8_weights import dequantized
@@ -74,17 +74,14 @@ class CpuOps:
                 second_compiler.wait()
                 compile_sampler()
         self._step: Recording | None = None  # the step being recorded, if any
+        self._sampler = Sampler()
         self._num_samplings = 0
         self._drawn = np.zeros(0, dtype=np.int64)  # token ids of the last sampling
         self._plans: dict[int, torch.Tensor] = {}  # of the recorded step, by query heads per KV head
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> PackedLinear:
-        """Lays weights out in panels, in their dtype or in int8, which is precise enough for the output head too.
-
-        The inputs of the output head are not rounded to bf16.
-        """
-        multiplies_in_bf16 = self._multiplies_in_bf16 and not for_logits
-        return pack_linear(weight, bias, quantize=self._quantize, multiplies_in_bf16=multiplies_in_bf16)
+        """Lays weights out in panels, in their dtype or in int8, which is precise enough for the output head too."""
+        return pack_linear(weight, bias, quantize=self._quantize, multiplies_in_bf16=self._multiplies_in_bf16)
 
     def pack_quantized(
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
@@ -107,7 +104,7 @@ class CpuOps:
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> CpuKVCache:
-        """Allocates keys and values of one layer, float32 or int8."""
+        """Allocates keys and values of one layer, float32, bfloat16 or int8."""
         return make_kv_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
     def compile_step(
@@ -124,7 +121,9 @@ class CpuOps:
         """
         if mixes_torch:
             return step
-        num_tokens, num_reqs, num_logits, num_adapted = (torch.zeros(1, dtype=torch.int64) for _ in range(4))
+        counts = torch.zeros(4, 1, dtype=torch.int64)
+        num_tokens, num_reqs, num_logits, num_adapted = counts
+        numbers = counts.flatten().numpy()
         metadata = largest.metadata
         recording = Recording(self._pool.num_threads)
         for tensor in (largest.input_ids, largest.positions, metadata.slot_mapping):
@@ -137,11 +136,11 @@ class CpuOps:
         recording.keep(metadata)
 
         def replay(inputs: StepInputs) -> torch.Tensor:
-            num_tokens[0], num_reqs[0] = inputs.input_ids.shape[0], inputs.metadata.num_reqs
-            num_logits[0] = inputs.logits_indices.shape[0]
-            num_adapted[0] = 0 if inputs.adapted is None else inputs.adapted.indices.shape[0]
+            num_logits = inputs.logits_indices.shape[0]
+            num_adapted = 0 if inputs.adapted is None else inputs.adapted.indices.shape[0]
+            numbers[:] = inputs.input_ids.shape[0], inputs.metadata.num_reqs, num_logits, num_adapted
             self._pool.run(program)
-            return logits[: inputs.logits_indices.shape[0]]
+            return logits[:num_logits]
 
         return replay
 
@@ -308,7 +307,7 @@ class CpuOps:
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         """Draws one token per row of logits."""
-        return sample(logits, batch, self._show)
+        return self._sampler.sample(logits, batch, self._show)
 
     def progress(self) -> tuple[int, ...]:
         """Returns counters that change with every item of a program and every sampled row.

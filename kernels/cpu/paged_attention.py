@@ -33,8 +33,8 @@ _LOWEST = np.float32(-3.0e38)  # finite, because -inf - -inf would be NaN in row
 _Q, _Q_STEP, _K, _V, _K_SCALES, _V_SCALES, _OUT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, _WINDOW = range(
     FIRST_OPERAND, FIRST_OPERAND + 12
 )
-_PLAN, _QUERY_START, _SEQ_LENS, _TABLE, _TABLE_STEP, _GROUP_SIZE, _SOFT_CAP, _SINKS = range(
-    FIRST_OPERAND + 12, FIRST_OPERAND + 20
+_PLAN, _QUERY_START, _SEQ_LENS, _TABLE, _TABLE_STEP, _GROUP_SIZE, _SOFT_CAP, _SINKS, _SIZE = range(
+    FIRST_OPERAND + 12, FIRST_OPERAND + 21
 )
 
 
@@ -108,6 +108,7 @@ def emit_paged_attention(
         num_heads // kv_cache.num_kv_heads,
         int(np.float32(soft_cap or 0.0).view(np.int32)),  # its bits
         0 if exact_sinks is None else exact_sinks.data_ptr(),
+        kv_cache.k.element_size(),
         value=scale,
     )
     recording.keep((kv_cache, metadata, plan, exact_sinks))
@@ -266,14 +267,13 @@ def _softmax(item: _Item, base: int, window: int) -> None:
 @inline
 def _add_values(row: "Longs", item: _Item, place: int, following: int, weights: int, num_keys: int) -> None:
     """Adds the weighted values of a group to acc; prefetches those of the next group."""
-    is_int8 = row[_V_SCALES] != 0
-    size = 1 if is_int8 else 4
+    size = row[_SIZE]
     group_bytes = LANES * item.head_dim * size
     column = 0
     while column < item.padded_dim:
         wide = item.height <= MAX_ROWS // 2 and column + 2 * _STEP <= item.padded_dim
         add_values(
-            is_int8,
+            size,
             item.height,
             wide,
             weights,
@@ -296,8 +296,8 @@ def attention_item(row: "Longs", scale: np.float32, number: int, scratch: int) -
     _find_places(row, item, words_at(row[_TABLE] + 4 * request * table_step, table_step))
     _load_queries(row, item, scale)
 
-    is_int8, window = row[_K_SCALES] != 0, row[_WINDOW]
-    group_bytes = LANES * item.head_dim * (1 if is_int8 else 4)
+    size, has_scales, window = row[_SIZE], row[_K_SCALES] != 0, row[_WINDOW]
+    group_bytes = LANES * item.head_dim * size
     places = longs_at(item.places, item.num_groups + 3)
     highest = item.first_position + (item.first + item.height - 1) // item.group_size
     first_seen = max(0, item.first_position + item.first // item.group_size + 1 - window)
@@ -305,15 +305,13 @@ def attention_item(row: "Longs", scale: np.float32, number: int, scratch: int) -
         place0, place1, next0, next1 = places[group], places[group + 1], places[group + 2], places[group + 3]
         k, ahead = row[_K] + place0 * group_bytes, row[_K] + next0 * group_bytes
         panel_step, ahead_step = (place1 - place0) * group_bytes, (next1 - next0) * group_bytes
-        score_keys(
-            is_int8, item.height, item.q, k, panel_step, item.head_dim, item.zeros, item.scores, ahead, ahead_step
-        )
-        if is_int8:
+        score_keys(size, item.height, item.q, k, panel_step, item.head_dim, item.zeros, item.scores, ahead, ahead_step)
+        if has_scales:
             _scale_columns(item, row[_K_SCALES], place0, place1)
         if row[_SOFT_CAP] != 0:
             cap_scores(floats_at(item.scores, item.height * _STEP), bits_float(np.int32(row[_SOFT_CAP])))
         _softmax(item, LANES * group, window)
-        if is_int8:
+        if has_scales:
             _scale_columns(item, row[_V_SCALES], place0, place1)
         num_keys = highest + 1 - LANES * group  # values past it are undefined and must not be read
         _add_values(row, item, place0, next0, item.scores, min(LANES, num_keys))

@@ -10,13 +10,14 @@ import torch
 
 from kernels.cpu.arrays import check_fp32
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
-from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at
+from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at, shorts_at
 from kernels.cpu.jit import inline, kernel
 from kernels.cpu.kv_cache import CpuKVCache
 from kernels.cpu.pointwise import check_rows, norm_row
 from kernels.cpu.quantize import inverse_scale, largest_magnitude, rounded
 from kernels.cpu.recording import Recording
 from kernels.cpu.tile import LANES
+from kernels.cpu.two_bytes import rounded_to_bf16
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Longs
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _QKV, _HEADS, _KV_HEADS, _HEAD_DIM, _POSITIONS, _COS, _SIN, _SLOTS, _BLOCK_SIZE, _K, _V, _K_SCALES, _V_SCALES = range(
     FIRST_OPERAND, FIRST_OPERAND + 13
 )
-_Q_NORM, _K_NORM = FIRST_OPERAND + 13, FIRST_OPERAND + 14
+_SIZE, _Q_NORM, _K_NORM = range(FIRST_OPERAND + 13, FIRST_OPERAND + 16)
 
 
 def emit_rotate_and_store(
@@ -62,6 +63,7 @@ def emit_rotate_and_store(
         kv_cache.v.data_ptr(),
         kv_cache.k_scales.data_ptr() if kv_cache.is_quantized else 0,
         kv_cache.v_scales.data_ptr() if kv_cache.is_quantized else 0,
+        kv_cache.k.element_size(),
         *(norm.data_ptr() for norm in norms),
         value=eps,
     )
@@ -79,9 +81,14 @@ def _rotate(x: "Floats", cos: "Floats", sin: "Floats") -> None:
 
 
 @inline
-def _store(x: "Floats", target: int, step: int, scales: int, slot: int) -> None:
-    """Writes a key or a value: element i to the place i * step, quantised if there are scales."""
-    if scales == 0:
+def _store(x: "Floats", size: int, target: int, step: int, scales: int, slot: int) -> None:
+    """Writes a key or a value in elements of this size, element i to the place i * step; int8 has scales."""
+    if size == 2:
+        halves = shorts_at(target, x.shape[0] * step)
+        for i in range(x.shape[0]):
+            halves[i * step] = np.int16(rounded_to_bf16(x[i]) >> np.int32(16))
+        return
+    if size == 4:
         floats = floats_at(target, x.shape[0] * step)
         for i in range(x.shape[0]):
             floats[i * step] = x[i]
@@ -100,7 +107,7 @@ def rotate_and_store_item(row: "Longs", eps: np.float32, item: int) -> None:
     num_heads, num_kv_heads, head_dim, block_size = row[_HEADS], row[_KV_HEADS], row[_HEAD_DIM], row[_BLOCK_SIZE]
     begin, end = first_row(item, row), first_row(item + 1, row)
     positions, slots = longs_at(row[_POSITIONS], end), longs_at(row[_SLOTS], end)
-    has_norms, size = row[_Q_NORM] != 0, 1 if row[_K_SCALES] else 4
+    has_norms, size = row[_Q_NORM] != 0, row[_SIZE]
     half = head_dim // 2
     for token in range(begin, end):
         cos = floats_at(row[_COS] + 4 * half * positions[token], half)
@@ -117,5 +124,6 @@ def rotate_and_store_item(row: "Longs", eps: np.float32, item: int) -> None:
             value = floats_at(heads + 4 * head_dim * (num_heads + num_kv_heads + head), head_dim)
             first = (block * num_kv_heads + head) * block_size
             group, lane = offset // LANES * LANES, offset % LANES
-            _store(key, row[_K] + size * ((first + group) * head_dim + lane), LANES, row[_K_SCALES], first + offset)
-            _store(value, row[_V] + size * (first + offset) * head_dim, 1, row[_V_SCALES], first + offset)
+            place = size * ((first + group) * head_dim + lane)
+            _store(key, size, row[_K] + place, LANES, row[_K_SCALES], first + offset)
+            _store(value, size, row[_V] + size * (first + offset) * head_dim, 1, row[_V_SCALES], first + offset)

@@ -80,7 +80,7 @@ fp16_by_integers: Any = _scalar(emit_fp16_by_integers)
 
 
 @inline
-def _rounded_to_bf16(x: np.float32) -> np.int32:
+def rounded_to_bf16(x: np.float32) -> np.int32:
     """Returns 32 bits whose upper half is the nearest bf16, of two equally near ones the even one; NaN stays NaN."""
     bits = float_bits(x)
     half_unit = np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))
@@ -94,7 +94,7 @@ def round_row_to_bf16(x: "Floats", target: int) -> None:
     num_pairs = x.shape[0] // 2
     pairs = words_at(target, num_pairs + 1)
     for i in range(num_pairs):
-        low = (_rounded_to_bf16(x[2 * i]) >> np.int32(16)) & np.int32(0xFFFF)
-        pairs[i] = low | (_rounded_to_bf16(x[2 * i + 1]) & np.int32(-65536))
+        low = (rounded_to_bf16(x[2 * i]) >> np.int32(16)) & np.int32(0xFFFF)
+        pairs[i] = low | (rounded_to_bf16(x[2 * i + 1]) & np.int32(-65536))
     if x.shape[0] % 2:
-        pairs[num_pairs] = (_rounded_to_bf16(x[2 * num_pairs]) >> np.int32(16)) & np.int32(0xFFFF)
+        pairs[num_pairs] = (rounded_to_bf16(x[2 * num_pairs]) >> np.int32(16)) & np.int32(0xFFFF)

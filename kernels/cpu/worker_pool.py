@@ -19,7 +19,7 @@ from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, cycles
 from kernels.cpu.jit import compile_now, kernel, spliced
 from kernels.cpu.recording import Recording
 
-_IS_OPEN, _MINUS_INSIDE, _IS_OVER, _INSTRUCTIONS, _NUM_INSTRUCTIONS, _VALUES, _COUNTERS, _STARTED = range(8)
+_IS_OPEN, _MINUS_INSIDE, _IS_OVER, _NUM_INSTRUCTIONS, _INSTRUCTIONS, _VALUES, _COUNTERS, _STARTED = range(8)
 _CONTROL_SIZE = 16
 
 
@@ -54,12 +54,19 @@ def _run(control: int, scratch: int, pipe: int, pipes: "np.ndarray[Any, Any]") -
 
 
 class Program:
-    """An executable recording."""
+    """An executable recording.
+
+    Attributes:
+        recording: keeps the memory alive that the instructions refer to.
+        instructions: [n, WIDTH] int64.
+        fields: n, and the addresses of the instructions and of their fp32 operands: what the control block gets.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.instructions, values = recording.instructions()
-        self.values = np.array(values, dtype=np.float32)
+        self._values = np.array(values, dtype=np.float32)
+        self.fields = len(self.instructions), self.instructions.ctypes.data, self._values.ctypes.data
 
 
 class WorkerPool:
@@ -75,6 +82,7 @@ class WorkerPool:
         self.num_threads = num_threads
         self._control = np.zeros(_CONTROL_SIZE, dtype=np.int64)
         self._counters = np.zeros(0, dtype=np.int64)
+        self._first_counter = 0  # address
         self._last_s = 0.0
         self._num_runs = 0
         self._scratch = [np.zeros(SCRATCH_BYTES + 64, dtype=np.uint8) for _ in range(num_threads)]
@@ -93,18 +101,13 @@ class WorkerPool:
     def run(self, program: Program) -> None:
         """Runs a program to its end."""
         self._num_runs += 1
-        instructions = program.instructions
-        num_counters = (len(instructions) + 1) * COUNTER_BYTES // 8  # one more, for alignment
+        num_counters = (program.fields[0] + 1) * COUNTER_BYTES // 8  # one more, for alignment
         if len(self._counters) < num_counters:
             self._counters = np.zeros(num_counters, dtype=np.int64)
+            address = self._counters.ctypes.data
+            self._first_counter = address + -address % COUNTER_BYTES
         self._counters[:num_counters] = 0
-        counters = self._counters.ctypes.data
-        self._control[_INSTRUCTIONS : _COUNTERS + 1] = (
-            instructions.ctypes.data,
-            len(instructions),
-            program.values.ctypes.data,
-            counters + -counters % COUNTER_BYTES,
-        )
+        self._control[_NUM_INSTRUCTIONS : _COUNTERS + 1] = (*program.fields, self._first_counter)
         started_s = time.perf_counter()
         _run(self._control.ctypes.data, self._own_scratch, -1, self._pipes)
         self._last_s = time.perf_counter() - started_s
@@ -116,7 +119,7 @@ class WorkerPool:
     def seconds_per_instruction(self) -> "np.ndarray[Any, Any]":
         """Returns the seconds of each instruction of the last program, from the end of the previous one: fp64."""
         numbers = COUNTER_BYTES // 8
-        first = -self._counters.ctypes.data % COUNTER_BYTES // 8
+        first = (self._first_counter - self._counters.ctypes.data) // 8
         lines = self._counters[first : first + numbers * int(self._control[_NUM_INSTRUCTIONS])]
         ticks = np.diff(lines.reshape(-1, numbers)[:, 2], prepend=self._control[_STARTED])
         return np.asarray(ticks * (self._last_s / ticks.sum()))

@@ -179,6 +179,14 @@ def tpot_s(run: Run) -> float:
     return statistics.fmean(gaps) if gaps else 0.0
 
 
+def latency_s(run: Run) -> float:
+    """Seconds from the first request to the last token, per token of an answer on average.
+
+    Unlike TPOT it does not shrink when a late first token arrives together with others.
+    """
+    return max(times_s[-1] for times_s in run.token_times_s) / statistics.fmean(map(len, run.output_ids))
+
+
 def decode_s(run: Run) -> float:
     """Mean seconds per token and request while every request decodes: after all have begun and before one has ended.
 

@@ -17,9 +17,10 @@ Method: one random checkpoint, saved by `transformers`, is served by
 The peers' environments are made on the first run: OpenVINO's is downloaded, llama.cpp is built.
 
 Both sides get equal terms. OpenVINO runs all requests of a workload at once (it ignores `max_num_seqs`), so Chairlift
-has a slot for each; beside llama.cpp it has 16. Steps have the same token budget. In int8 both have an 8-bit cache; in
-bf16 and GGUF files theirs has 16 bits and Chairlift's 32, its default. CPU seconds, the client's included, stand beside
-wall time, because they say more on a shared machine.
+has a slot for each; beside llama.cpp it has 16. Steps have the same token budget. In int8 both have an 8-bit cache, in
+bf16 and GGUF files one of 16 bits. llama.cpp rounds the inputs of its products to int8, so Chairlift does it too
+(`--quantization int8`); in the formats `Q8_0-exact` and `Q4_K_M-exact` it runs with its defaults, which round nothing.
+CPU seconds, the client's included, stand beside wall time, because they say more on a shared machine.
 
 All systems share the first `--threads` CPUs. They stay loaded and warm and run in turn; the CPU time of idle systems is
 measured. Before any timing, `transformers` judges ids in fp32 on the numbers that are stored, position by position:
@@ -28,7 +29,8 @@ agreement of both sides is printed.
 
 Workloads: `mixed`, 64 requests at once, prompts of 16 to 512 tokens, outputs of 16, 64 or 256; `shared-prefix`, 48
 requests at once, 384 shared and 32 own prompt tokens, 32 out, where OpenVINO runs with and without its prefix cache and
-its better figure counts; `alone`, one request of 32 tokens in and 64 out, where `transformers` (fp32, bf16) runs too;
+its better figure counts; `alone`, the latency of one request of 32 tokens in and 64 out, where `transformers` (fp32,
+bf16) runs too, and Chairlift's engine in process, without the wire that the peers do not have either;
 `decode`, 32 requests (16 beside llama.cpp) of 96 tokens in and 64 out, while all of them decode. Prompts are new in
 every round, so that nothing is cached from the round before. Greedy, end tokens ignored.
 """
@@ -46,7 +48,7 @@ from chairlift.bench.run import Run
 from chairlift.bench.shapes import SHAPES
 from chairlift.bench.workload import Workload, mixed_workload, shared_prefix_workload
 from loadgen.experiments.client import served_pair
-from loadgen.experiments.peers.figures import CHAIRLIFT, Figures, latency_figures, throughput_figures
+from loadgen.experiments.peers.figures import CHAIRLIFT, IN_PROCESS, Figures, latency_figures, throughput_figures
 from loadgen.experiments.peers.formats import DEFAULT_FORMATS, FORMATS, NumberFormat, Terms
 from loadgen.experiments.peers.llama_cpp.servers import LLAMA_CPP, LLAMA_CPP_ALONE, open_llama_cpp, quantize_gguf
 from loadgen.experiments.peers.openvino.pipelines import OPENVINO_CACHED, open_openvino
@@ -57,9 +59,9 @@ from loadgen.experiments.systems import (
     check_lengths,
     compare,
     decode_s,
+    latency_s,
     on_cpus,
     require_agreement,
-    tpot_s,
 )
 
 TRANSFORMERS = "transformers"
@@ -145,8 +147,11 @@ class _Case:
             judgements = judge_ids(systems, judged, self._reference.judge, is_exact=number_format.is_exact)
             self.raw["ids"] = judgements
             self.lines += [f"{self.label}: {name}: {judgement}" for name, judgement in judgements.items()]
-            if number_format.alone_dtype is not None and ALONE in settings.options.workloads:
-                systems[TRANSFORMERS] = self._transformers(stack, files.judged, number_format.alone_dtype)
+            if ALONE in settings.options.workloads:
+                in_process = stack.enter_context(BenchWorker(settings.scratch / f"engine-{number_format.name}.log"))
+                systems[IN_PROCESS] = in_process.load_engine(flags)
+                if number_format.alone_dtype is not None:
+                    systems[TRANSFORMERS] = self._transformers(stack, files.judged, number_format.alone_dtype)
             for title in settings.options.workloads:
                 self._time(title, {name: systems[name] for name in contestants(title, systems)}, chosen[title])
 
@@ -187,7 +192,7 @@ class _Case:
         figures: Callable[[str, Comparison], Figures]
         match title:
             case "alone":
-                measure, figures = tpot_s, latency_figures
+                measure, figures = latency_s, latency_figures
             case "decode":
                 label, measure, figures = f"{label} of {len(workload.prompts)}", decode_s, latency_figures
             case _:
@@ -218,10 +223,10 @@ def contestants(title: str, names: Sequence[str] | Mapping[str, System]) -> list
         names: of all systems.
     """
     left_out = {
-        MIXED: {TRANSFORMERS, OPENVINO_CACHED},
-        SHARED_PREFIX: {TRANSFORMERS},
+        MIXED: {TRANSFORMERS, OPENVINO_CACHED, IN_PROCESS},
+        SHARED_PREFIX: {TRANSFORMERS, IN_PROCESS},
         ALONE: {OPENVINO_CACHED, LLAMA_CPP},
-        DECODE: {TRANSFORMERS, OPENVINO_CACHED, LLAMA_CPP_ALONE},
+        DECODE: {TRANSFORMERS, OPENVINO_CACHED, LLAMA_CPP_ALONE, IN_PROCESS},
     }
     return [name for name in names if name not in left_out[title]]
 

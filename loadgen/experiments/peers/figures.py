@@ -8,6 +8,8 @@ from chairlift.bench.report import Result
 from loadgen.experiments.systems import Comparison, tpot_s, ttfts_s
 
 CHAIRLIFT = "Chairlift"
+IN_PROCESS = "Chairlift, in process"
+"""The engine alone, driven by token ids without a network, as the peers are."""
 GOAL = 1.0
 MAX_IDLE_CORES = 0.05
 
@@ -49,22 +51,26 @@ def throughput_figures(label: str, comparison: Comparison) -> Figures:
 
 
 def latency_figures(label: str, comparison: Comparison) -> Figures:
-    """TPOT and TTFT of one request alone, or of several that decode together, against the best of the peers.
+    """Time per token and TTFT of one request alone, or of several that decode together, against the best of the peers.
 
     Args:
         label: model and workload.
-        comparison: its samples are seconds per token after the first.
+        comparison: its samples are seconds per token.
     """
     lines = []
     for name, runs in comparison.runs.items():
         ttft_ms = 1e3 * min(ttfts_s(run)[-1] for run in runs)
-        lines.append(f"{label}: {name} TPOT {1e3 * comparison.samples.best(name):.2f} ms, TTFT {ttft_ms:.1f} ms")
-    return Figures((_ratio(f"{label}, 1 / TPOT", comparison), _idle(label, comparison)), tuple(lines))
+        lines.append(f"{label}: {name} {1e3 * comparison.samples.best(name):.2f} ms a token, TTFT {ttft_ms:.1f} ms")
+    results = [_ratio(f"{label}, 1 / time per token", comparison)]
+    if IN_PROCESS in comparison.runs:
+        results.append(_ratio(f"{label}, in process, 1 / time per token", comparison, IN_PROCESS))
+    return Figures((*results, _idle(label, comparison)), tuple(lines))
 
 
-def _ratio(what: str, comparison: Comparison) -> Result:
-    rival = min((name for name in comparison.samples.raw if name != CHAIRLIFT), key=comparison.samples.best)
-    ratio = comparison.samples.ratio(rival, CHAIRLIFT)
+def _ratio(what: str, comparison: Comparison, ours: str = CHAIRLIFT) -> Result:
+    peers = (name for name in comparison.samples.raw if name not in (CHAIRLIFT, IN_PROCESS))
+    rival = min(peers, key=comparison.samples.best)
+    ratio = comparison.samples.ratio(rival, ours)
     note = f"against {rival}; rounds {ratio.low:.2f}..{ratio.high:.2f}"
     return Result("peers", what, ratio.best, "x", GOAL, note=note)
 

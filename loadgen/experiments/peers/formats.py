@@ -28,10 +28,17 @@ class NumberFormat:
     alone_dtype: str | None = None
 
     @property
+    def gguf_type(self) -> str:
+        """Type of the GGUF file, as llama.cpp calls it."""
+        return self.name.removesuffix("-exact")
+
+    @property
     def stored(self) -> str:
         """Type of the GGUF file that is written before llama.cpp quantises it; the same: it is not quantised."""
         return self.name if self.name in ("F32", "F16", "BF16") else "BF16"
 
+
+_INT8_INPUTS = ("--quantization", "int8", "--kv-cache-dtype", "bfloat16")
 
 FORMATS: Mapping[str, NumberFormat] = {
     number_format.name: number_format
@@ -39,7 +46,9 @@ FORMATS: Mapping[str, NumberFormat] = {
         NumberFormat("fp32", engine_flags=("--dtype", "float32"), is_exact=True, alone_dtype="float32"),
         NumberFormat("int8", engine_flags=("--quantization", "int8", "--kv-cache-dtype", "int8")),
         NumberFormat("bf16", "bfloat16", ("--dtype", "bfloat16"), alone_dtype="bfloat16"),
-        *(NumberFormat(name, gguf=True) for name in ("F16", "BF16", "Q8_0", "Q4_K_M")),
+        *(NumberFormat(name, gguf=True) for name in ("F16", "BF16")),
+        *(NumberFormat(name, engine_flags=_INT8_INPUTS, gguf=True) for name in ("Q8_0", "Q4_K_M")),
+        *(NumberFormat(f"{name}-exact", gguf=True) for name in ("Q8_0", "Q4_K_M")),
     )
 }
 DEFAULT_FORMATS = ("fp32", "int8", "bf16", "Q8_0", "Q4_K_M")

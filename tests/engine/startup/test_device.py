@@ -28,6 +28,7 @@ def test_a_gpu_is_used_if_present_or_requested(
         ({"quantization": "int8"}, GPU, "--quantization int8 is not supported on a GPU: use fp8"),
         ({"kv_cache_dtype": "fp8"}, CPU, "--kv-cache-dtype fp8 is not supported on a CPU: use int8"),
         ({"kv_cache_dtype": "int8"}, GPU, "--kv-cache-dtype int8 is not supported on a GPU: use fp8"),
+        ({"kv_cache_dtype": "bfloat16"}, GPU, "--kv-cache-dtype bfloat16 is a choice on a CPU only: .*--dtype"),
         ({"batch_invariant": True, "quantization": "fp8"}, GPU, "--quantization fp8 is not .* --batch-invariant"),
         ({"batch_invariant": True, "tensor_parallel_size": 2}, GPU, "--tensor-parallel-size 2 is not .* --batch-inv"),
         (
@@ -68,6 +69,7 @@ def test_settings_that_the_device_does_not_support_are_rejected(
         ({"kernels": "triton", "quantization": "fp8"}, GPU, torch.bfloat16),
         ({"kernels": "torch"}, CPU, torch.bfloat16),
         ({"attention_backend": "torch", "kv_cache_dtype": "fp8"}, GPU, torch.float8_e4m3fn),
+        ({"kv_cache_dtype": "bfloat16"}, CPU, torch.bfloat16),
     ],
 )
 def test_dtypes_that_the_device_supports_are_accepted(
@@ -76,3 +78,17 @@ def test_dtypes_that_the_device_supports_are_accepted(
     config = EngineConfig(model="any", **fields)  # type: ignore[arg-type]
     check_device(config, device)
     assert kv_cache_dtype(config, torch.bfloat16) is dtype
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({}, torch.float32),
+        ({"dtype": "bfloat16"}, torch.bfloat16),
+        ({"dtype": "bfloat16", "kernels": "torch"}, torch.float32),
+        ({"dtype": "bfloat16", "tensor_parallel_size": 2}, torch.float32),
+    ],
+)
+def test_the_cache_of_a_cpu_has_bfloat16_where_that_is_asked_for(fields: dict[str, object], dtype: torch.dtype) -> None:
+    config = EngineConfig(model="any", **fields)  # type: ignore[arg-type]
+    assert kv_cache_dtype(config, torch.float32) is dtype

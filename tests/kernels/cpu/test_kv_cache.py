@@ -9,7 +9,7 @@ from tests.support.kernels.batches import cache_tensors
 OPS = cpu_ops()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_caches_are_zeros_of_the_requested_size(dtype):
     cache = OPS.make_kv_cache(5, 48, 3, 80, dtype)
     assert (cache.block_size, cache.num_kv_heads, cache.head_dim) == (48, 3, 80)
@@ -20,7 +20,7 @@ def test_caches_are_zeros_of_the_requested_size(dtype):
 
 
 def test_unsupported_inputs_of_kernels_are_rejected():
-    with pytest.raises(ValueError, match=r"KV cache dtype is torch\.float16, CPU operations have float32 and int8"):
+    with pytest.raises(ValueError, match=r"dtype is torch\.float16, CPU operations have float32, bfloat16 and int8"):
         OPS.make_kv_cache(1, 16, 1, 32, torch.float16)
     for block_size in (1, 8, 20):
         with pytest.raises(ValueError, match=f"block_size is {block_size}, CPU operations take multiples of 16"):

@@ -44,6 +44,17 @@ def test_int8_keys_and_values_are_off_by_half_a_step_at_most(num_tokens, head_di
     assert all(part.isnan().sum() == len(step.other_slots) * NUM_KV_HEADS for part in scales)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 33, 79])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(6, 16), (32, 48), (80, 16)])
+def test_keys_and_values_in_bf16_are_those_of_fp32_rounded(num_tokens, head_dim, block_size):
+    step = make_step(num_tokens, head_dim, block_size)
+    (_, exact), (_, cache) = step.run(OPS), step.run(OPS, cache_dtype=torch.bfloat16)
+    for actual, expected in zip(read_cache(cache, step.slots), read_cache(exact, step.slots), strict=True):
+        assert_same_bits(actual, expected.bfloat16().float())
+    for part in read_cache(cache, step.other_slots):
+        assert part.isnan().all()
+
+
 def test_int8_vectors_of_zeros_and_of_tiny_and_huge_values():
     values = torch.tensor([0.0, 1e-38, 1e30, 1.0, -3e38])
     qkv = torch.zeros(5, 3, 32)

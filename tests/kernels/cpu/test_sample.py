@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.sample import _sample_rows, _sample_rows_on_all_threads, compile_sampler, sample
+from kernels.cpu.sample import Sampler, _sample_rows, _sample_rows_on_all_threads, compile_sampler
 from kernels.reference.sample import sample as reference_sample
 from kernels.sampling import RowStatus
 from tests.support.kernels.draws import distribution_error
 
 INF = math.inf
+sample = Sampler().sample
 
 
 def _assert_equal(got, want):
@@ -34,6 +35,27 @@ def test_mixed_rows_are_sampled_as_by_the_reference(
         logits = random_logits(rng, kind, 48, vocab_size)
         batch = sampling_batch([random_sampling_row(rng, vocab_size) for _ in range(48)])
         _assert_equal(sample(logits, batch), reference_sample(logits, batch))
+
+
+def test_a_batch_is_read_again_when_its_tensors_have_changed(sampling_batch, random_logits):
+    """The engine keeps its views from step to step, and writes what they show."""
+    logits = random_logits(np.random.default_rng(0), "normal", 4, 100)
+    batch, other = sampling_batch([{"temperature": 0.0}] * 4), sampling_batch([{"temperature": 1.0, "seed": 3}] * 4)
+    for _ in range(2):
+        _assert_equal(sample(logits, batch), reference_sample(logits, batch))
+        _assert_equal(sample(logits, other), reference_sample(logits, other))
+    batch.temperature.fill_(5.0)
+    batch.seed.fill_(11)
+    _assert_equal(sample(logits, batch), reference_sample(logits, batch))
+
+
+@pytest.mark.parametrize("value", [0.5, -0.0])
+@pytest.mark.parametrize("place", [0, 511, 512, 1023, 1300])
+def test_the_first_of_equal_largest_logits_wins_in_any_block(sampling_batch, value, place):
+    logits = torch.full((1, 1301), -1.0)
+    logits[0, place:] = value
+    logits[0, place] = abs(value)
+    assert sample(logits, sampling_batch([{"temperature": 0.0}])).token_ids.tolist() == [place]
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, INF])

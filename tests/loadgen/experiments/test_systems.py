@@ -8,7 +8,16 @@ import pytest
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
-from loadgen.experiments.systems import Comparison, compare, decode_s, on_cpus, tpot_s, ttfts_s, with_fresh_prompts
+from loadgen.experiments.systems import (
+    Comparison,
+    compare,
+    decode_s,
+    latency_s,
+    on_cpus,
+    tpot_s,
+    ttfts_s,
+    with_fresh_prompts,
+)
 
 WORKLOAD = Workload(((1, 2, 3), (1, 2, 9)), (2, 1))
 
@@ -155,3 +164,8 @@ def test_decode_time_is_that_in_which_all_decode() -> None:
 
 def test_answers_that_arrive_whole_take_the_time_of_the_run() -> None:
     assert decode_s(run_of(((3.0, 3.0), (6.0, 6.0)))) == 3.0
+
+
+def test_latency_counts_the_wait_for_a_late_first_token() -> None:
+    steady, late = (1.0, 2.0, 3.0, 4.0), (4.0, 4.0, 4.0, 4.0)
+    assert latency_s(run_of((steady,))) == latency_s(run_of((late,))) == 1.0

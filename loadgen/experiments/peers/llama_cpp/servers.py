@@ -52,7 +52,8 @@ def quantize_gguf(source: Path, out: Path, number_format: NumberFormat, settings
     Raises: BenchmarkError: no environment, or it fails.
     """
     with llama_worker(settings, f"quantize-{number_format.name}") as worker:
-        worker.call("quantize", source=str(source), out=str(out), type=number_format.name, threads=settings.threads)
+        kind = number_format.gguf_type
+        worker.call("quantize", source=str(source), out=str(out), type=kind, threads=settings.threads)
 
 
 def llama_worker(settings: Settings, name: str) -> Worker:

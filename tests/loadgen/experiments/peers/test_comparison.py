@@ -25,7 +25,7 @@ from loadgen.experiments.peers.comparison import (
     terms_of,
     workloads,
 )
-from loadgen.experiments.peers.figures import CHAIRLIFT
+from loadgen.experiments.peers.figures import CHAIRLIFT, IN_PROCESS
 from loadgen.experiments.peers.formats import FORMATS, NumberFormat, Terms
 from loadgen.experiments.peers.llama_cpp.servers import LLAMA_CPP, LLAMA_CPP_ALONE
 from loadgen.experiments.peers.openvino.pipelines import OPENVINO, OPENVINO_CACHED
@@ -106,9 +106,10 @@ def test_quick_comparison_through_the_real_pair(
     assert set(raw["ids"]) == {CHAIRLIFT, peer, *others}
     assert raw["ids"][CHAIRLIFT].startswith("32 of 32 ids are transformers'") or number_format != "fp32"
     assert set(raw["shared-prefix"]["seconds"]) == {CHAIRLIFT, peer, *others}
-    assert set(raw["alone"]["seconds"]) == {CHAIRLIFT, *alone}
+    assert set(raw["alone"]["seconds"]) == {CHAIRLIFT, IN_PROCESS, *alone}
     assert set(raw["decode"]["seconds"]) == {CHAIRLIFT, peer}
     assert all(result.figure > 0 for result in outcome.results if result.unit == "x")
+    assert any("alone, in process" in result.what for result in outcome.results)
     assert f"mixed: {CHAIRLIFT}" in outcome.text
     assert set(raw["mixed"]["cpu_s"]) >= {CHAIRLIFT, peer}
     assert not list(tmp_path.glob("*-BF16.gguf"))  # what was quantised is not kept
@@ -166,7 +167,8 @@ def test_both_sides_get_equal_terms() -> None:
         ("fp32", None, "auto", "float32"),
         ("int8", "int8", "int8", "auto"),
         ("bf16", None, "auto", "bfloat16"),
-        ("Q4_K_M", None, "auto", "auto"),
+        ("Q4_K_M", "int8", "bfloat16", "auto"),
+        ("Q4_K_M-exact", None, "auto", "auto"),
     ],
 )
 def test_engine_gets_its_format(name: str, quantization: str | None, kv_cache_dtype: str, dtype: str) -> None:
@@ -176,10 +178,11 @@ def test_engine_gets_its_format(name: str, quantization: str | None, kv_cache_dt
 
 
 def test_contestants_are_those_a_workload_is_for() -> None:
-    openvino, llama_cpp = (CHAIRLIFT, OPENVINO, OPENVINO_CACHED, TRANSFORMERS), (CHAIRLIFT, LLAMA_CPP, LLAMA_CPP_ALONE)
+    openvino = (CHAIRLIFT, OPENVINO, OPENVINO_CACHED, IN_PROCESS, TRANSFORMERS)
+    llama_cpp = (CHAIRLIFT, LLAMA_CPP, LLAMA_CPP_ALONE)
     assert contestants("mixed", openvino) == [CHAIRLIFT, OPENVINO]
     assert contestants("shared-prefix", openvino) == [CHAIRLIFT, OPENVINO, OPENVINO_CACHED]
-    assert contestants("alone", openvino) == [CHAIRLIFT, OPENVINO, TRANSFORMERS]
+    assert contestants("alone", openvino) == [CHAIRLIFT, OPENVINO, IN_PROCESS, TRANSFORMERS]
     assert contestants("decode", openvino) == [CHAIRLIFT, OPENVINO]
     assert contestants("mixed", llama_cpp) == [*llama_cpp]
     assert contestants("alone", llama_cpp) == [CHAIRLIFT, LLAMA_CPP_ALONE]

@@ -2,7 +2,7 @@ import pytest
 
 from chairlift.bench.alternate import Samples
 from chairlift.bench.run import Run
-from loadgen.experiments.peers.figures import CHAIRLIFT, MAX_IDLE_CORES, latency_figures, throughput_figures
+from loadgen.experiments.peers.figures import CHAIRLIFT, IN_PROCESS, MAX_IDLE_CORES, latency_figures, throughput_figures
 from loadgen.experiments.systems import Comparison
 
 
@@ -34,6 +34,14 @@ def test_slower_than_a_peer_is_missed() -> None:
     rate, _ = latency_figures("x", comparison_of({CHAIRLIFT: (2.0,), "peer": (1.0,)})).results
     assert rate.figure == 0.5
     assert not rate.met
+
+
+def test_the_engine_in_process_is_compared_with_the_peer_and_not_with_the_pair() -> None:
+    contest = comparison_of({CHAIRLIFT: (2.0,), IN_PROCESS: (1.0,), "peer": (1.5,)})
+    pair, in_process, _ = latency_figures("x", contest).results
+    assert (pair.figure, in_process.figure) == (0.75, 1.5)
+    assert "against peer" in pair.note
+    assert "in process" in in_process.what
 
 
 def test_busy_idler_is_a_missed_goal() -> None:
