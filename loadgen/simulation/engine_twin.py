@@ -15,20 +15,18 @@ from engine.core.config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
+from engine.core.step_time import shape_of
 from engine.errors import RequestError
 from loadgen.simulation.policies import PolicySpec
-from loadgen.simulation.step_cost import StepShape, StepTimer, shape_of
+from loadgen.simulation.step_cost import StepTimer
 from loadgen.simulation.workload import END_TOKEN, OTHER_TOKEN, Outcome, SimulatedRequest, targets_of
 
 IDLE_POLL_S = 0.05
 """How long the step loop waits for a command if a plan had neither rows nor outputs, as `step_loop.IDLE_TURN_S`."""
 
-_RATE_WEIGHT = 0.05  # of one step in the moving average of prompt tokens per second
-
 
 class _Launched(NamedTuple):
     plan: SchedulerOutput
-    shape: StepShape
     seconds: float
     end_s: float
 
@@ -54,13 +52,12 @@ class EngineTwin:
         self._scheduler = Scheduler(config)
         self._timer = timer
         self._policy = policy
-        self._params = SamplingParams(max_tokens=max_tokens)
+        self._params = SamplingParams(seed=0, max_tokens=max_tokens)
         self._block_size = config.block_size
         self._inbox: list[SimulatedRequest] = []
         self._open: dict[RequestId, tuple[SimulatedRequest, Request]] = {}
         self._drop_at: list[tuple[float, RequestId]] = []  # heap: when waiting requests are dropped
         self._in_flight: deque[_Launched] = deque()
-        self._rate_tokens = self._rate_s = 0.0
         self.gaps_s: dict[str, array[float]] = {}
         self.num_steps = 0
         self.busy_s = 0.0
@@ -77,11 +74,6 @@ class EngineTwin:
     def is_idle(self) -> bool:
         """Whether no step is in flight, so that a submission must be followed by `advance`."""
         return not self._in_flight
-
-    @property
-    def prompt_tokens_per_s(self) -> float:
-        """Moving average over steps with prompts; 0 before the first."""
-        return self._rate_tokens / self._rate_s if self._rate_s else 0.0
 
     @property
     def num_free_tokens(self) -> int:
@@ -157,16 +149,15 @@ class EngineTwin:
         plan = self._scheduler.schedule(now_s)
         begin_s = max(now_s, self._in_flight[-1].end_s) if self._in_flight else now_s
         if not plan.rows:
-            self._in_flight.append(_Launched(plan, StepShape(0, 0, 0, 0, 0), 0.0, begin_s))
+            self._in_flight.append(_Launched(plan, 0.0, begin_s))
             return False
-        shape = shape_of(plan)
-        seconds = self._timer.seconds(shape)
-        self._in_flight.append(_Launched(plan, shape, seconds, begin_s + seconds))
+        seconds = self._timer.seconds(shape_of(plan))
+        self._in_flight.append(_Launched(plan, seconds, begin_s + seconds))
         return True
 
     def _collect(self, now_s: float) -> bool:
         """Ends the oldest step; returns whether it had rows or outputs."""
-        plan, shape, seconds, end_s = self._in_flight.popleft()
+        plan, seconds, end_s = self._in_flight.popleft()
         open_requests = self._open
         token_ids = []
         for row in plan.rows:
@@ -176,9 +167,11 @@ class EngineTwin:
             entry = open_requests.get(row.request_id)
             is_last = entry is not None and entry[0].num_tokens + 1 >= entry[0].output_tokens
             token_ids.append(END_TOKEN if is_last else OTHER_TOKEN)
+        num_prompt_tokens = 0
         for row in reversed(plan.rows):
             if row.num_scheduled_tokens == 1:
-                break
+                break  # one-token rows come first
+            num_prompt_tokens += row.num_scheduled_tokens
             entry = open_requests.get(row.request_id)
             if entry is not None:
                 entry[0].num_computed_tokens += row.num_scheduled_tokens
@@ -187,10 +180,7 @@ class EngineTwin:
         if plan.rows:
             self.num_steps += 1
             self.busy_s += seconds
-            if shape.prompt_tokens:
-                self.num_prompt_tokens += shape.prompt_tokens
-                self._rate_tokens += _RATE_WEIGHT * (shape.prompt_tokens - self._rate_tokens)
-                self._rate_s += _RATE_WEIGHT * (seconds - self._rate_s)
+            self.num_prompt_tokens += num_prompt_tokens
         for output in outputs:
             self._take(output, end_s)
         return bool(plan.rows or outputs)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.core.config import SchedulerConfig
+from engine.core.step_time import StepTimePrior
 from frontend.routing.placement import Candidate, EngineLoad, Placement
 from loadgen.simulation.engine_twin import EngineTwin
 from loadgen.simulation.policies import PolicySpec
-from loadgen.simulation.step_cost import StepCost, StepTimer
+from loadgen.simulation.step_cost import StepTimer
 from loadgen.simulation.workload import END_TOKEN, Outcome, SimulatedRequest
 
 
@@ -24,14 +25,14 @@ class FleetOptions:
         policy: of their schedulers.
         kv_cache_tokens, block_size, max_num_seqs, max_model_len, max_steps_in_flight: of each engine.
         has_prefix_cache: whether engines share full blocks of equal prefixes.
-        knows_rates: whether placement sees prompt tokens per second; without it, it compares tokens.
+        knows_rates: whether engines report the rate of their device; without it, placement compares tokens.
         noise, stall_share, stall_s: see `StepTimer`.
         report_interval_s: between load reports of an engine; the requests of the fleet's one frontend count at once.
         seed: of the noise.
     """
 
     num_engines: int
-    cost: StepCost
+    cost: StepTimePrior
     policy: PolicySpec
     kv_cache_tokens: int
     max_num_seqs: int = 256
@@ -72,47 +73,44 @@ class FleetRun:
 class _Node:
     """An engine with what the frontend's session knows of it."""
 
-    def __init__(self, instance_id: str, engine: EngineTwin) -> None:
+    def __init__(self, instance_id: str, engine: EngineTwin, prompt_tokens_per_s: float) -> None:
         self.instance_id = instance_id
         self.engine = engine
         self.next_s: float | None = None
         self.num_open = 0
-        self.uncached: dict[int, int] = {}  # prompt tokens to compute of requests without a first token
+        self.waiting: dict[int, tuple[int, int]] = {}  # without a first token: prompt tokens, of these probably cached
         self.num_waiting_tokens = 0
+        self.num_cached_tokens = 0
         self.num_free_tokens = engine.num_free_tokens
-        self.prompt_tokens_per_s = 0.0
+        self.prompt_tokens_per_s = prompt_tokens_per_s
         self.reported_s = -math.inf
 
-    def load(self, *, knows_rates: bool) -> EngineLoad:
-        return EngineLoad(
-            self.num_open,
-            self.num_waiting_tokens,
-            self.num_free_tokens,
-            self.prompt_tokens_per_s if knows_rates else 0.0,
-        )
+    def load(self) -> EngineLoad:
+        """As `EngineSession.load`."""
+        num_waiting_tokens = self.num_waiting_tokens - (self.num_cached_tokens if self.prompt_tokens_per_s else 0)
+        return EngineLoad(self.num_open, num_waiting_tokens, self.num_free_tokens, self.prompt_tokens_per_s)
 
     def submit(self, request: SimulatedRequest, num_cached_tokens: int) -> None:
         self.num_open += 1
-        num_tokens = max(0, request.input_tokens - num_cached_tokens)
-        self.uncached[request.index] = num_tokens
-        self.num_waiting_tokens += num_tokens
+        self.waiting[request.index] = request.input_tokens, num_cached_tokens
+        self.num_waiting_tokens += request.input_tokens
+        self.num_cached_tokens += num_cached_tokens
         self.engine.submit(request)
 
     def advance(self, now_s: float, report_interval_s: float) -> float | None:
         """Advances the engine; returns when to call again."""
         engine = self.engine
         self.next_s = engine.advance(now_s)
-        for request in engine.started:
-            self.num_waiting_tokens -= self.uncached.pop(request.index, 0)
+        self.num_open -= len(engine.ended)
+        for request in (*engine.started, *engine.ended):
+            num_tokens, num_cached_tokens = self.waiting.pop(request.index, (0, 0))
+            self.num_waiting_tokens -= num_tokens
+            self.num_cached_tokens -= num_cached_tokens
         engine.started.clear()
-        for request in engine.ended:
-            self.num_open -= 1
-            self.num_waiting_tokens -= self.uncached.pop(request.index, 0)
         engine.ended.clear()
         if now_s >= self.reported_s + report_interval_s:
             self.reported_s = now_s
             self.num_free_tokens = engine.num_free_tokens
-            self.prompt_tokens_per_s = engine.prompt_tokens_per_s
         return self.next_s
 
 
@@ -135,7 +133,8 @@ def simulate(
         ConfigError: the scheduler refuses the limits; names the field.
         AssertionError: a request ended twice or never.
     """
-    nodes = [_Node(str(index), _engine(options, index, requests)) for index in range(options.num_engines)]
+    rate = 1 / options.cost.coefficients.token_s if options.knows_rates else 0.0
+    nodes = [_Node(str(index), _engine(options, index, requests), rate) for index in range(options.num_engines)]
     placement = Placement()
     events: list[tuple[float, int]] = []  # heap: when an engine is to be advanced, and its index
     run = FleetRun()
@@ -155,7 +154,7 @@ def simulate(
             now_s = arrival_s
             request = requests[num_placed]
             num_placed += 1
-            index, num_cached_tokens = _place(request, nodes, placement, options)
+            index, num_cached_tokens = _place(request, nodes, placement)
             request.engine = index
             nodes[index].submit(request, num_cached_tokens)
             if nodes[index].engine.is_idle:
@@ -198,15 +197,12 @@ def _engine(options: FleetOptions, index: int, requests: Sequence[SimulatedReque
     return EngineTwin(config, timer, options.policy, max_tokens=max(4096, longest))
 
 
-def _place(
-    request: SimulatedRequest, nodes: Sequence[_Node], placement: Placement, options: FleetOptions
-) -> tuple[int, int]:
+def _place(request: SimulatedRequest, nodes: Sequence[_Node], placement: Placement) -> tuple[int, int]:
     """Returns the engine's index and how many prompt tokens placement believes to be in its cache."""
     if len(nodes) == 1:
         return 0, 0
-    candidates = [Candidate(node.instance_id, node.load(knows_rates=options.knows_rates)) for node in nodes]
-    choice = placement.choose(candidates, array("I", request.prompt_ids()).tobytes(), b"")
-    return choice.index, choice.num_cached_tokens
+    candidates = [Candidate(node.instance_id, node.load()) for node in nodes]
+    return placement.choose(candidates, array("I", request.prompt_ids()).tobytes(), b"")
 
 
 def _collected(run: FleetRun, nodes: Sequence[_Node], requests: Sequence[SimulatedRequest], now_s: float) -> FleetRun:

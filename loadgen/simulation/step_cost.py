@@ -1,90 +1,14 @@
-"""How long a step takes: five terms over what the step computes, for known devices or fitted from a step log.
+"""How long a step takes: the form of the engine's own model of step times, for known devices or fitted from a step log.
 
-    step_s = fixed_s + token_s * max(tokens, knee_tokens) + row_s * rows + kv_token_s * kv_tokens + pair_s * pairs
-
-Prefill and decode need no case of their own. Below `knee_tokens` tokens the step only reads the weights, and further
-tokens are free; where a knee of 0 says that there is no such range, `tokens` counts those of prompts alone, because a
-one-token row then has its own price in `row_s`.
+`engine.core.step_time` has the five terms. Here they are the truth that the simulated engine has to learn.
 """
 
 import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from engine.core.outputs import SchedulerOutput
-
-
-class StepShape(NamedTuple):
-    """What a step computes.
-
-    Attributes:
-        tokens: tokens of all rows.
-        rows: rows.
-        narrow_rows: rows of one token.
-        kv_tokens: tokens in the cache that one-token rows attend to.
-        pairs: query x key pairs of wider rows.
-    """
-
-    tokens: int
-    rows: int
-    narrow_rows: int
-    kv_tokens: int
-    pairs: int
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of rows with more than one."""
-        return self.tokens - self.narrow_rows
-
-
-def shape_of(plan: SchedulerOutput) -> StepShape:
-    """Returns the shape of a planned step."""
-    num_rows = len(plan.rows)
-    num_prompt_tokens = kv_tokens = pairs = num_wide = 0
-    for row in reversed(plan.rows):  # one-token rows come first
-        num_tokens = row.num_scheduled_tokens
-        if num_tokens == 1:
-            break
-        num_wide += 1
-        num_prompt_tokens += num_tokens
-        pairs += num_tokens * row.num_computed_tokens + num_tokens * (num_tokens + 1) // 2
-    for row in plan.rows[: num_rows - num_wide]:
-        kv_tokens += row.num_computed_tokens
-    return StepShape(plan.num_tokens, num_rows, num_rows - num_wide, kv_tokens, pairs)
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Coefficients in seconds; see the module's docstring."""
-
-    fixed_s: float
-    token_s: float
-    row_s: float
-    kv_token_s: float
-    pair_s: float
-    knee_tokens: int = 0
-
-    def seconds(self, shape: StepShape) -> float:
-        """Returns the duration of a step without noise."""
-        tokens = max(shape.tokens, self.knee_tokens) if self.knee_tokens else shape.prompt_tokens
-        return (
-            self.fixed_s
-            + self.token_s * tokens
-            + self.row_s * shape.rows
-            + self.kv_token_s * shape.kv_tokens
-            + self.pair_s * shape.pairs
-        )
-
-    def request_seconds(self, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
-        """Returns the least device time of a request in a full batch: its products and its attention, no weights."""
-        num_new = input_tokens - cached_tokens
-        pairs = num_new * cached_tokens + num_new * (num_new + 1) / 2
-        kv_tokens = output_tokens * (input_tokens + output_tokens / 2)
-        tokens = num_new + (output_tokens if self.knee_tokens else 0)
-        rows = 0 if self.knee_tokens else output_tokens
-        return self.token_s * tokens + self.row_s * rows + self.pair_s * pairs + self.kv_token_s * kv_tokens
+from engine.core.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +26,7 @@ class Device:
 
     name: str
     what: str
-    cost: StepCost
+    cost: StepTimePrior
     kv_cache_tokens: int
     num_accelerators: int = 1
     max_steps_in_flight: int = 2
@@ -117,11 +41,11 @@ DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
         Device(
-            "h200-8b", "one H200, 8B in bf16", StepCost(0.6e-3, 20.5e-6, 0.5e-6, 36e-9, 1.37e-9, 205),
+            "h200-8b", "one H200, 8B in bf16", StepTimePrior(Coefficients(0.6e-3, 20.5e-6, 0.5e-6, 36e-9, 1.37e-9), 205),
             kv_cache_tokens=832_000,
         ),
         Device(
-            "h200x4-70b", "four H200, 70B in bf16", StepCost(3.1e-3, 51e-6, 0.5e-6, 22.8e-9, 1.71e-9, 180),
+            "h200x4-70b", "four H200, 70B in bf16", StepTimePrior(Coefficients(3.1e-3, 51e-6, 0.5e-6, 22.8e-9, 1.71e-9), 180),
             kv_cache_tokens=1_060_000, num_accelerators=4,
         ),
     )
@@ -140,9 +64,9 @@ class StepTimer:
     """
 
     def __init__(
-        self, cost: StepCost, *, noise: float = 0.0, stall_share: float = 0.0, stall_s: float = 0.05, seed: str = "0"
+        self, cost: StepTimePrior, *, noise: float = 0.0, stall_share: float = 0.0, stall_s: float = 0.05, seed: str = "0"
     ) -> None:
-        self._cost = cost
+        self._cost = StepTimeModel(cost)  # never observes anything
         self._noise = noise
         self._stall_share = stall_share
         self._stall_s = stall_s
@@ -150,9 +74,20 @@ class StepTimer:
 
     def seconds(self, shape: StepShape) -> float:
         """Returns the duration of the next step."""
-        step_s = self._cost.seconds(shape)
+        step_s = self._cost.predict_s(shape)
         if self._noise:
             step_s *= math.exp(self._random.gauss(0.0, self._noise))
         if self._stall_share and self._random.random() < self._stall_share:
             step_s += self._stall_s
         return step_s
+
+
+def request_seconds(cost: StepTimePrior, input_tokens: int, output_tokens: int) -> float:
+    """Returns the least device time of a request: its products and its attention in an endless batch, no weights."""
+    _, token_s, row_s, kv_token_s, pair_s = cost.coefficients
+    return (
+        token_s * (input_tokens + output_tokens)
+        + row_s * output_tokens
+        + pair_s * input_tokens * (input_tokens + 1) / 2
+        + kv_token_s * output_tokens * (input_tokens + output_tokens / 2)
+    )
