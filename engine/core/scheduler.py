@@ -36,7 +36,7 @@ from engine.core.outputs import (
     TokenLogprobs,
 )
 from engine.core.plan import PlanBuilder
-from engine.core.policy import choose_victim, make_policy
+from engine.core.policy import SchedulingPolicy, choose_victim, make_policy
 from engine.core.request import Request, RequestId, RequestStatus
 from engine.core.waiting_queue import WaitingQueue
 from engine.errors import IntegrityError, InvalidRequest, QueueFull, RequestTooLong
@@ -54,10 +54,10 @@ class Scheduler:
     exactly one completion, as its last output. Row and token counts of `Request` agree with the plans in flight.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, policy: SchedulingPolicy | None = None) -> None:
         check_config(config)
         self._config = config
-        self._policy = make_policy(config)
+        self._policy = policy or make_policy(config)
         self._cache = KVCacheManager(
             config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
         )
@@ -205,6 +205,9 @@ class Scheduler:
                 logprobs = (result.logprobs[index],) if index in result.logprobs else ()
                 outputs.append(self._accept_token(request, token_id, logprobs))
         return outputs
+
+    def learn(self) -> None:
+        """Learns from the last update, if the policy learns. Call it off the critical path, while a step runs."""
 
     @property
     def max_steps_in_flight(self) -> int:
