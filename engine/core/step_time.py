@@ -12,9 +12,10 @@ by construction: an estimator with a forgetting factor winds up in long runs of 
 clipped at a multiple of their running mean, so that a stall does not move the model. Pure: durations are passed in.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from engine.core.outputs import SchedulerOutput
+if TYPE_CHECKING:
+    from engine.core.outputs import SchedulerOutput
 
 
 class StepShape(NamedTuple):
@@ -182,7 +183,7 @@ class StepTimeModel:
         self.coefficients = Coefficients(a * m0, b * m1, c * m2, d * m3, e * m4)
 
 
-def shape_of(plan: SchedulerOutput) -> StepShape:
+def shape_of(plan: "SchedulerOutput") -> StepShape:
     """Returns what a planned step computes."""
     num_kv_tokens = num_pairs = num_narrow = 0
     rows = plan.rows
