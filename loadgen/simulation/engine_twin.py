@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
+from engine.core.latency_scheduler import make_scheduler
 from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
@@ -49,7 +50,7 @@ class EngineTwin:
     """
 
     def __init__(self, config: SchedulerConfig, timer: StepTimer, policy: PolicySpec, max_tokens: int) -> None:
-        self._scheduler = Scheduler(config)
+        self._scheduler = make_scheduler(config)
         self._timer = timer
         self._policy = policy
         self._params = SamplingParams(seed=0, max_tokens=max_tokens)

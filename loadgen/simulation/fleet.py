@@ -185,6 +185,7 @@ def _engine(options: FleetOptions, index: int, requests: Sequence[SimulatedReque
         policy=options.policy.scheduling,
         max_waiting=options.policy.max_waiting,
         max_steps_in_flight=options.max_steps_in_flight,
+        step_time=options.cost if options.policy.scheduling == "slo" else None,
     )
     timer = StepTimer(
         options.cost,

@@ -2,7 +2,7 @@
 
 A specification is NAME or NAME@BUDGET, the budget in tokens per step:
 
-    fcfs, priority, static      as `--scheduling-policy` of the engine; the queue is not bounded
+    fcfs, priority, static, slo as `--scheduling-policy` of the engine; the queue is not bounded
     fcfs-bounded, priority-bounded, shortest-bounded
                                 the same, and at most 16 requests wait: further ones are refused (the 429 of a server)
     fcfs-timeout, priority-timeout, shortest-timeout
@@ -29,7 +29,10 @@ BOUNDED_REQUESTS = 16
 
 UNBOUNDED_REQUESTS = 10**9
 DEFAULT_BUDGET = 512
-"""Tokens per step of a policy without a governor: the best static chunk on the constants of an H200."""
+"""Tokens per step of a policy with a static budget: the best one on the constants of an H200."""
+
+GOVERNED_BUDGET = 8192
+"""The same of `slo`, which limits its steps by their duration."""
 
 BASELINES = (
     "fcfs", "fcfs@2048", "fcfs-bounded", "fcfs-timeout", "priority", "priority-bounded", "priority-timeout",
@@ -89,7 +92,7 @@ def parse_policy(text: str, classes: Sequence[ServiceClass]) -> PolicySpec:
     return PolicySpec(
         text=text,
         scheduling="priority" if base == _SHORTEST else next(one for one in production if one == base),
-        budget=int(budget) if at else DEFAULT_BUDGET,
+        budget=int(budget) if at else GOVERNED_BUDGET if base == "slo" else DEFAULT_BUDGET,
         max_waiting=BOUNDED_REQUESTS if suffix == "-bounded" else UNBOUNDED_REQUESTS,
         has_queue_timeout=suffix == "-timeout",
         by_prompt=base == _SHORTEST,

@@ -82,12 +82,13 @@ class StepTimer:
         return step_s
 
 
-def request_seconds(cost: StepTimePrior, input_tokens: int, output_tokens: int) -> float:
+def request_seconds(cost: StepTimePrior, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
     """Returns the least device time of a request: its products and its attention in an endless batch, no weights."""
     _, token_s, row_s, kv_token_s, pair_s = cost.coefficients
+    num_new = input_tokens - cached_tokens
     return (
-        token_s * (input_tokens + output_tokens)
+        token_s * (num_new + output_tokens)
         + row_s * output_tokens
-        + pair_s * input_tokens * (input_tokens + 1) / 2
+        + pair_s * num_new * (cached_tokens + (num_new + 1) / 2)
         + kv_token_s * output_tokens * (input_tokens + output_tokens / 2)
     )

@@ -94,11 +94,12 @@ class SimulatedRequest:
 
 
 def targets_of(service_class: ServiceClass) -> LatencyTargets | None:
-    """Returns what the scheduler reads; None for a class without a name of its own."""
+    """Returns what the scheduler reads: the first token is due before `headroom`; None if there are no classes."""
     if service_class is NO_CLASS:
         return None
+    ttft_s = service_class.ttft_s
     return LatencyTargets(
-        ttft_s=service_class.ttft_s,
+        ttft_s=None if ttft_s is None else ttft_s * (1 - service_class.headroom),
         inter_token_s=service_class.inter_token_s,
         pacing=Pacing(service_class.pacing),
         when_infeasible=WhenInfeasible(service_class.when_infeasible),
