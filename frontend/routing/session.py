@@ -6,7 +6,7 @@ here is synchronous and runs on the event loop's thread.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -75,6 +75,7 @@ class EngineSession:
             max(reported.num_running + reported.num_waiting - self.num_open, 0),
             max(reported.num_waiting_prefill_tokens - self._num_waiting_tokens, 0),
             reported.num_free_blocks * self._block_size,
+            _prompt_tokens_per_s(reported.model_coefficients),
         )
 
     def load(self) -> EngineLoad:
@@ -252,3 +253,9 @@ class EngineSession:
         assert self._end_error or self._num_cached_tokens == sum(self._cached_tokens.values())
         used = self._free_ids + list(self._open)
         assert sorted(used) == list(range(1, len(used) + 1)) or self._end_error, "a stream request id has been lost"
+
+
+def _prompt_tokens_per_s(coefficients: Sequence[float]) -> float:
+    """Returns the rate of the device by the engine's model of step times, `LoadStats.model_coefficients`; 0: none."""
+    token_s = coefficients[1] if len(coefficients) > 1 else 0.0
+    return 1.0 / token_s if token_s > 0 else 0.0

@@ -1,4 +1,4 @@
-"""`simulate`: an engine or a fleet under virtual time: what it would serve, by which policy, and how many are needed."""
+"""`simulate`: an engine or a fleet under virtual time: what it would serve, by policy, and how many are needed."""
 
 import argparse
 from dataclasses import replace
@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chairlift.service.service_classes import ServiceClass, ServiceClassError, read_service_classes
-from engine.core.step_time import StepTimePrior
-from engine.errors import ConfigError
 from loadgen.atomic_file import writing_to
 from loadgen.cli.flags import Flag, add_flags
 from loadgen.cli.trace_options import read, transformed
@@ -21,7 +19,7 @@ from loadgen.simulation.calibration import Fit, fit_steps
 from loadgen.simulation.fleet import FleetOptions
 from loadgen.simulation.policies import BASELINES, PolicySpec, parse_policy
 from loadgen.simulation.sizing import Sizing, engines_for
-from loadgen.simulation.step_cost import DEVICES
+from loadgen.simulation.step_cost import DEVICES, StepCost
 from loadgen.simulation.step_log import read_step_log
 from loadgen.simulation.study import LoadResult, Workload, simulate_policy, study
 from loadgen.trace.schema import Trace
@@ -83,7 +81,7 @@ _OUTPUT_FLAGS = (
 
 
 class _Engine(NamedTuple):
-    cost: StepTimePrior
+    cost: StepCost
     kv_cache_tokens: int
     num_accelerators: int
     max_steps_in_flight: int
@@ -135,12 +133,9 @@ def run(options: argparse.Namespace) -> int:
     fleet = _fleet(options, engine, trace, policies[0])
     print(describe(trace))
     print(f"engines    {options.engines}, KV cache of {engine.kv_cache_tokens:,} tokens; {cost_line(engine.cost)}")
-    try:
-        if options.engines_for is not None:
-            return _size(options, workload, fleet, engine)
-        studied = study(workload, fleet, policies, options.loads, num_accelerators=engine.num_accelerators)
-    except ConfigError as error:
-        raise OptionError(str(error)) from error
+    if options.engines_for is not None:
+        return _size(options, workload, fleet, engine)
+    studied = study(workload, fleet, policies, options.loads, num_accelerators=engine.num_accelerators)
     for one in studied:
         print()
         for line in load_lines(one):

@@ -23,9 +23,8 @@ def goodput_by_load(studied: Sequence[LoadResult]) -> Picture:
         figure = new_figure(4.0)
         left, right = figure.subplots(1, 2)
         offered = [one.results[0].offered_per_s for one in studied]
-        left.plot(
-            offered, [one.bound.good_requests_per_s for one in studied], color=GREY, linestyle=(0, (4, 3)), zorder=1
-        )
+        bound = [one.bound * rate for one, rate in zip(studied, offered, strict=True)]
+        left.plot(offered, bound, color=GREY, linestyle=(0, (4, 3)), zorder=1)
         for index, policy in enumerate(policies):
             results = [one.results[index] for one in studied]
             colour = _COLOURS[index % _MOST_LINES]
@@ -74,7 +73,7 @@ def by_class(studied: LoadResult) -> Picture:
             widths = [result.classes[index].num_good / result.span_s for result in results]
             axes.barh(rows, widths, left=left, height=0.62, color=_COLOURS[index % _MOST_LINES])
             left = [start + width for start, width in zip(left, widths, strict=True)]
-        axes.axvline(studied.bound.good_requests_per_s, color=GREY, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.axvline(studied.bound * results[0].offered_per_s, color=GREY, linewidth=1.2, linestyle=(0, (4, 3)))
         axes.set_yticks(rows, [result.policy for result in results])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from engine.core.step_time import StepTimePrior
 from loadgen.measure.quantiles import Distribution
 from loadgen.report.figures import duration, number, share
 from loadgen.simulation.calibration import Fit
 from loadgen.simulation.results import ClassResult, SimulationResult
 from loadgen.simulation.sizing import Sizing
+from loadgen.simulation.step_cost import StepCost
 from loadgen.simulation.study import LoadResult
 
 _COLUMNS = (
@@ -18,10 +18,10 @@ _COLUMNS = (
 
 def load_lines(studied: LoadResult) -> Iterator[str]:
     """Yields a table of all policies at one load, and one of their classes."""
-    first, bound = studied.results[0], studied.bound
+    first = studied.results[0]
     yield (
         f"load {studied.load:g}: {first.offered_per_s:.4g} requests/s for {first.span_s:.4g} s; no policy can exceed "
-        f"{share(bound.good_share)} good, {bound.good_requests_per_s:.4g}/s"
+        f"{_percent(studied.bound)} good, {studied.bound * first.offered_per_s:.2f}/s"
     )
     yield from _table([_COLUMNS, *(_row(result) for result in studied.results)])
     names = [one.name for one in first.classes]
@@ -45,12 +45,12 @@ def sizing_lines(sizing: Sizing, goal: float) -> Iterator[str]:
         yield f"{sizing.num_engines} engine{'s' * (sizing.num_engines > 1)} for {share(goal)} good"
 
 
-def cost_line(cost: StepTimePrior) -> str:
+def cost_line(cost: StepCost) -> str:
     """The coefficients, with units."""
     step_s, token_s, row_s, kv_token_s, pair_s = cost.coefficients
     return (
-        f"step = {step_s * 1e3:.3g} ms + {token_s * 1e6:.4g} us/token (at least {cost.knee_tokens}) + {row_s * 1e6:.4g} "
-        f"us/row + {kv_token_s * 1e9:.4g} ns/KV token + {pair_s * 1e9:.4g} ns/pair"
+        f"step = {step_s * 1e3:.3g} ms + {token_s * 1e6:.4g} us/token (at least {cost.knee_tokens}) + "
+        f"{row_s * 1e6:.4g} us/row + {kv_token_s * 1e9:.4g} ns/KV token + {pair_s * 1e9:.4g} ns/pair"
     )
 
 

@@ -90,7 +90,8 @@ def _non_negative(columns: "Floats", target: "Floats") -> "Floats":
             if (solved >= 0).all() and gain > best_gain:
                 best, best_gain = np.zeros(_NUM_TERMS), gain
                 best[terms] = solved
-    return best / scale
+    solution: Floats = best / scale
+    return solution
 
 
 def _errors(cost: StepTimePrior, steps: Sequence[TimedStep]) -> "Floats":

@@ -93,7 +93,7 @@ class EngineTwin:
         while True:
             was_productive = True
             while self._in_flight and self._in_flight[0].end_s <= now_s:
-                was_productive = self._collect(now_s)
+                was_productive = self._collect()
             if not (self._in_flight or was_productive or self._inbox):
                 return now_s + IDLE_POLL_S if self._scheduler.has_work() else self._scheduler.next_deadline_s
             self._apply(now_s)
@@ -156,7 +156,7 @@ class EngineTwin:
         self._in_flight.append(_Launched(plan, seconds, begin_s + seconds))
         return True
 
-    def _collect(self, now_s: float) -> bool:
+    def _collect(self) -> bool:
         """Ends the oldest step; returns whether it had rows or outputs."""
         plan, seconds, end_s = self._in_flight.popleft()
         open_requests = self._open

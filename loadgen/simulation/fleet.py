@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from engine.core.config import SchedulerConfig
 from engine.core.step_time import StepTimePrior
+from engine.errors import ConfigError
 from frontend.routing.placement import Candidate, EngineLoad, Placement
+from loadgen.errors import OptionError
 from loadgen.simulation.engine_twin import EngineTwin
 from loadgen.simulation.policies import PolicySpec
 from loadgen.simulation.step_cost import StepTimer
@@ -130,20 +132,18 @@ def simulate(
         on_progress: called with virtual seconds now and then.
 
     Raises:
-        ConfigError: the scheduler refuses the limits; names the field.
+        OptionError: the scheduler refuses the limits; names the field.
         AssertionError: a request ended twice or never.
     """
-    rate = 1 / options.cost.coefficients.token_s if options.knows_rates else 0.0
-    nodes = [_Node(str(index), _engine(options, index, requests), rate) for index in range(options.num_engines)]
+    rate = 1 / options.cost.coefficients.token_s if options.knows_rates and options.cost.coefficients.token_s else 0.0
+    try:
+        nodes = [_Node(str(index), _engine(options, index, requests), rate) for index in range(options.num_engines)]
+    except ConfigError as error:
+        raise OptionError(str(error)) from error
     placement = Placement()
     events: list[tuple[float, int]] = []  # heap: when an engine is to be advanced, and its index
     run = FleetRun()
     num_placed, now_s = 0, 0.0
-
-    def advance(index: int) -> None:
-        next_s = nodes[index].advance(now_s, options.report_interval_s)
-        if next_s is not None:
-            heapq.heappush(events, (next_s, index))
 
     while True:
         arrival_s = requests[num_placed].arrival_s if num_placed < len(requests) else math.inf
@@ -157,14 +157,17 @@ def simulate(
             index, num_cached_tokens = _place(request, nodes, placement)
             request.engine = index
             nodes[index].submit(request, num_cached_tokens)
-            if nodes[index].engine.is_idle:
-                advance(index)
+            if nodes[index].engine.is_idle and nodes[index].next_s != now_s:
+                nodes[index].next_s = now_s  # not at once: others may arrive at the same time
+                heapq.heappush(events, (now_s, index))
             if on_progress is not None and num_placed % 1000 == 0:
                 on_progress(now_s)
         else:
             now_s, index = heapq.heappop(events)
             if nodes[index].next_s == now_s:  # otherwise it was advanced since
-                advance(index)
+                next_s = nodes[index].advance(now_s, options.report_interval_s)
+                if next_s is not None:
+                    heapq.heappush(events, (next_s, index))
     now_s = min(until_s, max(now_s, requests[-1].arrival_s)) if requests else now_s
     for request in requests[num_placed:]:
         request.end(Outcome.UNFINISHED, "arrived after the end of the simulation", now_s)

@@ -164,9 +164,7 @@ def summarize(
         busy_share=_ratio(sum(run.busy_s for run in runs), engine_s),
         engine_s=engine_s,
         accelerator_s=engine_s * num_accelerators,
-        accelerator_s_per_good_mtoken=_ratio(
-            span_s * options.num_engines * num_accelerators * 1e6, num_good_tokens
-        ),
+        accelerator_s_per_good_mtoken=_ratio(span_s * options.num_engines * num_accelerators * 1e6, num_good_tokens),
     )
 
 

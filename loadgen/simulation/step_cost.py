@@ -32,6 +32,9 @@ class Device:
     max_steps_in_flight: int = 2
 
 
+StepCost = StepTimePrior
+"""The truth has the form of the engine's prior: five coefficients in seconds, and a knee in tokens."""
+
 # One H200 with an 8B model: fitted to the recorded cost table, whose steps (64 rows at 1k of context 7.3 ms, 256 rows
 # 14.7 ms, a prompt of 8k 215 ms, of 32k 1.4 s) it gives within 5 %. The knee is where 4.2 ms of reading weights equal
 # 20.5 us per token. The 70B shape is derived from it, not measured: the same shares of peak bandwidth and FLOP/s over
@@ -41,11 +44,13 @@ DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
         Device(
-            "h200-8b", "one H200, 8B in bf16", StepTimePrior(Coefficients(0.6e-3, 20.5e-6, 0.5e-6, 36e-9, 1.37e-9), 205),
+            "h200-8b", "one H200, 8B in bf16",
+            StepTimePrior(Coefficients(0.6e-3, 20.5e-6, 0.5e-6, 36e-9, 1.37e-9), 205),
             kv_cache_tokens=832_000,
         ),
         Device(
-            "h200x4-70b", "four H200, 70B in bf16", StepTimePrior(Coefficients(3.1e-3, 51e-6, 0.5e-6, 22.8e-9, 1.71e-9), 180),
+            "h200x4-70b", "four H200, 70B in bf16",
+            StepTimePrior(Coefficients(3.1e-3, 51e-6, 0.5e-6, 22.8e-9, 1.71e-9), 180),
             kv_cache_tokens=1_060_000, num_accelerators=4,
         ),
     )
@@ -64,7 +69,13 @@ class StepTimer:
     """
 
     def __init__(
-        self, cost: StepTimePrior, *, noise: float = 0.0, stall_share: float = 0.0, stall_s: float = 0.05, seed: str = "0"
+        self,
+        cost: StepTimePrior,
+        *,
+        noise: float = 0.0,
+        stall_share: float = 0.0,
+        stall_s: float = 0.05,
+        seed: str = "0",
     ) -> None:
         self._cost = StepTimeModel(cost)  # never observes anything
         self._noise = noise

@@ -1,6 +1,5 @@
-"""Runs policies on one workload at several loads, with repeats, and beside the bound that none can exceed."""
+"""Runs policies on one workload at several loads, with repeats, beside the bound that none of them can exceed."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -27,7 +26,7 @@ class Workload:
         trace: arrivals from 0.
         classes: service classes by name; empty: none.
         mix: weight of each class; empty: all alike.
-        duration_s: length of every replay, by taking as many requests of the trace as its rate gives; None: all of them.
+        duration_s: length of every replay: it has as many requests as the rate gives; None: all of the trace.
         num_repeats: replays, each with a seed of its own; of a trace longer than the duration each takes a later part.
         shift: requests between the beginnings of two repeats.
         warmup_s: arrivals before are not counted.
@@ -57,24 +56,20 @@ class Workload:
         count, first = max(2, round(rate * self.duration_s)), repeat * self.shift
         if first + count > len(trace):
             raise OptionError(
-                f"--duration {self.duration_s:g} at {rate:.4g} requests/s needs {count} requests from the {first + 1}th "
-                f"on, the trace has {len(trace)}; lower the duration, the rate, --loads, --repeats or --shift"
+                f"--duration {self.duration_s:g} at {rate:.4g} requests/s needs {count} requests after the first "
+                f"{first}, the trace has {len(trace)}; lower the duration, the rate, --loads, --repeats or --shift"
             )
         return from_zero(at_rate(trace.take(np.arange(first, first + count), "not in this repeat"), rate))
 
 
-class BoundOfLoad(NamedTuple):
-    """The upper bound at one load, all repeats together."""
-
-    good_share: float
-    good_requests_per_s: float
-
-
 class LoadResult(NamedTuple):
-    """One load: the bound, and the result of each policy in the order in which they were given."""
+    """One load: the result of each policy in the order in which they were given.
+
+    `bound` is the share of good requests that no policy can exceed, of all that arrive.
+    """
 
     load: float
-    bound: BoundOfLoad
+    bound: float
     results: tuple[SimulationResult, ...]
 
 
@@ -124,14 +119,12 @@ def simulate_policy(
     return summarize(replays, options, warmup_s=workload.warmup_s, num_accelerators=num_accelerators)
 
 
-def _bound(workload: Workload, options: FleetOptions, load: float) -> BoundOfLoad:
+def _bound(workload: Workload, options: FleetOptions, load: float) -> float:
     num_good = num_requests = 0
-    span_s = 0.0
     for repeat in range(workload.num_repeats):
         trace = workload.part(load, repeat)
         requests = requests_of(trace, workload.classes, workload.mix, workload.seed + repeat)
         cached = ideal_cached_tokens(trace).tolist() if options.has_prefix_cache else None
         num_good += upper_bound(requests, options.cost, options.num_engines, workload.grace_s, cached)
         num_requests += len(requests)
-        span_s += requests[-1].arrival_s
-    return BoundOfLoad(num_good / num_requests, num_good / span_s if span_s else math.nan)
+    return num_good / num_requests

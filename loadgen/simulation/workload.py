@@ -156,5 +156,7 @@ def _weights(classes: Mapping[str, ServiceClass], mix: Mapping[str, float]) -> t
             raise OptionError(f"--mix names class {name!r}; the file has {', '.join(classes)}")
     weights = [mix.get(name, 0.0) if mix else 1.0 for name in classes]
     if not sum(weights) > 0:
-        raise OptionError(f"--mix {','.join(f'{name}={weight:g}' for name, weight in mix.items())} gives no class a share")
+        raise OptionError(
+            f"--mix {','.join(f'{name}={weight:g}' for name, weight in mix.items())} gives no class a share"
+        )
     return list(classes), weights
