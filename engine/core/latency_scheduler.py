@@ -47,7 +47,7 @@ _RUNNING = RequestStatus.RUNNING
 _OF_BLOCKS = (0.05, 0.20)  # share of the blocks that an admission leaves free, by lane
 _OF_SLOTS = (0.0, 0.20)
 _ON_TIME_MEMORY_S = 30.0  # best effort may use everything if no request had targets for this long
-_PATIENCE_S = 30.0  # after this wait the head of best effort gets blocks before requests on time
+_PATIENCE_S = 60.0  # after this wait the head of best effort gets blocks before requests on time
 _TURN_TOKENS = 256  # of its share, from which best effort goes first in a step
 _MIN_CREDIT, _MAX_CREDIT = -1024.0, 8192.0
 _MIN_TURN_CHUNK = 64
@@ -268,7 +268,7 @@ class LatencyScheduler(Scheduler):
             if head is not None and (request is None or (lane is Lane.ON_TIME and pace(head).key < pace(request).key)):
                 if not self._may_start(head, lane, turn) or not self._try_admit(head, batch):
                     may_admit = False
-                    if lane is Lane.ON_TIME or self._now_s - head.arrival_s + head.waited_s > _PATIENCE_S:
+                    if lane is Lane.ON_TIME or self._has_waited_long(head):
                         turn.may_admit = False  # the other lane would take what this one waits for
                     continue
                 self._prompts.append(head)
@@ -304,8 +304,9 @@ class LatencyScheduler(Scheduler):
         if lane is Lane.ON_TIME and self._exceeds_gap(request, turn):
             return False
         is_reserved = lane is Lane.BEST_EFFORT and self._now_s < self._on_time_until_s
-        if is_reserved and self._num_running_best_effort() < max(1.0, config.best_effort_share * config.max_num_seqs):
-            is_reserved = False
+        if is_reserved and self._has_waited_long(request):
+            num_own = self._num_running_best_effort()
+            is_reserved = num_own >= max(1.0, config.best_effort_share * config.max_num_seqs)
         if is_reserved and num_running >= (1.0 - _OF_SLOTS[lane]) * config.max_num_seqs:
             return False
         num_left = self._cache.pool.num_free_blocks - self._cache.num_blocks_for(pace(request).num_uncached_tokens)
@@ -414,6 +415,9 @@ class LatencyScheduler(Scheduler):
             and pace(request).lane is Lane.ON_TIME
             and request.num_tokens - request.num_computed_tokens > 1
         )
+
+    def _has_waited_long(self, request: Request) -> bool:
+        return self._now_s - request.arrival_s + request.waited_s > _PATIENCE_S
 
     def _num_running_best_effort(self) -> int:
         return sum(pace(request).lane is Lane.BEST_EFFORT for request in self._running.values())
