@@ -38,11 +38,11 @@ def load_lines(studied: LoadResult) -> Iterator[str]:
 def sizing_lines(sizing: Sizing, goal: float) -> Iterator[str]:
     """Yields the answer to "how many engines", and what was tried."""
     for num_engines, good in sizing.tried:
-        yield f"  {num_engines:>5} engine{'s' if num_engines > 1 else ' '}: {share(good)} good"
+        yield f"  {num_engines:>5}: {share(round(good, 4))} good"
     if sizing.num_engines is None:
-        yield f"{sizing.tried[-1][0]} engines are not enough for {share(goal)} good"
+        yield f"not enough: {_engines(sizing.tried[-1][0])} for {share(goal)} good"
     else:
-        yield f"{sizing.num_engines} engine{'s' * (sizing.num_engines > 1)} for {share(goal)} good"
+        yield f"{_engines(sizing.num_engines)} for {share(goal)} good"
 
 
 def cost_line(cost: StepCost) -> str:
@@ -64,6 +64,10 @@ def fit_lines(fit: Fit, num_left_out: int) -> Iterator[str]:
         if errors:
             p50, p90, p99 = (share(round(error, 4)) for error in errors)
             yield f"error on {count} {what}: p50 {p50}, p90 {p90}, p99 {p99}"
+
+
+def _engines(count: int) -> str:
+    return f"{count} engine{'s' * (count > 1)}"
 
 
 def _row(result: SimulationResult) -> tuple[str, ...]:

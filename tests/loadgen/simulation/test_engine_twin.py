@@ -32,8 +32,10 @@ def test_three_requests_follow_the_schedule_computed_by_hand(request_of, fleet_o
 
 
 def test_with_two_steps_in_flight_a_request_waits_one_step_longer_and_the_end_is_seen_late(request_of, fleet_of):
-    """A: steps of 1.5, 1.125, ... s. The second step is planned at 0, so B, which comes at 0.5, is in the third, planned
-    at 1.5 and run from 2.625. A's answer ends with step 3, when step 4 is planned already: it has a wasted row of A's.
+    """A's steps take 1.5, 1.125, ... s.
+
+    The second step is planned at 0, so B, which comes at 0.5, is in the third, which is planned at 1.5 and runs from
+    2.625. A's answer ends with step 3, when step 4 is planned already: it has a wasted row of A's.
     """
     a, b = request_of(1, 0.0, 4, 3), request_of(2, 0.5, 4, 2)
     run = simulate([a, b], fleet_of(max_steps_in_flight=2))
@@ -61,7 +63,8 @@ def test_a_full_queue_refuses_and_a_queue_timeout_drops(request_of, fleet_of, in
 def test_shortest_first_and_priority_order_the_queue(request_of, fleet_of, interactive):
     def order(policy):
         requests = [
-            request_of(1, 0.0, 8, 1), request_of(2, 0.1, 7, 1), request_of(3, 0.2, 5, 1, interactive), request_of(4, 0.3, 2, 1),
+            request_of(1, 0.0, 8, 1), request_of(2, 0.1, 7, 1), request_of(3, 0.2, 5, 1, interactive),
+            request_of(4, 0.3, 2, 1),
         ]  # fmt: skip
         simulate(requests, fleet_of(policy, [interactive, requests[0].service_class], max_num_seqs=1))
         return [r.index for r in sorted(requests, key=lambda request: request.first_s)]
