@@ -1,5 +1,6 @@
 """Pictures of simulations: goodput against load, and goodput by class at one load."""
 
+import math
 from collections.abc import Sequence
 
 from loadgen.report.palette import BLUE, GREY, INK, MUTED, ORANGE, RED, SURFACE, TEAL, VIOLET
@@ -25,7 +26,7 @@ def goodput_by_load(studied: Sequence[LoadResult]) -> Picture:
         offered = [one.results[0].offered_per_s for one in studied]
         bound = [one.bound * rate for one, rate in zip(studied, offered, strict=True)]
         left.plot(offered, bound, color=GREY, linestyle=(0, (4, 3)), zorder=1)
-        for index, policy in enumerate(policies):
+        for index in range(len(policies)):
             results = [one.results[index] for one in studied]
             colour = _COLOURS[index % _MOST_LINES]
             style = "-" if index < _MOST_LINES else ":"
@@ -36,9 +37,14 @@ def goodput_by_load(studied: Sequence[LoadResult]) -> Picture:
                 axes.plot(
                     offered, values, color=colour, linestyle=style, marker="o", markersize=4, markeredgecolor=SURFACE
                 )
+        for axes, last in (
+            (left, [result.good_requests_per_s for result in studied[-1].results]),
+            (right, [result.good_tokens_per_s for result in studied[-1].results]),
+        ):
+            for index, height in enumerate(_spread(last, 0.045 * max(axes.get_ylim()[1], 1e-9))):
                 axes.annotate(
-                    policy, (offered[-1], values[-1]), xytext=(5, -3), textcoords="offset points", fontsize=7.5,
-                    color=colour, annotation_clip=False,
+                    policies[index], (offered[-1], height), xytext=(6, -3), textcoords="offset points", fontsize=7.5,
+                    color=_COLOURS[index % _MOST_LINES], annotation_clip=False,
                 )  # fmt: skip
         for axes in (left, right):
             axes.set_ylim(bottom=0)
@@ -58,6 +64,15 @@ def goodput_by_load(studied: Sequence[LoadResult]) -> Picture:
         ),
         figure=figure,
     )
+
+
+def _spread(heights: Sequence[float], distance: float) -> list[float]:
+    """Returns heights in the same order that are at least `distance` apart, moved up where they were not."""
+    spread = list(heights)
+    below = -math.inf
+    for index in sorted(range(len(heights)), key=heights.__getitem__):
+        below = spread[index] = max(heights[index], below + distance)
+    return spread
 
 
 def by_class(studied: LoadResult) -> Picture:

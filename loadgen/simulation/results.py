@@ -7,7 +7,7 @@ after `first + k * inter_token_s`. One percent forgives nothing below 100 tokens
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -113,13 +113,19 @@ class Replay(NamedTuple):
 
 
 def summarize(
-    replays: Sequence[Replay], options: FleetOptions, *, warmup_s: float = 0.0, num_accelerators: int = 1
+    replays: Sequence[Replay],
+    options: FleetOptions,
+    *,
+    class_names: Iterable[str] = (),
+    warmup_s: float = 0.0,
+    num_accelerators: int = 1,
 ) -> SimulationResult:
     """Returns the result of one simulation or of several repeats, whose requests are counted together.
 
     Args:
         replays: at least one, each with a request.
         options: of all of them.
+        class_names: in the order of the result; others follow as they appear.
         warmup_s: requests that arrive before are served, but not counted.
         num_accelerators: of one engine.
     """
@@ -135,7 +141,7 @@ def summarize(
     in_vain = [request for request in requests if request.service_class.has_targets and not is_good(request)]
     elapsed_s = sum(run.ended_s for run in runs)
     engine_s = options.num_engines * elapsed_s
-    gaps_s = {name: array("d") for name in dict.fromkeys(request.service_class.name for request in requests)}
+    gaps_s = {name: array("d") for name in (*class_names, *(request.service_class.name for request in requests))}
     for run in runs:
         for name, gaps in run.gaps_s.items():
             gaps_s[name].extend(gaps)

@@ -116,7 +116,13 @@ def simulate_policy(
         requests = requests_of(trace, workload.classes, workload.mix, seed)
         until_s = requests[-1].arrival_s + workload.grace_s
         replays.append(Replay(requests, simulate(requests, replace(options, seed=seed), until_s)))
-    return summarize(replays, options, warmup_s=workload.warmup_s, num_accelerators=num_accelerators)
+    return summarize(
+        replays,
+        options,
+        class_names=workload.classes,
+        warmup_s=workload.warmup_s,
+        num_accelerators=num_accelerators,
+    )
 
 
 def _bound(workload: Workload, options: FleetOptions, load: float) -> float:

@@ -10,7 +10,7 @@ COST = StepTimePrior(Coefficients(0.6e-3, 20.5e-6, 0.5e-6, 36e-9, 1.37e-9), 205)
 BLOCK = 64
 
 
-def prefix_heavy(seed, num_requests=400, num_prefixes=24):
+def prefix_heavy(seed, num_requests=300, num_prefixes=24):
     """Returns requests of 24 conversations with a common first block, 4,096 shared tokens each and 64 own ones."""
     rng = random.Random(seed)
     requests = []
@@ -82,6 +82,6 @@ def test_placement_by_predicted_first_token_beats_the_rule_without_rates(fleet_o
 
 def test_a_fleet_of_a_thousand_engines_serves_each_request(fleet_of):
     requests = prefix_heavy(1, num_requests=60)
-    run = simulate(requests, fleet(fleet_of, num_engines=1000))
+    run = simulate(requests, fleet(fleet_of, num_engines=1000, kv_cache_tokens=64 * 130))
     assert {request.outcome for request in requests} == {Outcome.COMPLETED}
     assert len(run.engine_busy_s) == 1000
