@@ -53,6 +53,7 @@ _MIN_CREDIT, _MAX_CREDIT = -1024.0, 8192.0
 _MIN_TURN_CHUNK = 64
 _CHARGE_INTERVAL_S = 0.1  # of KV cache held by tenants
 _PROMPT_RATE_S, _END_RATE_S = 1.0, 5.0  # time constants of moving averages
+_STALE_S = 1.0  # measurements older than this do not make the engine refuse
 _ENDS_BY_TOKEN = (EndReason.END_TOKEN, EndReason.STOP_TOKEN, EndReason.MAX_TOKENS, EndReason.CONTEXT_FULL)
 
 
@@ -129,7 +130,8 @@ class LatencyScheduler(Scheduler):
         self._num_ended = 0  # running requests, since the last step
         self._steps: deque[_PlannedStep] = deque()  # in flight, empty ones too
         self._busy_until_s = 0.0  # when the steps in flight are expected to end
-        self._collected_s = 0.0
+        self._collected_s = 0.0  # when the last step with rows ended
+        self._last_step_s = 0.0
         self._charged_s = 0.0
         self._observed: tuple[StepShape, float] | None = None  # not learned yet
         self._credit = 0.0  # tokens that best effort may have before requests on time
@@ -190,12 +192,13 @@ class LatencyScheduler(Scheduler):
             elapsed_s = now_s - max(step.planned_s, self._collected_s)
             self.learn()
             self._observed = (step.shape, elapsed_s)
+            self._last_step_s = elapsed_s
             if step.num_prompt_tokens:
                 self._prompt_rate.add(step.num_prompt_tokens, elapsed_s)
             self._end_rate.add(self._num_ended, elapsed_s)
             self._num_ended = 0
             self._note_tokens(requests, plan.rows, now_s)
-        self._collected_s = now_s
+            self._collected_s = now_s
         self._busy_until_s = now_s + sum(step.predicted_s for step in self._steps)
         return outputs
 
@@ -218,7 +221,7 @@ class LatencyScheduler(Scheduler):
             model_coefficients=self._model.coefficients,
             on_time_tokens=num_on_time,
             best_effort_tokens=stats.num_waiting_prefill_tokens - num_on_time,
-            min_slack_s=None if slack is None or slack.min_slack_s == float("inf") else slack.min_slack_s,
+            min_slack_s=slack.min_slack_s if slack and self._running and slack.min_slack_s < float("inf") else None,
             num_stalls=errors.num_stalls,
             step_time_errors=errors,
             num_infeasible_total=self._num_infeasible,
@@ -239,7 +242,7 @@ class LatencyScheduler(Scheduler):
         budget = StepBudget(self._model, len(rows), slack.num_kv_tokens, allowed_s)
         prompts = [request for request in prompts if request.status is _RUNNING]
         self._prompts = prompts
-        self._give_up_late(start_s + 0.5 * budget.decode_s)
+        self._give_up_late(start_s)
         on_time = sorted((r for r in prompts if pace(r).lane is Lane.ON_TIME), key=lambda request: pace(request).key)
         best_effort = [request for request in prompts if pace(request).lane is Lane.BEST_EFFORT]
         turn = _Turn(batch, budget, slack, may_admit)
@@ -317,8 +320,8 @@ class LatencyScheduler(Scheduler):
         gap_s = min(pace(request).gap_s, turn.slack.min_gap_s)
         if gap_s == float("inf"):
             return False
-        num_rows = len(turn.batch.narrow_requests) + 1
-        num_kv_tokens = turn.slack.num_kv_tokens + request.num_tokens
+        num_rows = len(self._running) + 1
+        num_kv_tokens = turn.slack.num_kv_tokens + sum(prompt.num_tokens for prompt in (*self._prompts, request))
         if self._model.predict_s(StepShape(num_rows, num_rows, num_kv_tokens, 0)) <= gap_s:
             return False
         self._num_itl_infeasible += 1
@@ -330,9 +333,14 @@ class LatencyScheduler(Scheduler):
         if not queue:
             return
         rate = self._prompt_rate.per_s or self._first_rate
+        step_s = self._last_step_s  # a first token comes at the end of a step
+        if self._now_s - self._collected_s > _STALE_S:
+            # What was measured last may have been a stall. An engine that refuses all because of it measures no more.
+            rate = max(rate, 1.0 / self._model.coefficients.token_s)
+            step_s = min(step_s, self._config.max_step_s)
         if self._lanes.first(Lane.BEST_EFFORT) is not None:
             rate *= 1.0 - self._config.best_effort_share
-        free_s = start_s + self._num_running_on_time_tokens() / rate
+        free_s = start_s + step_s + self._num_running_on_time_tokens() / rate
         head = queue[0][2]
         if not self._has_new and free_s + pace(head).num_uncached_tokens / rate <= pace(head).due_s:
             return
