@@ -15,7 +15,7 @@ Every request makes progress, as in `scheduler.py`: the head of a lane that lack
 the other lane that would take them, best effort only once it has waited long; reserves hold only while others run.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from engine.core.outputs import (
     SchedulerOutput,
     SchedulerStats,
 )
-from engine.core.pacing import Lane, Slack, best_effort_key, pace_of, slack_of
+from engine.core.pacing import Lane, Slack, best_effort_key, note_tokens, pace_of, slack_of
 from engine.core.plan import PlanBuilder
 from engine.core.policy import FcfsPolicy
 from engine.core.request import Request, RequestId, RequestStatus
@@ -43,7 +43,7 @@ from engine.core.step_time import StepShape, StepTimeModel
 from engine.core.targets import WhenInfeasible
 from engine.core.tenant_shares import OUTPUT_TOKEN_CHARGE, TenantShares
 
-_RUNNING = RequestStatus.RUNNING
+_RUNNING, _FINISHED, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.FINISHED, RequestStatus.PREEMPTED
 _OF_BLOCKS = (0.05, 0.20)  # share of the blocks that an admission leaves free, by lane
 _OF_SLOTS = (0.0, 0.20)
 _ON_TIME_MEMORY_S = 30.0  # best effort may use everything if no request had targets for this long
@@ -101,12 +101,18 @@ class _PlannedStep(NamedTuple):
 
 @dataclass(slots=True)
 class _Turn:
-    """What the lanes share while a step is filled. `may_admit`: whether waiting requests may still start."""
+    """What the lanes share while a step is filled.
+
+    Attributes:
+        may_admit: whether waiting requests may still start.
+        num_kv_tokens: context of all running requests once their prompts are computed.
+    """
 
     batch: PlanBuilder
     budget: StepBudget
     slack: Slack
     may_admit: bool
+    num_kv_tokens: int
 
 
 class LatencyScheduler(Scheduler):
@@ -245,7 +251,8 @@ class LatencyScheduler(Scheduler):
         self._give_up_late(start_s)
         on_time = sorted((r for r in prompts if pace(r).lane is Lane.ON_TIME), key=lambda request: pace(request).key)
         best_effort = [request for request in prompts if pace(request).lane is Lane.BEST_EFFORT]
-        turn = _Turn(batch, budget, slack, may_admit)
+        num_kv_tokens = slack.num_kv_tokens + sum(request.num_tokens for request in prompts)
+        turn = _Turn(batch, budget, slack, may_admit, num_kv_tokens)
         if not best_effort and self._lanes.first(Lane.BEST_EFFORT) is None:
             self._credit = 0.0
             self._fill(turn, Lane.ON_TIME, on_time)
@@ -275,6 +282,7 @@ class LatencyScheduler(Scheduler):
                         turn.may_admit = False  # the other lane would take what this one waits for
                     continue
                 self._prompts.append(head)
+                turn.num_kv_tokens += head.num_tokens
                 request = head
             elif request is not None:
                 index += 1
@@ -321,8 +329,7 @@ class LatencyScheduler(Scheduler):
         if gap_s == float("inf"):
             return False
         num_rows = len(self._running) + 1
-        num_kv_tokens = turn.slack.num_kv_tokens + sum(prompt.num_tokens for prompt in (*self._prompts, request))
-        if self._model.predict_s(StepShape(num_rows, num_rows, num_kv_tokens, 0)) <= gap_s:
+        if self._model.predict_s(StepShape(num_rows, num_rows, turn.num_kv_tokens + request.num_tokens, 0)) <= gap_s:
             return False
         self._num_itl_infeasible += 1
         return True
@@ -345,7 +352,11 @@ class LatencyScheduler(Scheduler):
         if not self._has_new and free_s + pace(head).num_uncached_tokens / rate <= pace(head).due_s:
             return
         self._has_new = False
-        slots = Slots(self._config.max_num_seqs - len(self._running), self._end_rate.per_s or None)
+        num_free_slots = self._config.max_num_seqs - len(self._running)
+        num_tokens = sum(pace(request).num_uncached_tokens for _, _, request in queue)
+        if len(queue) <= num_free_slots and free_s + num_tokens / rate <= pace(head).due_s:
+            return  # all are in time even for the first due time
+        slots = Slots(num_free_slots, self._end_rate.per_s or None)
         prompts = [_waiting_prompt(request, rate, self._shares) for _, _, request in queue]
         late = [(queue[given_up.position][2], given_up) for given_up in find_late(prompts, self._now_s, free_s, slots)]
         for request, given_up in late:
@@ -387,18 +398,15 @@ class LatencyScheduler(Scheduler):
 
     def _note_tokens(self, requests: Iterable[Request], rows: Iterable[ScheduledRow], now_s: float) -> None:
         """Judges the tokens of a step and charges them."""
-        is_shared = self._shares.is_shared
-        num_by_tenant: dict[str, int] = {}
-        for request, row in zip(requests, rows, strict=True):
-            if not row.samples or request.status is RequestStatus.FINISHED:
-                continue
-            state = request.pace
-            if state is not None and state.is_timed and request.status is not RequestStatus.PREEMPTED:
-                state.note_token(now_s)
-            if is_shared:
-                num_by_tenant[request.tenant] = num_by_tenant.get(request.tenant, 0) + 1
-        for tenant, num_tokens in num_by_tenant.items():
-            self._shares.charge(tenant, OUTPUT_TOKEN_CHARGE * num_tokens)
+        live = [
+            request
+            for request, row in zip(requests, rows, strict=True)
+            if row[4] and request.status is not _FINISHED and request.status is not _PREEMPTED  # row.samples
+        ]
+        note_tokens(live, now_s)
+        if self._shares.is_shared:
+            for tenant, num_tokens in Counter(request.tenant for request in live).items():
+                self._shares.charge(tenant, OUTPUT_TOKEN_CHARGE * num_tokens)
 
     def _charge_kv_cache(self, now_s: float) -> None:
         """Charges tenants for the cache they hold."""

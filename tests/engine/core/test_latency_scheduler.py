@@ -495,7 +495,7 @@ def test_a_device_that_is_lastingly_slower_than_the_model_allows_is_measured_and
         assert least * len(numbers) < len(served)
     late = [n for n in served if world.ttft_s(n) > 0.45]
     assert len(served) < 0.3 * len(numbers)
-    assert len(late) < 0.2 * len(served)
+    assert len(late) < 0.5 * len(served)
 
 
 def test_two_steps_in_flight_leave_a_first_token_no_later_than_promised() -> None:
