@@ -65,9 +65,7 @@ def test_under_paced_early_tokens_are_saved_up_to_a_bank(make_request: MakeReque
         due_s = 10.5 + (k + 1) * 0.1 - min(1.5, 0.15 * (k + 1)) * 0.1
         assert pace.next_due_s == pytest.approx(due_s)
     assert pace.num_late == 0
-    pace.note_token(
-        10.5 + 40 * 0.1 - 0.01, NUM_TOKENS
-    )  # all saved time is spent, in time
+    pace.note_token(10.5 + 40 * 0.1 - 0.01, NUM_TOKENS)  # all saved time is spent, in time
     assert pace.num_late == 0
     pace.note_token(10.5 + 41 * 0.1 + 0.01, NUM_TOKENS)
     assert pace.num_late == 1
