@@ -57,13 +57,13 @@ def cost_line(cost: StepCost) -> str:
 def fit_lines(fit: Fit, num_left_out: int) -> Iterator[str]:
     """Yields the fitted cost and its error."""
     yield f"fitted to {fit.num_training} steps, {num_left_out} of unknown shape left out: {cost_line(fit.cost)}"
-    for what, count, errors in (
-        ("these steps", fit.num_training, fit.training_error),
-        ("steps not seen", fit.num_test, fit.test_error),
+    for what, errors in (
+        (f"these {fit.num_training} steps", fit.training_error),
+        (f"{fit.num_test} steps not seen", fit.test_error),
     ):
         if errors:
             p50, p90, p99 = (share(round(error, 4)) for error in errors)
-            yield f"error on {count} {what}: p50 {p50}, p90 {p90}, p99 {p99}"
+            yield f"error on {what}: p50 {p50}, p90 {p90}, p99 {p99}"
 
 
 def _engines(count: int) -> str:
