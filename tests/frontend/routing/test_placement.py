@@ -166,3 +166,15 @@ def test_with_rates_longer_prompts_are_remembered():
     placement = Placement()
     choose(placement, candidates(rated(), rated()), prompt((1, (MAX_RATED_CHUNKS + 5) * CHUNK_TOKENS)), b"")
     assert num_prefixes(placement) == MAX_RATED_CHUNKS
+
+
+def test_with_rates_a_shared_prefix_spreads_once_the_work_that_waits_outweighs_it():
+    """All requests share a prefix and none is computed: waiting work differs by at most twice a whole prompt."""
+    rng = random.Random(1)
+    placement, waiting = Placement(), [0, 0, 0]
+    for _ in range(600):
+        loads = candidates(*(rated(0, num_tokens) for num_tokens in waiting))
+        choice = placement.choose(loads, prompt((7, 2048), (rng.randrange(10**6), 64)), b"")
+        waiting[choice.candidate] += 2112 - choice.num_cached_tokens
+        assert max(waiting) - min(waiting) <= 2 * 2112 + 64
+    assert sum(waiting) < 600 * 64 + 4 * 2112, "each engine computed the prefix about once"
