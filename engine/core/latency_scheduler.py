@@ -315,9 +315,6 @@ class LatencyScheduler(Scheduler):
         if lane is Lane.ON_TIME and self._exceeds_gap(request, turn):
             return False
         is_reserved = lane is Lane.BEST_EFFORT and self._now_s < self._on_time_until_s
-        if is_reserved and self._has_waited_long(request):
-            num_own = self._num_running_best_effort()
-            is_reserved = num_own >= max(1.0, config.best_effort_share * config.max_num_seqs)
         if is_reserved and num_running >= (1.0 - _OF_SLOTS[lane]) * config.max_num_seqs:
             return False
         num_left = self._cache.pool.num_free_blocks - self._cache.num_blocks_for(pace(request).num_uncached_tokens)
@@ -434,9 +431,6 @@ class LatencyScheduler(Scheduler):
 
     def _has_waited_long(self, request: Request) -> bool:
         return self._now_s - request.arrival_s + request.waited_s > _PATIENCE_S
-
-    def _num_running_best_effort(self) -> int:
-        return sum(pace(request).lane is Lane.BEST_EFFORT for request in self._running.values())
 
 
 def _waiting_prompt(request: Request, rate: float, shares: TenantShares) -> WaitingPrompt:
