@@ -9,6 +9,7 @@
         |-- Unauthenticated    no valid API key
         |-- ModelNotFound      the model is not served here
         |-- QueueFull          the admission queue is full; try again later
+        |-- TargetsInfeasible  the latency targets cannot be met now; a slot may be booked for a retry
         |-- DeadlineExceeded   the call's deadline passed
         |-- EngineUnavailable  no engine is available; try again later
         |-- ServerDraining     this frontend is shutting down
@@ -89,6 +90,22 @@ class QueueFull(RequestError):  # noqa: N818
     """The admission queue is full."""
 
     reason = "QUEUE_FULL"
+
+
+class TargetsInfeasible(RequestError):  # noqa: N818
+    """The first token cannot be in time.
+
+    Args:
+        message: the prediction and the target.
+        retry_after_s: seconds until the slot that was booked; None: no slot within the horizon.
+        retry_ticket: presents the booking at the retry; empty without a slot.
+    """
+
+    reason = "TARGETS_INFEASIBLE"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, retry_ticket: str = "") -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.retry_ticket = retry_ticket
 
 
 class DeadlineExceeded(RequestError):  # noqa: N818

@@ -15,6 +15,7 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import InvalidRequest
 from engine.serving.checks import check_length, check_vocabulary
 from engine.serving.convert_constraint import check_constraint, constraint_from_submission
+from engine.serving.convert_targets import MAX_TENANT_BYTES, targets_from_submission
 
 MAX_CACHE_SALT_BYTES = 1024
 MAX_REQUEST_ID_CHARS = 256
@@ -71,6 +72,7 @@ def request_from_submission(
     check_constraint(submission, limits.vocab_size)
     check_length("cache_salt", len(submission.cache_salt), MAX_CACHE_SALT_BYTES, "bytes")
     check_length("request_id", len(submission.request_id), MAX_REQUEST_ID_CHARS, "characters")
+    check_length("tenant", len(submission.tenant.encode()), MAX_TENANT_BYTES, "bytes")
     return Request(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
@@ -87,6 +89,8 @@ def request_from_submission(
         has_moved=submission.epoch > 0,
         waited_s=submission.waited_ms / 1000,
         constraint=constraint_from_submission(submission, limits.vocab_size, limits.end_token_ids),
+        targets=targets_from_submission(submission),
+        tenant=submission.tenant,
     )
 
 

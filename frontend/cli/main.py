@@ -12,6 +12,7 @@ COMMANDS = {
     "up": "run an engine and a frontend together, on this machine",
     "generate": "generate text and stream it to standard output",
     "health": "show whether a server accepts requests, its model and limits",
+    "simulate": "simulate an engine or a fleet in virtual time: policies, goodput, how many engines",
     "lora": "load, unload and list the LoRA adapters of a server",
 }
 

@@ -1,9 +1,20 @@
-"""Load balancing: a request goes to the least loaded engine, unless a slightly busier one has its prefix cached. Pure.
+"""Load balancing: a request goes where its first token comes soonest, or to the least loaded engine. Pure.
 
-The cost of an engine is a sum in tokens: waiting prompt tokens, EXPECTED_OUTPUT_TOKENS for every request, and the
+**With rates**, if an engine has reported how many prompt tokens it computes per second, the cost of an engine is in
+seconds: the prompt tokens that wait there, plus twice those that the request itself adds, over the rate. What it adds
+is its prompt without the prefix that the engine has cached, and the tokens that exceed its KV cache. They count twice:
+once until its own first token, and once for the requests that come next and wait for them. Work therefore follows
+cached prefixes as far as they save work, and no further. Every request in the engine counts as DECODE_TOKENS. A rate
+must be that of the device, such as the inverse of the step-time model's time per token: measured rates follow the
+lengths of the last prompts, and that noise costs more than placement gains (80 to 87 instead of 96 % of requests in
+time). An engine without a rate counts with the mean of the others.
+
+**Without any rate**, the cost is in tokens: waiting prompt tokens, EXPECTED_OUTPUT_TOKENS for every request, and the
 tokens that exceed its KV cache, minus the prompt's tokens in a prefix that was sent to it before. This discount is
 limited to MAX_AFFINITY_TOKENS, so that a common prefix does not send all requests to one engine: MAX_AFFINITY_TOKENS /
-EXPECTED_OUTPUT_TOKENS more requests than elsewhere outweigh any prefix. Ties go to the engine chosen longest ago.
+EXPECTED_OUTPUT_TOKENS more requests than elsewhere outweigh any prefix.
+
+Ties go to the engine chosen longest ago.
 """
 
 from collections import OrderedDict
@@ -13,11 +24,21 @@ from typing import NamedTuple
 from chairlift.service.engine_protocol import BYTES_PER_TOKEN_ID, EXPECTED_OUTPUT_TOKENS
 
 MAX_AFFINITY_TOKENS = 2048
+DECODE_TOKENS = 64
+"""Prompt tokens that one request costs those that wait behind it, where rates are known. 8 to 256 make no difference
+while prompts are the load; where answers are, it spreads them.
+"""
+
 CHUNK_TOKENS = 64
 """Granularity of prefixes; a multiple of the engine's block size of 16."""
 
 MAX_CHUNKS = 256
-"""Maximum chunks considered of one prompt."""
+"""Maximum chunks considered of one prompt without rates, where no more than MAX_AFFINITY_TOKENS count."""
+
+MAX_RATED_CHUNKS = 2048
+"""The same with rates: 131,072 tokens, 0.6 ms of hashing. Of the Mooncake conversation trace (mean prompt 12k tokens),
+at 20 requests/s on 16 engines, 92.6 % are in time with 256 chunks, 95.5 % with 2,048.
+"""
 
 MAX_PREFIXES = 1 << 14
 """Maximum chunks remembered for each engine (a million tokens), least recently used evicted first."""
@@ -32,11 +53,13 @@ class EngineLoad(NamedTuple):
         num_requests: requests in the engine.
         num_waiting_tokens: prompt tokens that are not computed yet.
         num_free_tokens: free capacity of its KV cache.
+        prompt_tokens_per_s: prompt tokens that its device computes per second in full steps; 0: not known.
     """
 
     num_requests: int = 0
     num_waiting_tokens: int = 0
     num_free_tokens: int = 1 << 60
+    prompt_tokens_per_s: float = 0.0
 
 
 class Candidate(NamedTuple):
@@ -48,6 +71,18 @@ class Candidate(NamedTuple):
 
     instance_id: str
     load: EngineLoad
+
+
+class Choice(NamedTuple):
+    """The engine that gets a request.
+
+    Attributes:
+        candidate: its index.
+        num_cached_tokens: tokens of the prompt's longest prefix that was sent there before and is probably cached.
+    """
+
+    candidate: int
+    num_cached_tokens: int
 
 
 class Placement:
@@ -62,28 +97,36 @@ class Placement:
         self._turns: dict[str, int] = {}
         self._num_chosen = 0
 
-    def choose(self, candidates: Sequence[Candidate], prompt: bytes, salt: Hashable) -> int:
-        """Returns the index of the engine that gets a request.
+    def choose(self, candidates: Sequence[Candidate], prompt: bytes, salt: Hashable) -> Choice:
+        """Returns the engine that gets a request.
 
         Args:
-            candidates: at least one.
+            candidates: at least one. A single one gets the request without a look at its prompt.
             prompt: the token ids, four bytes each.
             salt: only requests with equal salts share prefixes.
         """
         if len(candidates) == 1:
-            return 0
-        chunks = _chunk_hashes(prompt, salt)
-        num_tokens = len(prompt) // 4
+            return Choice(0, 0)
+        rates = [candidate.load.prompt_tokens_per_s for candidate in candidates if candidate.load.prompt_tokens_per_s]
+        chunks = _chunk_hashes(prompt, salt, MAX_RATED_CHUNKS if rates else MAX_CHUNKS)
+        num_tokens = len(prompt) // BYTES_PER_TOKEN_ID
+        cached = [self._num_cached(candidate.instance_id, chunks) for candidate in candidates]
+        mean_rate = sum(rates) / len(rates) if rates else 0.0
+        turns = self._turns
 
-        def cost(index: int) -> tuple[int, int]:
+        def cost(index: int) -> tuple[float, int]:
             instance_id, load = candidates[index]
-            tokens = _busy_tokens(load) + max(num_tokens - load.num_free_tokens, 0)
-            tokens -= min(self._num_cached(instance_id, chunks), MAX_AFFINITY_TOKENS)
-            return tokens, self._turns.get(instance_id, 0)
+            num_excess = max(num_tokens - load.num_free_tokens, 0)
+            turn = turns.get(instance_id, 0)
+            if not rates:
+                return _busy_tokens(load) + num_excess - min(cached[index], MAX_AFFINITY_TOKENS), turn
+            num_ahead = load.num_waiting_tokens + DECODE_TOKENS * load.num_requests
+            num_new = num_tokens - cached[index] + num_excess
+            return (num_ahead + 2 * num_new) / (load.prompt_tokens_per_s or mean_rate), turn
 
         chosen = min(range(len(candidates)), key=cost)
         self._note(candidates[chosen].instance_id, chunks)
-        return chosen
+        return Choice(chosen, cached[chosen])
 
     def least_loaded(self, candidates: Sequence[Candidate]) -> int:
         """Returns the index of the least loaded engine; does not count as a choice."""
@@ -121,11 +164,11 @@ def _busy_tokens(load: EngineLoad) -> int:
     return load.num_waiting_tokens + EXPECTED_OUTPUT_TOKENS * load.num_requests
 
 
-def _chunk_hashes(prompt: bytes, salt: Hashable) -> list[int]:
-    """Returns a hash for each full chunk and everything before it."""
+def _chunk_hashes(prompt: bytes, salt: Hashable, max_chunks: int) -> list[int]:
+    """Returns a hash for each full chunk and everything before it, of the first `max_chunks`."""
     hashes = []
     value = hash(salt)
-    for start in range(0, min(len(prompt) - _CHUNK_BYTES + 1, MAX_CHUNKS * _CHUNK_BYTES), _CHUNK_BYTES):
+    for start in range(0, min(len(prompt) - _CHUNK_BYTES + 1, max_chunks * _CHUNK_BYTES), _CHUNK_BYTES):
         value = hash((value, prompt[start : start + _CHUNK_BYTES]))
         hashes.append(value)
     return hashes

@@ -254,13 +254,13 @@ class Router:
         usable = self._candidates(request)
         if not usable:
             return None
-        chosen = 0
+        chosen, num_cached_tokens = 0, 0
         if len(usable) > 1:
             submission = request.submission
             salt = submission.cache_salt, submission.adapter, submission.adapter_sha256
-            chosen = self._placement.choose(_loads(usable), submission.prompt_ids, salt)
+            chosen, num_cached_tokens = self._placement.choose(_loads(usable), submission.prompt_ids, salt)
         attachment = usable[chosen][1]
-        attachment.session.submit(request)
+        attachment.session.submit(request, num_cached_tokens)
         return attachment
 
     def _candidates(self, request: PendingRequest) -> Sequence[_Usable]:

@@ -6,7 +6,7 @@ here is synchronous and runs on the event loop's thread.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -56,7 +56,9 @@ class EngineSession:
         self._outbox = CommandOutbox(step_window=step_window, wake=wake)
         self._open: dict[int, PendingRequest] = {}  # by stream request id
         self._waiting_tokens: dict[int, int] = {}  # prompt tokens of requests without a first token
+        self._cached_tokens: dict[int, int] = {}  # of these, probably cached by the engine
         self._num_waiting_tokens = 0
+        self._num_cached_tokens = 0
         self._free_ids: list[int] = []
         self._last_step_seq = 0
         self.heard_at_s = time.monotonic()
@@ -73,19 +75,26 @@ class EngineSession:
             max(reported.num_running + reported.num_waiting - self.num_open, 0),
             max(reported.num_waiting_prefill_tokens - self._num_waiting_tokens, 0),
             reported.num_free_blocks * self._block_size,
+            _prompt_tokens_per_s(reported.model_coefficients),
         )
 
     def load(self) -> EngineLoad:
         """Returns the load: this frontend's current requests, and those of others as of the engine's last report."""
         others = self._other_load
+        num_cached_tokens = self._num_cached_tokens if others.prompt_tokens_per_s else 0  # of use with a rate only
         return EngineLoad(
             others.num_requests + self.num_open,
-            others.num_waiting_tokens + self._num_waiting_tokens,
+            others.num_waiting_tokens + self._num_waiting_tokens - num_cached_tokens,
             others.num_free_tokens,
+            others.prompt_tokens_per_s,
         )
 
-    def submit(self, request: PendingRequest) -> None:
+    def submit(self, request: PendingRequest, num_cached_tokens: int = 0) -> None:
         """Queues a request for sending, under a free stream request id.
+
+        Args:
+            request: what to send.
+            num_cached_tokens: tokens of its prompt that the engine has probably cached; they are no load.
 
         Raises:
             RequestError: the stream has ended; the error that `end` was called with.
@@ -99,6 +108,9 @@ class EngineSession:
         self._open[stream_id] = request
         self._waiting_tokens[stream_id] = request.num_prompt_tokens + request.stream.num_tokens
         self._num_waiting_tokens += self._waiting_tokens[stream_id]
+        if num_cached_tokens:
+            self._cached_tokens[stream_id] = num_cached_tokens
+            self._num_cached_tokens += num_cached_tokens
         self._outbox.submit(submission)
 
     def _grant(self, stream_id: int, num_tokens: int) -> None:
@@ -127,6 +139,7 @@ class EngineSession:
             self._end_error = error
         requests, self._open = self._open, {}
         self._waiting_tokens.clear()
+        self._cached_tokens.clear()
         return [request for request in requests.values() if not request.stream.closed]
 
     def on_admission(self, result: pb.AdmissionResult) -> None:
@@ -155,7 +168,7 @@ class EngineSession:
         for first in step.first_tokens:
             request = self._find(first.handle, first.epoch)
             if request is not None:
-                self._num_waiting_tokens -= self._waiting_tokens.pop(first.handle, 0)
+                self._forget_prompt(first.handle)
                 request.stream.note_cached_tokens(first.num_cached_tokens)
         for account in step.time_accounts:
             request = self._find(account.handle, account.epoch)
@@ -221,15 +234,28 @@ class EngineSession:
 
     def _release(self, stream_id: int) -> None:
         del self._open[stream_id]
-        self._num_waiting_tokens -= self._waiting_tokens.pop(stream_id, 0)
+        self._forget_prompt(stream_id)
         self._outbox.forget(stream_id)
         self._free_ids.append(stream_id)
+
+    def _forget_prompt(self, stream_id: int) -> None:
+        """Its prompt is no load any more: it has been computed, or the request has ended."""
+        self._num_waiting_tokens -= self._waiting_tokens.pop(stream_id, 0)
+        self._num_cached_tokens -= self._cached_tokens.pop(stream_id, 0)
 
     def check_integrity(self) -> None:
         """Asserts the invariants; used by tests."""
         assert not set(self._free_ids) & set(self._open), "a stream request id is free and in use"
         assert len(set(self._free_ids)) == len(self._free_ids), "a stream request id is free twice"
         assert self._open.keys() >= self._waiting_tokens.keys()
+        assert self._waiting_tokens.keys() >= self._cached_tokens.keys()
         assert self._end_error or self._num_waiting_tokens == sum(self._waiting_tokens.values())
+        assert self._end_error or self._num_cached_tokens == sum(self._cached_tokens.values())
         used = self._free_ids + list(self._open)
         assert sorted(used) == list(range(1, len(used) + 1)) or self._end_error, "a stream request id has been lost"
+
+
+def _prompt_tokens_per_s(coefficients: Sequence[float]) -> float:
+    """Returns the rate of the device by the engine's model of step times, `LoadStats.model_coefficients`; 0: none."""
+    token_s = coefficients[1] if len(coefficients) > 1 else 0.0
+    return 1.0 / token_s if token_s > 0 else 0.0

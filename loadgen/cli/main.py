@@ -19,20 +19,21 @@ VERBS = {
     "compare": "compare runs of one workload: ratios with confidence intervals",
     "ab": "run the same requests against two servers alternately",
     "report": "recompute the reports of a run from its records",
+    "simulate": "simulate an engine or a fleet in virtual time: policies, goodput, how many engines",
     "trace": "inspect, convert, slice or dequantize a trace",
     "calibrate": "measure this machine's limits: messages per second, and the error of latencies",
     "mock-server": "run a server without a model, with configured latencies",
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns the exit status."""
+def main(argv: Sequence[str] | None = None, program: str = "chairlift-loadgen") -> int:
+    """Runs one verb; returns the exit status. `program` is the command's name in messages."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     with outlasting_readers():
-        return _run(arguments[0] if arguments else "", arguments)
+        return _run(arguments[0] if arguments else "", arguments, program)
 
 
-def _run(name: str, arguments: list[str]) -> int:
+def _run(name: str, arguments: list[str], program: str) -> int:
     if name in ("-h", "--help"):
         print(_usage())
         return 0
@@ -40,17 +41,17 @@ def _run(name: str, arguments: list[str]) -> int:
         print(f"chairlift-loadgen: {f'unknown verb {name!r}' if name else 'which verb?'}\n{_usage()}", file=sys.stderr)
         return ExitStatus.FAILED
     try:
-        parser = Parser(prog="chairlift-loadgen")
+        parser = Parser(prog=program)
         module = importlib.import_module(f"loadgen.cli.{name.replace('-', '_')}")
         module.add_parser(parser.add_subparsers(required=True, metavar="VERB"))
         options = parser.parse_args(arguments)
-        options.command_line = ["chairlift-loadgen", *arguments]
+        options.command_line = [program, *arguments]
         status: int = options.run(options)
     except LoadgenError as error:
-        print(f"chairlift-loadgen {name}: error: {error}", file=sys.stderr)
+        print(f"{program} {name}: error: {error}", file=sys.stderr)
         return ExitStatus.FAILED
     except KeyboardInterrupt:
-        print(f"chairlift-loadgen {name}: stopped", file=sys.stderr)
+        print(f"{program} {name}: stopped", file=sys.stderr)
         return ExitStatus.INTERRUPTED
     return status
 

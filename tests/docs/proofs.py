@@ -105,6 +105,9 @@ PROOFS = [
     Proof(r"chairlift-loadgen report mock-http", How.RUN, says="Limits: ", after=_MOCK_RUN),
     Proof(r"chairlift-loadgen trace slice", How.RUN, says="written +ten-minutes"),
     Proof(r"gzip -dc ten-minutes", How.RUN, says='"arrival_s": 0.0', after=r"chairlift-loadgen trace slice"),
+    Proof(
+        r"chairlift simulate\b", How.PARSE, because="whole traces and other files: tests/loadgen/cli/test_simulate.py"
+    ),
     Proof(r"chairlift-loadgen calibrate\b", How.PARSE, because="an idle machine: tests/loadgen/cli/test_calibrate.py"),
     Proof(r"chairlift-loadgen ab --servers", How.PARSE, because="starts servers: tests/loadgen/cli/test_ab.py"),
     Proof(

@@ -19,10 +19,11 @@ class EndReason(Enum):
     CANCELLED = auto()
     DEADLINE = auto()
     ENGINE_ERROR = auto()
+    INFEASIBLE = auto()
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer is complete: the request was neither cancelled nor failed."""
+        """Whether the answer is complete: the request was neither cancelled nor refused, and did not fail."""
         return self not in _INCOMPLETE
 
     @property
@@ -31,7 +32,7 @@ class EndReason(Enum):
         return "length" if self in _CUT_OFF else "stop"
 
 
-_INCOMPLETE = frozenset({EndReason.CANCELLED, EndReason.DEADLINE, EndReason.ENGINE_ERROR})
+_INCOMPLETE = frozenset({EndReason.CANCELLED, EndReason.DEADLINE, EndReason.ENGINE_ERROR, EndReason.INFEASIBLE})
 _CUT_OFF = frozenset({EndReason.MAX_TOKENS, EndReason.CONTEXT_FULL, EndReason.TIME_BUDGET})
 
 

@@ -7,6 +7,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import EngineFault, EngineUnavailable
 from frontend.routing.pending import PendingRequest
+from frontend.routing.placement import EngineLoad
 from frontend.routing.session import EngineSession
 from frontend.routing.stream import CancelReason
 from frontend.routing.wire import ProtocolViolation
@@ -21,10 +22,10 @@ def fail(request, error, *, was_taken):
     request.stream.fail(error)
 
 
-def submit(session, submission=None, *, window=4):
+def submit(session, submission=None, *, window=4, num_cached_tokens=0):
     """Returns the request's stream id and its stream."""
     request = PendingRequest(submission or new_submission(), None, window=window, now_s=0.0)
-    session.submit(request)
+    session.submit(request, num_cached_tokens)
     return request.submission.handle, request.stream
 
 
@@ -217,10 +218,26 @@ def test_load_is_own_requests_now_and_others_as_of_the_last_report():
     submit(session, prompt)
     assert session.load()[:2] == (1, 15)
     session.note_load(pb.LoadStats(num_running=1, num_waiting=3, num_waiting_prefill_tokens=100, num_free_blocks=7))
-    assert session.load() == (4, 100, 7 * 16)
+    assert session.load()[:3] == (4, 100, 7 * 16)
     submit(session, prompt)
-    assert session.load() == (5, 115, 7 * 16)
+    assert session.load()[:3] == (5, 115, 7 * 16)
     session.note_load(pb.LoadStats(num_running=1, num_free_blocks=7))  # the second request has not arrived there yet
-    assert session.load() == (2, 30, 7 * 16)
+    assert session.load()[:3] == (2, 30, 7 * 16)
     session.on_step(pb.StepResult(step_seq=1, first_tokens=[pb.FirstToken(handle=1)]))
-    assert session.load() == (2, 15, 7 * 16)
+    assert session.load()[:3] == (2, 15, 7 * 16)
+
+
+def test_with_a_rate_cached_prompt_tokens_are_no_load():
+    session = make_session()
+    prompt = pb.Submission(stops=pb.TokenStops(max_tokens=100), prompt_ids=bytes(4 * 15))
+    submit(session, prompt, num_cached_tokens=12)
+    assert session.load() == EngineLoad(1, 15, 1 << 60, 0.0), "without a rate nothing changes"
+    session.note_load(
+        pb.LoadStats(num_waiting_prefill_tokens=15, num_free_blocks=7, model_coefficients=[1, 0.125, 1, 1, 1])
+    )
+    assert session.load() == EngineLoad(1, 3, 7 * 16, 8.0)
+    session.on_step(pb.StepResult(step_seq=1, first_tokens=[pb.FirstToken(handle=1)]))
+    assert session.load() == EngineLoad(1, 0, 7 * 16, 8.0)
+    session.note_load(pb.LoadStats(num_running=1, model_coefficients=[1, 0.0, 1, 1, 1]))
+    assert session.load().prompt_tokens_per_s == 0.0
+    session.check_integrity()

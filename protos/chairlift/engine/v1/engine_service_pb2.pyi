@@ -10,6 +10,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Pacing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PACING_UNSPECIFIED: _ClassVar[Pacing]
+    PACING_GAP: _ClassVar[Pacing]
+    PACING_PACED: _ClassVar[Pacing]
+
+class WhenInfeasible(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WHEN_INFEASIBLE_UNSPECIFIED: _ClassVar[WhenInfeasible]
+    WHEN_INFEASIBLE_REFUSE: _ClassVar[WhenInfeasible]
+    WHEN_INFEASIBLE_DEGRADE: _ClassVar[WhenInfeasible]
+    WHEN_INFEASIBLE_WAIT: _ClassVar[WhenInfeasible]
+
 class CancelReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CANCEL_REASON_UNSPECIFIED: _ClassVar[CancelReason]
@@ -29,6 +42,7 @@ class CompletionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COMPLETION_REASON_DEADLINE: _ClassVar[CompletionReason]
     COMPLETION_REASON_ENGINE_ERROR: _ClassVar[CompletionReason]
     COMPLETION_REASON_TIME_BUDGET: _ClassVar[CompletionReason]
+    COMPLETION_REASON_INFEASIBLE: _ClassVar[CompletionReason]
 
 class RejectionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -46,6 +60,13 @@ class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENGINE_STATE_SERVING: _ClassVar[EngineState]
     ENGINE_STATE_DRAINING: _ClassVar[EngineState]
     ENGINE_STATE_FAILED: _ClassVar[EngineState]
+PACING_UNSPECIFIED: Pacing
+PACING_GAP: Pacing
+PACING_PACED: Pacing
+WHEN_INFEASIBLE_UNSPECIFIED: WhenInfeasible
+WHEN_INFEASIBLE_REFUSE: WhenInfeasible
+WHEN_INFEASIBLE_DEGRADE: WhenInfeasible
+WHEN_INFEASIBLE_WAIT: WhenInfeasible
 CANCEL_REASON_UNSPECIFIED: CancelReason
 CANCEL_REASON_CLIENT: CancelReason
 CANCEL_REASON_STOP_TEXT: CancelReason
@@ -60,6 +81,7 @@ COMPLETION_REASON_CANCELLED: CompletionReason
 COMPLETION_REASON_DEADLINE: CompletionReason
 COMPLETION_REASON_ENGINE_ERROR: CompletionReason
 COMPLETION_REASON_TIME_BUDGET: CompletionReason
+COMPLETION_REASON_INFEASIBLE: CompletionReason
 REJECTION_REASON_UNSPECIFIED: RejectionReason
 REJECTION_REASON_QUEUE_FULL: RejectionReason
 REJECTION_REASON_TOO_LONG: RejectionReason
@@ -225,7 +247,7 @@ class SubmitBatch(_message.Message):
     def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("handle", "prompt_ids", "output_ids", "epoch", "start_index", "sampling", "stops", "remaining_ms", "priority", "cache_salt", "token_credit", "top_logprobs", "request_id", "prompt_logprobs", "grammar", "waited_ms", "adapter", "adapter_sha256")
+    __slots__ = ("handle", "prompt_ids", "output_ids", "epoch", "start_index", "sampling", "stops", "remaining_ms", "priority", "cache_salt", "token_credit", "top_logprobs", "request_id", "prompt_logprobs", "grammar", "waited_ms", "adapter", "adapter_sha256", "ttft_remaining_ms", "inter_token_us", "tenant", "service_class", "value", "pacing", "when_infeasible")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +266,13 @@ class Submission(_message.Message):
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_SHA256_FIELD_NUMBER: _ClassVar[int]
+    TTFT_REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
+    INTER_TOKEN_US_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    PACING_FIELD_NUMBER: _ClassVar[int]
+    WHEN_INFEASIBLE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     prompt_ids: bytes
     output_ids: bytes
@@ -262,7 +291,14 @@ class Submission(_message.Message):
     waited_ms: int
     adapter: str
     adapter_sha256: bytes
-    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ..., epoch: _Optional[int] = ..., start_index: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stops: _Optional[_Union[TokenStops, _Mapping]] = ..., remaining_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., token_credit: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., waited_ms: _Optional[int] = ..., adapter: _Optional[str] = ..., adapter_sha256: _Optional[bytes] = ...) -> None: ...
+    ttft_remaining_ms: int
+    inter_token_us: int
+    tenant: str
+    service_class: str
+    value: float
+    pacing: Pacing
+    when_infeasible: WhenInfeasible
+    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ..., epoch: _Optional[int] = ..., start_index: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stops: _Optional[_Union[TokenStops, _Mapping]] = ..., remaining_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., token_credit: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., waited_ms: _Optional[int] = ..., adapter: _Optional[str] = ..., adapter_sha256: _Optional[bytes] = ..., ttft_remaining_ms: _Optional[int] = ..., inter_token_us: _Optional[int] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., value: _Optional[float] = ..., pacing: _Optional[_Union[Pacing, str]] = ..., when_infeasible: _Optional[_Union[WhenInfeasible, str]] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)
@@ -503,7 +539,7 @@ class EngineStatus(_message.Message):
     def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., engine_step: _Optional[int] = ..., loop_turns: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., detail: _Optional[str] = ..., is_stalled: bool = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ...) -> None: ...
 
 class LoadStats(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_waiting_prefill_tokens", "num_free_blocks", "num_preemptions_total", "num_recomputed_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "step_us", "execute_us", "num_batched_tokens", "num_generated_tokens_total", "jit_compiles_after_ready_total", "integrity_checks_total", "integrity_failures_total")
+    __slots__ = ("num_running", "num_waiting", "num_waiting_prefill_tokens", "num_free_blocks", "num_preemptions_total", "num_recomputed_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "step_us", "execute_us", "num_batched_tokens", "num_generated_tokens_total", "jit_compiles_after_ready_total", "integrity_checks_total", "integrity_failures_total", "prompt_tokens_per_second", "model_coefficients", "lane_tokens", "min_slack_us")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -519,6 +555,10 @@ class LoadStats(_message.Message):
     JIT_COMPILES_AFTER_READY_TOTAL_FIELD_NUMBER: _ClassVar[int]
     INTEGRITY_CHECKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     INTEGRITY_FAILURES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_COEFFICIENTS_FIELD_NUMBER: _ClassVar[int]
+    LANE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_SLACK_US_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_waiting_prefill_tokens: int
@@ -534,7 +574,11 @@ class LoadStats(_message.Message):
     jit_compiles_after_ready_total: int
     integrity_checks_total: int
     integrity_failures_total: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_prefill_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_preemptions_total: _Optional[int] = ..., num_recomputed_tokens_total: _Optional[int] = ..., prefix_cache_queries_total: _Optional[int] = ..., prefix_cache_hits_total: _Optional[int] = ..., step_us: _Optional[int] = ..., execute_us: _Optional[int] = ..., num_batched_tokens: _Optional[int] = ..., num_generated_tokens_total: _Optional[int] = ..., jit_compiles_after_ready_total: _Optional[int] = ..., integrity_checks_total: _Optional[int] = ..., integrity_failures_total: _Optional[int] = ...) -> None: ...
+    prompt_tokens_per_second: float
+    model_coefficients: _containers.RepeatedScalarFieldContainer[float]
+    lane_tokens: _containers.RepeatedScalarFieldContainer[int]
+    min_slack_us: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_prefill_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_preemptions_total: _Optional[int] = ..., num_recomputed_tokens_total: _Optional[int] = ..., prefix_cache_queries_total: _Optional[int] = ..., prefix_cache_hits_total: _Optional[int] = ..., step_us: _Optional[int] = ..., execute_us: _Optional[int] = ..., num_batched_tokens: _Optional[int] = ..., num_generated_tokens_total: _Optional[int] = ..., jit_compiles_after_ready_total: _Optional[int] = ..., integrity_checks_total: _Optional[int] = ..., integrity_failures_total: _Optional[int] = ..., prompt_tokens_per_second: _Optional[float] = ..., model_coefficients: _Optional[_Iterable[float]] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., min_slack_us: _Optional[int] = ...) -> None: ...
 
 class DrainNotice(_message.Message):
     __slots__ = ("grace",)

@@ -1,0 +1,239 @@
+"""`simulate`: an engine or a fleet under virtual time: what it would serve, by policy, and how many are needed."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from chairlift.service.service_classes import ServiceClass, ServiceClassError, read_service_classes
+from loadgen.atomic_file import writing_to
+from loadgen.cli.flags import Flag, add_flags
+from loadgen.cli.trace_options import read, transformed
+from loadgen.cli.values import at_least_one, duration_s, not_negative, positive, share
+from loadgen.cli.workload_options import add_trace_arguments
+from loadgen.cli.workload_text import describe
+from loadgen.errors import OptionError
+from loadgen.plain_json import to_json
+from loadgen.report.simulation_text import cost_line, fit_lines, load_lines, sizing_lines
+from loadgen.simulation.calibration import Fit, fit_steps
+from loadgen.simulation.fleet import FleetOptions
+from loadgen.simulation.policies import BASELINES, PolicySpec, parse_policy
+from loadgen.simulation.sizing import Sizing, engines_for
+from loadgen.simulation.step_cost import DEVICES, StepCost
+from loadgen.simulation.step_log import read_step_log
+from loadgen.simulation.study import LoadResult, Workload, simulate_policy, study
+from loadgen.trace.schema import Trace
+
+_NOISE, _STALL_SHARE = 0.03, 0.0005
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(positive(part) for part in text.split(","))
+
+
+def _mix(text: str) -> dict[str, float]:
+    mix: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, weight = part.partition("=")
+        if not equals or not name or name in mix:
+            raise argparse.ArgumentTypeError(f"{text!r} is not CLASS=WEIGHT,..., each class once")
+        mix[name] = not_negative(weight)
+    return mix
+
+
+_FLEET_FLAGS = (
+    Flag("--engines", "engines of the fleet (default: %(default)s)", at_least_one, default=1),
+    Flag("--engines-for", "find the number of engines with this share of good requests, such as 0.99", share),
+    Flag("--max-engines", "largest fleet for --engines-for (default: %(default)s)", at_least_one, default=1024),
+    Flag("--device", "device and model (default: h200-8b)", choices=tuple(DEVICES)),
+    Flag("--step-log", "fit the step times to a log of the engine's --step-log instead of --device", Path),
+    Flag("--kv-cache-tokens", "KV cache of an engine in tokens (default: of the device; needed with --step-log)",
+         at_least_one),
+    Flag("--block-size", "tokens per block (default: %(default)s); larger ones save memory in large fleets",
+         at_least_one, default=16),
+    Flag("--max-num-seqs", "running requests per engine (default: %(default)s)", at_least_one, default=256),
+    Flag("--steps-in-flight", "of the step loop (default: of the device, 1 with --step-log)", at_least_one),
+    Flag("--prefix-cache", "share equal prefixes (default: yes)", bool, "", True),
+    Flag("--placement-rates", "placement by predicted first token (default: yes)", bool, "", True),
+    Flag("--noise", "standard deviation of a step's logarithm (default: 0.03, 0 with --step-log)", not_negative),
+    Flag("--stall-share", "share of steps that stall for 50 ms (default: 0.0005, 0 with --step-log)", share),
+)  # fmt: skip
+_REQUEST_FLAGS = (
+    Flag("--service-classes", "TOML file of service classes, as the frontend reads it", Path),
+    Flag("--mix", "weights of the classes, drawn at random (default: all alike)", _mix, "CLASS=WEIGHT,..."),
+    Flag("--policy", "policies, each NAME or NAME@BUDGET (default: fcfs)", more={"nargs": "+"}, metavar="POLICY"),
+    Flag("--baselines", "also simulate the baselines", bool),
+    Flag("--loads", "multiples of the rate to simulate, such as 1,2,3 (default: 1)", _numbers, "X,...", (1.0,)),
+    Flag("--duration", "length of every replay, with the first of the requests that fill it (default: all)",
+         duration_s),
+    Flag("--repeats", "replays, each of a later part of the trace with its own seed (default: %(default)s)",
+         at_least_one, default=1),
+    Flag("--shift", "requests between the beginnings of two repeats (default: %(default)s)", at_least_one,
+         default=1500),
+    Flag("--warmup", "do not count arrivals before (default: 0)", duration_s, default=0.0),
+    Flag("--grace", "time after the last arrival until which answers may end (default: 30 s)", duration_s,
+         default=30.0),
+)  # fmt: skip
+_OUTPUT_FLAGS = (
+    Flag("--json", "file for all results", Path),
+    Flag("--draw", "folder for pictures, SVG and PNG", Path, "DIR"),
+)
+
+
+class _Engine(NamedTuple):
+    cost: StepCost
+    kv_cache_tokens: int
+    num_accelerators: int
+    max_steps_in_flight: int
+    has_noise: bool
+    fit: Fit | None
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="simulate an engine or a fleet in virtual time",
+        description="Replays a trace in virtual time: the scheduler, block pool and placement of production, with a\n"
+        "model of step times in place of the device. With --step-log and no --trace: only fits that model.",
+        epilog=f"baselines: {', '.join(BASELINES)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_trace_arguments(parser)
+    add_flags(parser.add_argument_group("fleet"), _FLEET_FLAGS)
+    add_flags(parser.add_argument_group("requests"), _REQUEST_FLAGS)
+    add_flags(parser.add_argument_group("output"), _OUTPUT_FLAGS)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Simulates; returns the exit status.
+
+    Raises: LoadgenError: a wrong flag or file.
+    """
+    engine = _engine(options)
+    if options.trace is None:
+        if engine.fit is None:
+            raise OptionError("--trace FILE is missing")
+        return 0
+    classes = _classes(options)
+    policies = _policies(options, list(classes.values()))
+    trace = transformed(read(options.trace, options), options)
+    workload = Workload(
+        trace=trace,
+        classes=classes,
+        mix=options.mix or {},
+        duration_s=options.duration,
+        num_repeats=options.repeats,
+        shift=options.shift,
+        warmup_s=options.warmup,
+        grace_s=options.grace,
+        seed=options.seed,
+    )
+    fleet = _fleet(options, engine, trace, policies[0])
+    print(describe(trace))
+    print(f"engines    {options.engines}, KV cache of {engine.kv_cache_tokens:,} tokens; {cost_line(engine.cost)}")
+    if options.engines_for is not None:
+        return _size(options, workload, fleet, engine)
+    studied = study(workload, fleet, policies, options.loads, num_accelerators=engine.num_accelerators)
+    for one in studied:
+        print()
+        for line in load_lines(one):
+            print(line)
+    _write(options, engine, {"loads": studied})
+    if options.draw is not None:
+        _draw(studied, options.draw)
+    return 0
+
+
+def _engine(options: argparse.Namespace) -> _Engine:
+    if options.step_log is None:
+        device = DEVICES[options.device or "h200-8b"]
+        kv_cache_tokens = options.kv_cache_tokens or device.kv_cache_tokens
+        in_flight = options.steps_in_flight or device.max_steps_in_flight
+        return _Engine(device.cost, kv_cache_tokens, device.num_accelerators, in_flight, True, None)
+    if options.device is not None:
+        raise OptionError(f"--device {options.device} and --step-log both give the step times; give one of them")
+    log = read_step_log(options.step_log)
+    fit = fit_steps(log.steps)
+    for line in fit_lines(fit, log.num_left_out):
+        print(line)
+    if options.trace is not None and options.kv_cache_tokens is None:
+        raise OptionError("--step-log needs --kv-cache-tokens, the capacity that the engine logs when it starts")
+    return _Engine(fit.cost, options.kv_cache_tokens or 0, 1, options.steps_in_flight or 1, False, fit)
+
+
+def _classes(options: argparse.Namespace) -> dict[str, ServiceClass]:
+    if options.service_classes is None:
+        return {}
+    try:
+        return read_service_classes(options.service_classes)
+    except ServiceClassError as error:
+        raise OptionError(f"--service-classes {error}") from error
+
+
+def _policies(options: argparse.Namespace, classes: list[ServiceClass]) -> list[PolicySpec]:
+    names = dict.fromkeys([*(options.policy or ["fcfs"]), *(BASELINES if options.baselines else ())])
+    return [parse_policy(name, classes) for name in names]
+
+
+def _fleet(options: argparse.Namespace, engine: _Engine, trace: Trace, policy: PolicySpec) -> FleetOptions:
+    longest = int((trace.input_tokens + trace.output_tokens).max()) + 1
+    capacity = engine.kv_cache_tokens // options.block_size * options.block_size
+    if longest > capacity:
+        raise OptionError(
+            f"a request has {longest - 1} tokens, the KV cache of an engine holds {capacity}; leave such requests out "
+            "with --max-model-len"
+        )
+    return FleetOptions(
+        num_engines=options.engines,
+        cost=engine.cost,
+        policy=policy,
+        kv_cache_tokens=engine.kv_cache_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=min(capacity, max(longest, 4096)),
+        block_size=options.block_size,
+        max_steps_in_flight=engine.max_steps_in_flight,
+        has_prefix_cache=options.prefix_cache and trace.blocks is not None,
+        knows_rates=options.placement_rates,
+        noise=(_NOISE if engine.has_noise else 0.0) if options.noise is None else options.noise,
+        stall_share=(_STALL_SHARE if engine.has_noise else 0.0) if options.stall_share is None else options.stall_share,
+    )
+
+
+def _size(options: argparse.Namespace, workload: Workload, fleet: FleetOptions, engine: _Engine) -> int:
+    """Answers `--engines-for`; status 1 if the largest fleet is not enough."""
+    if not options.engines_for:
+        raise OptionError("--engines-for is 0, any fleet has that share; it must be above 0")
+    if len(options.loads) != 1 or len(options.policy or ()) > 1 or options.baselines:
+        raise OptionError("--engines-for takes one policy and one load; leave --baselines and further ones out")
+
+    def good_share(num_engines: int) -> float:
+        sized = replace(fleet, num_engines=num_engines)
+        return simulate_policy(workload, sized, options.loads[0]).total.good_share
+
+    sizing: Sizing = engines_for(good_share, options.engines_for, options.max_engines)
+    for line in sizing_lines(sizing, options.engines_for):
+        print(line)
+    _write(options, engine, {"sizing": sizing})
+    return 0 if sizing.num_engines is not None else 1
+
+
+def _write(options: argparse.Namespace, engine: _Engine, results: dict[str, object]) -> None:
+    if options.json is None:
+        return
+    about = {"command": " ".join(options.command_line), "cost": engine.cost, "fit": engine.fit}
+    with writing_to(options.json.parent):
+        options.json.write_text(to_json({**about, **results}, indent=1) + "\n", encoding="utf-8")
+    print(f"results    {options.json}")
+
+
+def _draw(studied: list[LoadResult], folder: Path) -> None:
+    from loadgen.report.plot_simulation import simulation_pictures  # matplotlib: only if pictures are drawn
+    from loadgen.report.plot_style import png, svg
+
+    with writing_to(folder):
+        for picture in simulation_pictures(studied):
+            (folder / f"{picture.name}.png").write_bytes(png(picture))
+            (folder / f"{picture.name}.svg").write_text(svg(picture), encoding="utf-8")
+            print(f"picture    {folder / picture.name}.png")

@@ -1,0 +1,127 @@
+"""Reads the engine's step log (`--step-log`): the shape and the duration of every step.
+
+The log says how many tokens each request got, not how many it had before. These are counted here: from its cached
+prefix, which its `usage` states when it ends. A request without `usage` (cut off by the end of the log), one that was
+preempted (what it finds in the cache when it resumes is not logged) and those in flight while lines were dropped are
+not known; steps with such a request are left out and counted.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.core.step_time import StepShape
+from loadgen.errors import TraceError
+
+
+class TimedStep(NamedTuple):
+    """A step and its duration, scheduling and update included, in seconds."""
+
+    shape: StepShape
+    seconds: float
+
+
+class StepLog(NamedTuple):
+    """The steps of a log with rows, in order, and how many others had to be left out."""
+
+    steps: tuple[TimedStep, ...]
+    num_left_out: int
+
+
+def read_step_log(path: Path) -> StepLog:
+    """Returns the steps of a file.
+
+    Raises: TraceError: the file cannot be read, or a line is no step; names the line and the field.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            records = list(_records(file))
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not UTF-8 at byte {error.start}") from error
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from error
+    return _steps(records)
+
+
+class _Record(NamedTuple):
+    step: int
+    scheduled: dict[str, int]
+    seconds: float
+    usage: dict[str, int]  # request: cached tokens
+    preempted: tuple[str, ...]
+    has_gap: bool
+
+
+def _records(lines: Iterable[str]) -> Iterator[_Record]:
+    for number, line in enumerate(lines, 1):
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            yield _Record(
+                step=int(fields["step"]),
+                scheduled={str(key): int(value) for key, value in fields["scheduled"].items()},
+                seconds=sum(float(fields[key]) for key in ("schedule_ms", "execute_ms", "update_ms")) / 1e3,
+                usage={str(key): int(value[1]) for key, value in fields["usage"].items()},
+                preempted=tuple(str(one) for one in fields["preempted"]),
+                has_gap=bool(fields.get("dropped")),
+            )
+        except KeyError as error:
+            raise TraceError(f"line {number} has no field {error.args[0]!r}; it is no line of --step-log") from error
+        except (ValueError, TypeError, AttributeError, IndexError) as error:
+            raise TraceError(f"line {number} is no line of --step-log: {error}") from error
+
+
+def _steps(records: list[_Record]) -> StepLog:
+    lives = _lives(records)
+    computed: dict[tuple[str, int], int | None] = {}
+    steps, num_left_out = [], 0
+    for record, life in zip(records, lives, strict=True):
+        if record.has_gap:
+            computed = dict.fromkeys(computed)  # None: not known any more
+        num_tokens = num_kv_tokens = num_pairs = 0
+        is_known = True
+        for request_id, count in record.scheduled.items():
+            key = request_id, life.number
+            before = computed.get(key, life.cached.get(request_id)) if key not in computed else computed[key]
+            num_tokens += count
+            if before is None:
+                is_known = False
+            else:
+                if count == 1:
+                    num_kv_tokens += before + 1
+                else:
+                    num_pairs += count * before + count * (count + 1) // 2
+                before += count
+            computed[key] = before
+        for request_id in record.preempted:
+            computed[request_id, life.number] = None
+        if not record.scheduled:
+            continue
+        if is_known and record.seconds > 0:
+            shape = StepShape(num_tokens, len(record.scheduled), num_kv_tokens, num_pairs)
+            steps.append(TimedStep(shape, record.seconds))
+        else:
+            num_left_out += 1
+    return StepLog(tuple(steps), num_left_out)
+
+
+class _Life(NamedTuple):
+    """One start of the engine: the file is appended to, and request ids begin anew."""
+
+    number: int
+    cached: dict[str, int]  # cached prompt tokens of requests that ended
+
+
+def _lives(records: list[_Record]) -> list[_Life]:
+    """The life of each record."""
+    lives: list[_Life] = []
+    life, last_step = _Life(0, {}), 0
+    for record in records:
+        if record.step < last_step:
+            life = _Life(life.number + 1, {})
+        last_step = record.step
+        life.cached.update(record.usage)
+        lives.append(life)
+    return lives
