@@ -88,7 +88,7 @@ class StepLoop:
         self._fences: deque[tuple[int, int]] = deque()  # number, and steps launched before it
         self._collected_ns = 0  # when the last step was, perf_counter
         self._num_turns = 0
-        self._was_productive = True  # the last step had rows or outputs: do not wait before the next
+        self._was_productive = True  # of the steps last collected one had rows or outputs: do not wait
         self._stop_requested = False
         self._drain_grace_s: float | None = None
         self._drain_until_s: float | None = None
@@ -138,6 +138,8 @@ class StepLoop:
         num_left = self._scheduler.max_steps_in_flight - 1 if is_busy else 0
         if len(self._in_flight) <= num_left:
             self._publish(self.snapshot.engine_step)
+        else:
+            self._was_productive = False
         while len(self._in_flight) > num_left:
             self._collect()
         while self._fences and self._fences[0][1] <= self._num_launched - len(self._in_flight):
@@ -174,7 +176,7 @@ class StepLoop:
         outputs = self._scheduler.update(plan, result, self._clock())
 
         self._note_completions(outputs)
-        self._was_productive = bool(plan.rows or outputs)
+        self._was_productive |= bool(plan.rows or outputs)
         since_ns, self._collected_ns = self._collected_ns, executed_ns
         times = StepTimes(max(started_ns, since_ns), max(scheduled_ns, since_ns), executed_ns, time.perf_counter_ns())
         if plan.rows:

@@ -304,6 +304,19 @@ class TestTwoStepsInFlight:
         assert min(waits[-2:]) > 0
         assert bench.tokens == {1: 2}
 
+    def test_a_slot_that_the_last_step_has_freed_is_filled_without_a_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The step that ends the answer is collected together with an empty plan, which was made before it ended."""
+        waits: list[float] = []
+        drain = Inbox.drain
+        bench = Bench(max_steps_in_flight=2, max_num_seqs=1)
+        bench.submit(request(1, max_tokens=1), request(2, max_tokens=1))
+        bench.turns(2)
+        assert bench.tokens == {1: 1}
+        monkeypatch.setattr(Inbox, "drain", lambda self, timeout_s: waits.append(timeout_s) or drain(self, 0.0))
+        bench.turns(2)
+        assert bench.tokens == {1: 1, 2: 1}
+        assert waits == [0.0, 0.0]
+
     def test_turns_are_counted_once_whatever_they_collect(self) -> None:
         bench = Bench(max_steps_in_flight=2)
         bench.submit(request(1, max_tokens=2))
