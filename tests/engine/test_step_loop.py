@@ -304,7 +304,7 @@ class TestTwoStepsInFlight:
         assert min(waits[-2:]) > 0
         assert bench.tokens == {1: 2}
 
-    def test_a_slot_that_the_last_step_has_freed_is_filled_without_a_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_slot_freed_by_the_last_step_is_filled_without_a_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The step that ends the answer is collected together with an empty plan, which was made before it ended."""
         waits: list[float] = []
         drain = Inbox.drain
