@@ -5,7 +5,7 @@ import pytest
 from frontend.access.api_keys import ApiKeys, load_keys
 from frontend.errors import ConfigError, Unauthenticated
 
-KEYS = ApiKeys(("first-key", "second-key"))
+KEYS = ApiKeys(load_keys(("first-key", "second-key"), None))
 
 BAD = {
     "none": [],
@@ -63,7 +63,7 @@ def test_all_keys_are_compared_in_constant_time(monkeypatch, key):
 def test_keys_of_flags_and_file(tmp_path):
     path = tmp_path / "keys"
     path.write_text("# for the test\nfrom-file\n\n  another  \n")
-    assert load_keys(["of-flag"], path) == ("of-flag", "from-file", "another")
+    assert [key.text for key in load_keys(["of-flag"], path)] == ["of-flag", "from-file", "another"]
 
 
 @pytest.mark.parametrize("key", ["", "two words", "line\nbreak", "schl\u00fcssel", "k" * 1025])
