@@ -26,6 +26,7 @@ from frontend.observability.request_meter import RequestMeter
 from frontend.observability.request_trace import RequestTrace, Spans
 from frontend.observability.request_watch import RequestWatch
 from frontend.observability.target_meter import TargetMeter
+from frontend.observability.target_metrics import TargetOutcome
 from frontend.observability.trace_context import current_origin
 from frontend.request import convert
 from frontend.request.constraints import constraints_of
@@ -349,7 +350,7 @@ class GenerationPipeline:
         try:
             expected = self._feasibility.expect(targets, model.name, size, accepted_at_s=now_s, now_s=now_s)
         except TargetsInfeasible:
-            self._target_metrics.note_outcome(targets.service_class, "refused")
+            self._target_metrics.note_outcome(targets.service_class, TargetOutcome.REFUSED)
             raise
         self._feasibility.forget(expected)
 

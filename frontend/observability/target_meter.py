@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from frontend.observability.outcome import Outcome
 from frontend.observability.request_events import RequestEnd, RequestEvents, RequestProgress
-from frontend.observability.target_metrics import TargetMetrics
+from frontend.observability.target_metrics import TargetMetrics, TargetOutcome
 from frontend.types import LatencyTargets
 
 _LATE_SHARE = 0.01
@@ -72,15 +72,15 @@ class TargetMeter(RequestEvents):
         if targets.tenant and request.started is not None:
             self._metrics.note_tokens(targets.tenant, request.started.num_prompt_tokens, request.num_sent_tokens)
 
-    def _outcome(self, request: RequestProgress, end: RequestEnd) -> str:
+    def _outcome(self, request: RequestProgress, end: RequestEnd) -> TargetOutcome | None:
         targets = self._targets
-        if end.error_code == "TARGETS_INFEASIBLE" or end.outcome is Outcome.SHED:
-            return "refused"
+        if end.outcome is Outcome.SHED:
+            return TargetOutcome.REFUSED
         if end.outcome is None:
-            return ""
+            return None
         first_at_s = request.first_token_at_s or time.monotonic()
         if targets.ttft_s is not None and first_at_s - request.accepted_at_s > targets.ttft_s:
-            return "degraded" if targets.when_infeasible == "degrade" else "ttft_missed"
+            return TargetOutcome.DEGRADED if targets.when_infeasible == "degrade" else TargetOutcome.TTFT_MISSED
         if self._num_late > _LATE_SHARE * self._num_tokens:
-            return "itl_missed"
-        return "met" if end.is_complete else ""
+            return TargetOutcome.ITL_MISSED
+        return TargetOutcome.MET if end.is_complete else None

@@ -1,7 +1,9 @@
 """Metrics of latency targets: goodput by service class, retries, predictions, and tokens by tenant.
 
-They are registered at once, and have no series before a request has targets or a class.
+All stay at zero without classes and targets.
 """
+
+from enum import Enum
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -11,6 +13,16 @@ MAX_TENANTS = 20
 OTHER_TENANTS = "other"
 
 _ERROR_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class TargetOutcome(Enum):
+    """What became of a request's targets."""
+
+    MET = "met"
+    TTFT_MISSED = "ttft_missed"
+    ITL_MISSED = "itl_missed"
+    DEGRADED = "degraded"
+    REFUSED = "refused"
 
 
 class TargetMetrics:
@@ -49,12 +61,16 @@ class TargetMetrics:
             registry=registry,
         )
         self._tenants: set[str] = set()
-        for result in RetryResult:
+        for result in RetryResult:  # initialized to zero, or sums over them would have no value
             self._retries.labels(result.value)
+        for outcome in TargetOutcome:
+            self._goodput.labels("", outcome.value)
+        for kind in ("prompt", "output"):
+            self._tenant_tokens.labels(OTHER_TENANTS, kind)
 
-    def note_outcome(self, service_class: str, outcome: str) -> None:
+    def note_outcome(self, service_class: str, outcome: TargetOutcome) -> None:
         """Counts a request by what became of its targets."""
-        self._goodput.labels(service_class, outcome).inc()
+        self._goodput.labels(service_class, outcome.value).inc()
 
     def note_retry(self, result: RetryResult) -> None:
         """Counts a refusal or a ticket."""
