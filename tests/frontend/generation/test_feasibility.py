@@ -1,4 +1,4 @@
-"""Requests that cannot be in time are refused with a slot, come back with a ticket and are admitted; in virtual time."""
+"""Requests that cannot be in time are refused with a slot, and come back with a ticket; in virtual time."""
 
 import random
 
@@ -244,9 +244,9 @@ def test_a_refusal_by_the_engine_gets_a_slot_too(world):
 
 def test_targets_below_the_shortest_step_are_impossible():
     world = World(min_step_s=0.004)
-    with pytest.raises(InvalidRequest, match="inter_token is 0.001 s, a step of the engine takes at least 0.004 s"):
+    with pytest.raises(InvalidRequest, match=r"inter_token is 0.001 s, a step of the engine takes at least 0.004 s"):
         world.gate.check_possible(LatencyTargets(inter_token_s=0.001, is_own=True))
-    with pytest.raises(InvalidRequest, match="ttft is 0.001 s"):
+    with pytest.raises(InvalidRequest, match=r"ttft is 0.001 s"):
         world.gate.check_possible(LatencyTargets(ttft_s=0.001, is_own=True))
     world.gate.check_possible(LatencyTargets(ttft_s=0.001))  # of a class: its clients cannot help it
     world.gate.check_possible(LatencyTargets(ttft_s=0.01, is_own=True))
