@@ -61,6 +61,14 @@ def _is_lora(setting: str) -> bool:
     return bool(path) and is_adapter_name(name)
 
 
+def _is_weight(setting: str) -> bool:
+    tenant, _, weight = setting.rpartition("=")
+    try:
+        return bool(tenant) and 0.0 < float(weight) < float("inf")
+    except ValueError:
+        return False
+
+
 class StepLimits(NamedTuple):
     """Maximum number of requests and of tokens in one step."""
 
@@ -186,7 +194,23 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicyName = flag(
         "fcfs", choice(get_args(SchedulingPolicyName)),
         "order of admission; fcfs: first come, first served; priority: by the requests' priority and age; static: "
-        "whole batches, a baseline for benchmarks",
+        "whole batches, a baseline for benchmarks; slo: by the requests' latency targets, from a model of step times "
+        "that is measured at the start",
+    )  # fmt: skip
+    best_effort_share: float = flag(
+        0.1, number(0, 0.9),
+        "with --scheduling-policy slo: share of the prompt tokens for requests without targets while others wait. A "
+        "larger one makes them start sooner and fewer requests meet their targets",
+    )  # fmt: skip
+    max_step_time_s: float = flag(
+        0.1, number(0.001, 60),
+        "with --scheduling-policy slo: longest step in seconds while no running request has an inter-token target. "
+        "Arrivals wait for the running step: lower it for short first-token targets, raise it for throughput",
+    )  # fmt: skip
+    tenant_weight: tuple[str, ...] = flag(
+        (), repeated(text("TENANT=WEIGHT with a weight above 0", _is_weight, metavar="TENANT=WEIGHT")),
+        "with --scheduling-policy slo: share of a tenant relative to the others, which have 1; repeat it for several",
+        default_text="none",
     )  # fmt: skip
     max_num_queued_reqs: int = flag(
         4096, integer(1, 2**20), "maximum number of queued requests; further ones are rejected"
@@ -332,6 +356,12 @@ class EngineConfig:
         if os.path.isfile(path):  # noqa: PTH113 - False where it may not look
             return path.name.removesuffix(".gguf")
         return path.resolve().name if os.path.isdir(path) else self.model  # noqa: PTH112 - as above
+
+    @property
+    def weights_by_tenant(self) -> dict[str, float]:
+        """The weights of `tenant_weight`; the last one of a tenant counts."""
+        pairs = (setting.rpartition("=") for setting in self.tenant_weight)
+        return {tenant: float(weight) for tenant, _, weight in pairs}
 
     def uses_torch_kernels(self, device: str) -> bool:
         """Whether the model's operations are plain PyTorch on "cpu" or "cuda".

@@ -160,6 +160,7 @@ class StepLoop:
         plan = self._scheduler.schedule(now_s)
         scheduled_ns = time.perf_counter_ns()
         self._runner.launch(plan)
+        self._scheduler.learn()
         self._in_flight.append(_Launched(plan, started_ns, scheduled_ns))
         self._num_launched += 1
         return bool(plan.rows)

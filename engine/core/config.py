@@ -1,11 +1,13 @@
 """Limits and policy of the scheduler."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.core.step_time import StepTimePrior
 from engine.errors import ConfigError
 
-SchedulingPolicyName = Literal["fcfs", "priority", "static"]
+SchedulingPolicyName = Literal["fcfs", "priority", "static", "slo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +23,16 @@ class SchedulerConfig:
         end_token_ids: the model's end tokens.
         enable_prefix_caching: share full blocks of equal prefixes.
         policy: order of admission; `fcfs` shares the engine between sessions and serves each in order; `static` fills
-            a batch and runs it until its longest request finishes.
+            a batch and runs it until its longest request finishes; `slo` plans by latency targets, see
+            `latency_scheduler.py`.
         max_waiting: most requests in the queue; more are rejected, unless their session has less than its share.
         max_preemptions: bound per request. A request at the bound is not preempted while it can run, and is resumed
             only with blocks for its maximum length. 0 reserves all blocks on admission.
         max_steps_in_flight: plans that may be scheduled before the first is updated.
+        step_time: prior of the step-time model, needed by `slo`.
+        best_effort_share: under `slo`, share of the prompt tokens for requests without targets while others wait too.
+        max_step_s: under `slo`, how long a step may last while no running request has an inter-token target.
+        tenant_weights: under `slo`, shares of tenants relative to those not named, which have 1.
     """
 
     num_blocks: int
@@ -39,6 +46,10 @@ class SchedulerConfig:
     max_waiting: int = 4096
     max_preemptions: int = 8
     max_steps_in_flight: int = 1
+    step_time: StepTimePrior | None = None
+    best_effort_share: float = 0.1
+    max_step_s: float = 0.1
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
 
 def check_config(config: SchedulerConfig) -> None:
@@ -65,3 +76,12 @@ def check_config(config: SchedulerConfig) -> None:
             f"max_model_len is {config.max_model_len}, must be from 2 to the {capacity} tokens that "
             f"{config.num_blocks} blocks of {config.block_size} hold"
         )
+    if config.policy == "slo" and config.step_time is None:
+        raise ConfigError("the policy slo needs a prior of step times, step_time is not set")
+    if not 0.0 <= config.best_effort_share < 1.0:
+        raise ConfigError(f"best_effort_share is {config.best_effort_share}, must be at least 0 and below 1")
+    if not config.max_step_s > 0.0:
+        raise ConfigError(f"max_step_s is {config.max_step_s}, must be above 0")
+    for tenant, weight in config.tenant_weights.items():
+        if not weight > 0.0:
+            raise ConfigError(f"the weight of tenant {tenant!r} is {weight}, must be above 0")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chairlift.service.end_reason import EndReason
 from engine.core.request import BlockId, RequestId, SamplingParams
+from engine.core.step_time import StepTimeErrors
 
 if TYPE_CHECKING:
     from engine.constraints.constraint import Constraint
@@ -167,7 +168,23 @@ class RequestOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Load and totals, for status messages and admission. Totals count since start."""
+    """Load and totals, for status messages and admission. Totals count since start.
+
+    The last fields are those of the policy `slo`; others leave them at their defaults.
+
+    Attributes:
+        prompt_tokens_per_s: prompt tokens computed per second while prompts wait, measured; 0: not measured yet.
+        model_coefficients: the five of the step-time model, in seconds (see `Coefficients`); empty: there is no model.
+        on_time_tokens, best_effort_tokens: tokens of waiting and running prompts that are not computed yet, by lane.
+        min_slack_s: least time to the next due token of a running request when the last step was planned, seconds from
+            the start of that step; None: none is due.
+        num_stalls: steps that took far longer than predicted.
+        step_time_errors: relative errors of predicted step times; None: there is no model.
+        num_infeasible_total: requests ended because their targets could not be met.
+        num_degraded_total: requests made best effort for the same reason.
+        num_itl_infeasible_total: steps that admitted no request with targets because decoding one row more would exceed
+            its inter-token target.
+    """
 
     num_running: int
     num_waiting: int
@@ -179,3 +196,13 @@ class SchedulerStats:
     prefix_cache_queries_total: int
     prefix_cache_hits_total: int
     num_generated_tokens_total: int
+    prompt_tokens_per_s: float = 0.0
+    model_coefficients: tuple[float, ...] = ()
+    on_time_tokens: int = 0
+    best_effort_tokens: int = 0
+    min_slack_s: float | None = None
+    num_stalls: int = 0
+    step_time_errors: StepTimeErrors | None = None
+    num_infeasible_total: int = 0
+    num_degraded_total: int = 0
+    num_itl_infeasible_total: int = 0

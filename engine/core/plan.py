@@ -1,5 +1,7 @@
 """Builds the plan of a step."""
 
+from collections.abc import Sequence
+
 from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import BlockId, Request, RequestId
 
@@ -60,11 +62,22 @@ class PlanBuilder:
             request.num_prompt_logits += num_prompt_logits
             self._num_logits_left -= num_prompt_logits
 
-    def add_chunk(self, request: Request) -> None:
-        """Schedules as many known tokens of a request as the budgets allow; their blocks must be allocated."""
+    @property
+    def narrow_requests(self) -> Sequence[Request]:
+        """The requests of one-token rows."""
+        return self._narrow_requests
+
+    def add_chunk(self, request: Request, max_tokens: int | None = None) -> int:
+        """Schedules as many known tokens of a request as the budgets allow; their blocks must be allocated.
+
+        Args:
+            request: a running request.
+            max_tokens: a limit besides the token budget; None: there is none.
+        Returns: the tokens scheduled, 0 if the budget of logits is used up.
+        """
         num_missing = request.num_tokens - request.num_computed_tokens
         assert num_missing > 0, f"request {request.request_id} has nothing to compute"
-        num_tokens = min(num_missing, self.budget)
+        num_tokens = min(num_missing, self.budget if max_tokens is None else min(max_tokens, self.budget))
         num_left, num_prompt_logits = self._num_logits_left, 0
         if (num_owed := request.num_owed_logits) > 0:
             # After preemption the prompt is recomputed; skip positions whose logprobs were already reported.
@@ -76,6 +89,7 @@ class PlanBuilder:
             num_tokens -= 1
         if num_tokens > 0:
             self.add_row(request, num_tokens, num_tokens == num_missing, (), num_prompt_logits)
+        return num_tokens
 
     def add_new_request(self, request: Request, block_ids: tuple[BlockId, ...]) -> None:
         """Adds a request that the runner does not know yet, with its block table."""

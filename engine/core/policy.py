@@ -152,6 +152,8 @@ def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
             return PriorityPolicy(config.max_num_seqs)
         case "static":
             return StaticPolicy(config.max_num_seqs)
+        case "slo":
+            raise AssertionError("the policy slo has a scheduler of its own, see make_scheduler")
 
 
 def choose_victim(candidates: Iterable[Request], policy: SchedulingPolicy, cache: KVCacheManager) -> Request:

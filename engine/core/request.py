@@ -12,6 +12,7 @@ from engine.core.targets import LatencyTargets
 
 if TYPE_CHECKING:
     from engine.constraints.constraint import Constraint
+    from engine.core.pacing import Pace
 
 RequestId = NewType("RequestId", int)
 BlockId = NewType("BlockId", int)
@@ -99,6 +100,7 @@ class Request:
         first_token_s: monotonic seconds, None before.
         spent_s, charged_until_s: time by activity until then; see `lifecycle.py`.
         has_time_news: whether it was paused or preempted since its time was last reported.
+        pace: latency state; None: its policy keeps none.
     """
 
     request_id: RequestId
@@ -135,6 +137,7 @@ class Request:
     first_token_s: float | None = None
     spent_s: list[float] = field(default_factory=lambda: [0.0] * 5)
     has_time_news: bool = False
+    pace: "Pace | None" = None
     charged_until_s: float = field(init=False)
     num_prior_output_tokens: int = field(init=False)
 

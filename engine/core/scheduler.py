@@ -36,7 +36,7 @@ from engine.core.outputs import (
     TokenLogprobs,
 )
 from engine.core.plan import PlanBuilder
-from engine.core.policy import choose_victim, make_policy
+from engine.core.policy import SchedulingPolicy, choose_victim, make_policy
 from engine.core.request import Request, RequestId, RequestStatus
 from engine.core.waiting_queue import WaitingQueue
 from engine.errors import IntegrityError, InvalidRequest, QueueFull, RequestTooLong
@@ -54,10 +54,10 @@ class Scheduler:
     exactly one completion, as its last output. Row and token counts of `Request` agree with the plans in flight.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, policy: SchedulingPolicy | None = None) -> None:
         check_config(config)
         self._config = config
-        self._policy = make_policy(config)
+        self._policy = policy or make_policy(config)
         self._cache = KVCacheManager(
             config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
         )
@@ -156,11 +156,11 @@ class Scheduler:
         for request_id, reason in self._deadlines.pop_due(now_s):
             self._finish_now(self._requests[request_id], reason)
         batch = PlanBuilder(self._config.max_num_batched_tokens, self._config.max_num_seqs)
-        if self._schedule_running(batch):
-            self._admit(batch)
+        prompts, may_admit = self._schedule_decodes(batch)
+        self._schedule_prompts(batch, prompts, may_admit)
         while batch.num_tokens == 0 and self._waiting.head is not None and self._only_paused_requests_run():
             self._preempt(choose_victim(self._running.values(), self._policy, self._cache), batch)
-            self._admit(batch)
+            self._schedule_prompts(batch, [], may_admit=True)
         self._step += 1
         plan, requests = batch.build(self._step, self._removed)
         self._removed.clear()
@@ -205,6 +205,9 @@ class Scheduler:
                 logprobs = (result.logprobs[index],) if index in result.logprobs else ()
                 outputs.append(self._accept_token(request, token_id, logprobs))
         return outputs
+
+    def learn(self) -> None:
+        """Learns from the last update, if the policy learns. Call it off the critical path, while a step runs."""
 
     @property
     def max_steps_in_flight(self) -> int:
@@ -257,20 +260,21 @@ class Scheduler:
             raise IntegrityError(f"{len(running)} requests run, max_num_seqs is {self._config.max_num_seqs}")
         self._waiting.check_integrity()
 
-    def _schedule_running(self, batch: PlanBuilder) -> bool:
-        """Schedules running requests: first those that need one token, then chunks of the others, in admission order.
+    def _schedule_decodes(self, batch: PlanBuilder) -> tuple[list[Request], bool]:
+        """Schedules running requests that need one token, in admission order.
 
-        Returns: whether all of them got the blocks they needed. If not, no request is admitted in this step.
+        Returns: running requests that need more than one token, and whether all the others got the blocks they needed.
+        If not, no request is admitted in this step.
         """
         all_have_blocks = True
-        wide = []
+        prompts = []
         for request in list(self._running.values()):
             if request.status is not _RUNNING:
                 continue
             num_pending = request.num_pending_tokens
             num_wanted = len(request.prompt_ids) + len(request.output_ids) + num_pending
             if num_wanted - request.num_computed_tokens > 1:
-                wide.append(request)
+                prompts.append(request)
                 continue
             if num_pending and num_wanted >= request.max_num_tokens:
                 continue  # the sample in flight is its last token
@@ -287,33 +291,46 @@ class Scheduler:
                 new_block_ids = self._cache.allocate_slots(request, num_wanted)
                 assert new_block_ids is not None, f"no blocks for request {request.request_id} after preemption"
             batch.add_row(request, 1, True, tuple(new_block_ids))
-        for request in wide:
-            # Blocks were allocated on admission, but the request may have been preempted above.
+        return prompts, all_have_blocks
+
+    def _schedule_prompts(self, batch: PlanBuilder, prompts: list[Request], may_admit: bool) -> None:
+        """Schedules chunks of running prompts in admission order, then admits waiting requests.
+
+        Blocks of the prompts were allocated on admission, but a prompt may have been preempted in this step.
+        """
+        for request in prompts:
             if batch.budget > 0 and request.status is _RUNNING:
                 batch.add_chunk(request)
-        return all_have_blocks
+        if may_admit:
+            self._admit(batch)
 
     def _admit(self, batch: PlanBuilder) -> None:
         """Admits waiting requests, head first, while the sequence limit, the token budget and the blocks allow."""
         num_admitted = 0
         max_admitted = self._policy.max_admissions(len(self._running))
         while num_admitted < max_admitted and batch.budget > 0 and (request := self._waiting.head) is not None:
-            max_slots = request.max_num_tokens - 1  # the last token is never attended to
-            at_bound = request.num_preemptions >= self._config.max_preemptions
-            computed_blocks = self._cache.get_computed_blocks(request)
-            # One slot for the next token, so that the request is not preempted right after its admission.
-            num_slots = max_slots if at_bound else min(request.num_tokens + 1, max_slots)
-            if self._cache.allocate_slots(request, num_slots, computed_blocks) is None:
+            if not self._try_admit(request, batch):
                 break
-            # Blocks freed since its preemption were deferred until its last row completed.
-            assert request.num_rows_in_flight == 0, f"request {request.request_id} is resumed with rows in flight"
-            self._waiting.remove(request)
-            self._running[request.request_id] = request
-            self._start(request, len(computed_blocks) * self._config.block_size)
             num_admitted += 1
-            batch.add_new_request(request, self._cache.block_ids(request))
             batch.add_chunk(request)
         self._policy.end_admission(num_admitted, out_of_budget=batch.budget == 0)
+
+    def _try_admit(self, request: Request, batch: PlanBuilder) -> bool:
+        """Makes a waiting request run, without a row yet; returns False, without a change, if it lacks blocks."""
+        max_slots = request.max_num_tokens - 1  # the last token is never attended to
+        at_bound = request.num_preemptions >= self._config.max_preemptions
+        computed_blocks = self._cache.get_computed_blocks(request)
+        # One slot for the next token, so that the request is not preempted right after its admission.
+        num_slots = max_slots if at_bound else min(request.num_tokens + 1, max_slots)
+        if self._cache.allocate_slots(request, num_slots, computed_blocks) is None:
+            return False
+        # Blocks freed since its preemption were deferred until its last row completed.
+        assert request.num_rows_in_flight == 0, f"request {request.request_id} is resumed with rows in flight"
+        self._waiting.remove(request)
+        self._running[request.request_id] = request
+        self._start(request, len(computed_blocks) * self._config.block_size)
+        batch.add_new_request(request, self._cache.block_ids(request))
+        return True
 
     def _start(self, request: Request, num_hit_tokens: int) -> None:
         """Marks an admitted request as running and counts its prefix-cache hits."""
@@ -402,9 +419,9 @@ class Scheduler:
             request.request_id, start_index, (token_id,), logprobs, num_cached_tokens, completion, time
         )
 
-    def _finish_now(self, request: Request, reason: EndReason) -> None:
+    def _finish_now(self, request: Request, reason: EndReason, detail: str = "") -> None:
         """Finishes a request between two steps; the next update returns its completion."""
-        self._outputs.append(_completion_output(request, self._finish(request, reason)))
+        self._outputs.append(_completion_output(request, self._finish(request, reason, detail)))
 
     def _finish(self, request: Request, reason: EndReason, detail: str = "") -> RequestCompletion:
         """Frees the blocks and the queue place of a request and removes it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from engine.core.request import Request, RequestId
 from engine.errors import IntegrityError
 
-_Entry = tuple[float, int, Request]  # the first two are unique, so that requests are never compared
+Entry = tuple[float, int, Request]  # the first two are unique, so that requests are never compared
 
 
 class WaitingQueue:
@@ -18,7 +18,7 @@ class WaitingQueue:
 
     def __init__(self, order_key: Callable[[Request], float]) -> None:
         self._order_key = order_key
-        self._ready: list[_Entry] = []
+        self._ready: list[Entry] = []
         self._without_credit: dict[RequestId, Request] = {}
         self._num_by_session: dict[int, int] = {}
         self.num_tokens = 0
@@ -54,7 +54,7 @@ class WaitingQueue:
         if request.token_credit is not None and request.token_credit <= 0:
             self._without_credit[request.request_id] = request
         else:
-            insort(self._ready, self._entry(request))
+            self._insert(request)
 
     def remove(self, request: Request) -> None:
         """Removes a request; its key and credit must be those of the push."""
@@ -63,7 +63,7 @@ class WaitingQueue:
         if num_left:
             self._num_by_session[request.session] = num_left
         if self._without_credit.pop(request.request_id, None) is None:
-            del self._ready[bisect_left(self._ready, self._entry(request))]
+            self._delete(request)
 
     def check_integrity(self) -> None:
         """Recounts tokens and requests by session.
@@ -75,5 +75,11 @@ class WaitingQueue:
         if Counter(request.session for request in self) != self._num_by_session:
             raise IntegrityError(f"the queue counts {self._num_by_session} requests by session")
 
-    def _entry(self, request: Request) -> _Entry:
+    def _insert(self, request: Request) -> None:
+        insort(self._ready, self._entry(request))
+
+    def _delete(self, request: Request) -> None:
+        del self._ready[bisect_left(self._ready, self._entry(request))]
+
+    def _entry(self, request: Request) -> Entry:
         return (self._order_key(request), request.arrival_index, request)

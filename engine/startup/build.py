@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,8 +12,9 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine import __version__
 from engine.config import EngineConfig, StepLimits
 from engine.core.config import SchedulerConfig
-from engine.core.scheduler import Scheduler
-from engine.errors import EngineError
+from engine.core.latency_scheduler import make_scheduler
+from engine.errors import ConfigError, EngineError
+from engine.interfaces import ModelRunner
 from engine.model.fingerprint import weights_fingerprint
 from engine.model.hub import resolve_model
 from engine.model.lora import LoraAdapter
@@ -34,6 +36,7 @@ from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
 from engine.startup.rank import RankTask, build_runner
 from engine.startup.served_model import bytes_of_weights, check_weights_of, open_model, shard_shape, weights_dtype
+from engine.startup.step_times import measure_prior
 from engine.startup.warm_up import sweep_sizes, warm_up
 from kernels.dtypes import dtype_name
 
@@ -120,9 +123,11 @@ def build_engine(
     warm_up(runner, scheduler_config, shape.vocab_size)
     if device.type == "cuda":
         sweep_sizes(runner, scheduler_config, shape.vocab_size)
+    if scheduler_config.policy == "slo":
+        scheduler_config = _with_step_times(scheduler_config, runner, shape.vocab_size)
     num_late_compiles = _watch_compiles(config, device)
     return EngineParts(
-        scheduler=Scheduler(scheduler_config),
+        scheduler=make_scheduler(scheduler_config),
         runner=runner,
         info=_info(config, model_dir, shape, adapters, scheduler_config, tokenizer),
         tokenizer=tokenizer,
@@ -218,7 +223,21 @@ def _scheduler_config(
         policy=config.scheduling_policy,
         max_waiting=config.max_num_queued_reqs,
         max_steps_in_flight=config.max_steps_in_flight(device.type),
+        best_effort_share=config.best_effort_share,
+        max_step_s=config.max_step_time_s,
+        tenant_weights=config.weights_by_tenant,
     )
+
+
+def _with_step_times(config: SchedulerConfig, runner: ModelRunner, vocab_size: int) -> SchedulerConfig:
+    """Adds the prior of step times, measured now."""
+    prior = measure_prior(runner, config, vocab_size)
+    if prior is None:
+        raise ConfigError(
+            f"--scheduling-policy slo cannot measure step times with --max-num-batched-tokens "
+            f"{config.max_num_batched_tokens} and --max-model-len {config.max_model_len}: raise them"
+        )
+    return replace(config, step_time=prior)
 
 
 def _info(

@@ -90,7 +90,7 @@ def _serve(
     params: Sequence[SamplingParams],
     adapter: Adapter | None = None,
 ) -> None:
-    scheduler = Scheduler(replace(config, max_waiting=len(params)))
+    scheduler = Scheduler(replace(config, policy="fcfs", max_waiting=len(params)))
     for index, one in enumerate(params):
         scheduler.add_request(Request(RequestId(-1 - index), prompt_ids, one, arrival_s=0.0, adapter=adapter))
     while scheduler.has_work():

@@ -10,9 +10,11 @@ import pytest
 
 from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
+from engine.core.latency_scheduler import make_scheduler
 from engine.core.outputs import RequestOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
-from engine.core.scheduler import Scheduler
+from engine.core.step_time import Coefficients, StepTimePrior
+from engine.core.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.errors import QueueFull, RequestTooLong
 from tests.support.engine.fake_model import Answer, AnswerLedger, FakeModel, FakeModelRunner, SoloAnswer
 
@@ -53,7 +55,7 @@ class Engine:
             **config,
         }
         self.model = FakeModel(vocab_size=8, end_token_ids=frozenset({0}), end_probability=0.0)
-        self.scheduler = Scheduler(SchedulerConfig(end_token_ids=self.model.end_token_ids, **values))
+        self.scheduler = make_scheduler(SchedulerConfig(end_token_ids=self.model.end_token_ids, **values))
         self.failures: dict[int, int] = {}  # request id -> position from which its rows fail
         self.runner = FakeModelRunner(
             self.model,
@@ -180,8 +182,10 @@ class Simulation:
             "max_preemptions": rng.choice((0, 1, 2, 8)),
             "max_steps_in_flight": rng.choice((1, 2, 2, 3)),
         }
-        self.config = SchedulerConfig(**{**values, **config})
-        self.scheduler = Scheduler(self.config)
+        self.targets_rng = random.Random(f"targets of {seed}")
+        step_time = StepTimePrior(Coefficients(*(self.targets_rng.choice((1e-3, 0.1, 1.0)) for _ in range(5))))
+        self.config = SchedulerConfig(step_time=step_time, **{**values, **config})
+        self.scheduler = make_scheduler(self.config)
         self.expectations: dict[RequestId, Expectation] = {}
         self.fails_from: dict[RequestId, int] = {}  # position
         self.runner = FakeModelRunner(
@@ -232,6 +236,7 @@ class Simulation:
             deadline_s=self.now_s + rng.randrange(1, 40) if rng.random() < 0.1 else None,
             budget_end_s=self.now_s + self.budget_rng.randrange(40) if self.budget_rng.random() < 0.1 else None,
             token_credit=rng.randrange(4) if rng.random() < 0.3 else None,
+            **self.random_latency(),
         )
         self.num_requests += 1
         if len(prompt) < limit:
@@ -260,8 +265,28 @@ class Simulation:
             expectation.allowed_reasons.add(EndReason.ENGINE_ERROR)
         if (end := expectation.end) is not None:
             expectation.allowed_reasons.add(end[1])
+        if request.targets is not None and request.targets.when_infeasible is WhenInfeasible.REFUSE:
+            expectation.allowed_reasons.add(EndReason.INFEASIBLE)
         self.expectations[request.request_id] = expectation
         self.ledger.expect(request)
+
+    def random_latency(self) -> dict[str, Any]:
+        """Targets and a tenant, for the policy that reads them."""
+        rng = self.targets_rng
+        if self.config.policy != "slo":
+            return {}
+        targets = LatencyTargets(
+            ttft_s=rng.choice((None, 0.0, 1.0, 10.0, 100.0)),
+            inter_token_s=rng.choice((None, 0.5, 5.0)),
+            pacing=rng.choice(tuple(Pacing)),
+            when_infeasible=rng.choice(tuple(WhenInfeasible)),
+            value=rng.choice((1.0, 3.0)),
+        )
+        return {
+            "targets": rng.choice((None, targets, targets)),
+            "tenant": rng.choice(("", "a", "b")),
+            "has_moved": rng.random() < 0.1,
+        }
 
     def schedule(self) -> None:
         if len(self.plans) == self.config.max_steps_in_flight:

@@ -4,17 +4,29 @@ from typing import get_args
 import pytest
 
 from engine.core.config import SchedulerConfig, SchedulingPolicyName
+from engine.core.latency_scheduler import LatencyScheduler, make_scheduler
 from engine.core.policy import FcfsPolicy, PriorityPolicy, StaticPolicy, make_policy
 from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from engine.core.step_time import Coefficients, StepTimePrior
 
 MakeRequest = Callable[..., Request]
 
 
 def test_every_policy_name_makes_its_policy() -> None:
     kinds = {"fcfs": FcfsPolicy, "priority": PriorityPolicy, "static": StaticPolicy}
-    for name in get_args(SchedulingPolicyName):
+    for name in set(get_args(SchedulingPolicyName)) - {"slo"}:
         config = SchedulerConfig(num_blocks=1, max_num_seqs=1, max_num_batched_tokens=1, max_model_len=16, policy=name)
         assert type(make_policy(config)) is kinds[name]
+        assert type(make_scheduler(config)) is Scheduler
+
+
+def test_slo_is_a_scheduler_of_its_own() -> None:
+    step_time = StepTimePrior(Coefficients(1e-3, 1e-4, 1e-5, 1e-7, 1e-8))
+    config = SchedulerConfig(
+        num_blocks=1, max_num_seqs=1, max_num_batched_tokens=1, max_model_len=16, policy="slo", step_time=step_time
+    )
+    assert type(make_scheduler(config)) is LatencyScheduler
 
 
 def test_fcfs_orders_by_acceptance_and_knows_one_class(make_request: MakeRequest) -> None:

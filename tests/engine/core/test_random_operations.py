@@ -10,7 +10,7 @@ import pytest
 
 OPERATIONS_PER_WORLD = 250
 NUM_DEFAULT_OPERATIONS = 50_000
-POLICIES = ("fcfs", "priority", "static")
+POLICIES = ("fcfs", "priority", "static", "slo")
 
 
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])

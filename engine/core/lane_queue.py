@@ -1,0 +1,86 @@
+"""The queue of the `slo` policy: requests on time by their due times, best-effort requests by tenant and age."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+
+from engine.core.pacing import Lane, Pace
+from engine.core.request import Request
+from engine.core.tenant_shares import LeastServed, TenantShares
+from engine.core.waiting_queue import Entry, WaitingQueue
+from engine.errors import IntegrityError
+
+
+def pace(request: Request) -> Pace:
+    """Returns the latency state of a request, which every request has under this policy."""
+    assert request.pace is not None, f"request {request.request_id} has no latency state"
+    return request.pace
+
+
+class LaneQueue(WaitingQueue):
+    """Two lanes, with requests without token credit apart as in any queue.
+
+    The lane on time is one sorted list, in which tenants have no say: another order would make requests late. The
+    best-effort lane is one sorted list per tenant; its head is that of the tenant that has been served least.
+
+    Invariants: those of `WaitingQueue`; every queued request is in the lane of its pace; no empty list is kept.
+    """
+
+    def __init__(self, shares: TenantShares) -> None:
+        super().__init__(lambda request: pace(request).key)
+        self._best_effort: dict[str, list[Entry]] = {}
+        self._tenants = LeastServed(shares.tokens)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from super().__iter__()
+        for entries in self._best_effort.values():
+            yield from (request for _, _, request in entries)
+
+    def __len__(self) -> int:
+        return super().__len__() + sum(map(len, self._best_effort.values()))
+
+    @property
+    def head(self) -> Request | None:
+        """The first request on time, otherwise the first best-effort one."""
+        return self.first(Lane.ON_TIME) or self.first(Lane.BEST_EFFORT)
+
+    @property
+    def on_time(self) -> Sequence[Entry]:
+        """The lane on time in order: key, number of the arrival, request."""
+        return self._ready
+
+    def first(self, lane: Lane) -> Request | None:
+        """Returns the next request of a lane, or None."""
+        if lane is Lane.ON_TIME:
+            return super().head
+        tenant = self._tenants.first(self._best_effort.__contains__)
+        return None if tenant is None else self._best_effort[tenant][0][2]
+
+    def check_integrity(self) -> None:
+        """Checks the lanes too.
+
+        Raises: IntegrityError: a count is wrong, or a request is in the wrong lane.
+        """
+        super().check_integrity()
+        best_effort = [request for entries in self._best_effort.values() for _, _, request in entries]
+        for lane, requests in ((Lane.ON_TIME, [entry[2] for entry in self._ready]), (Lane.BEST_EFFORT, best_effort)):
+            for request in requests:
+                if pace(request).lane is not lane:
+                    raise IntegrityError(f"request {request.request_id} is queued in lane {lane.name}")
+        if not all(self._best_effort.values()):
+            raise IntegrityError("the queue keeps an empty list of a tenant")
+
+    def _insert(self, request: Request) -> None:
+        if pace(request).lane is Lane.ON_TIME:
+            super()._insert(request)
+            return
+        insort(self._best_effort.setdefault(request.tenant, []), self._entry(request))
+        self._tenants.add(request.tenant)
+
+    def _delete(self, request: Request) -> None:
+        if pace(request).lane is Lane.ON_TIME:
+            super()._delete(request)
+            return
+        entries = self._best_effort[request.tenant]
+        del entries[bisect_left(entries, self._entry(request))]
+        if not entries:
+            del self._best_effort[request.tenant]

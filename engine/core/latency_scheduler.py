@@ -1,0 +1,439 @@
+"""The policy `slo`: plans every step by the latency targets of the requests.
+
+Requests that can meet their targets are on time; all others are best effort. A step is planned in this order:
+
+1. Running requests that need one token, as in every policy. The tightest of their targets bounds the step.
+2. What this leaves of the step's time goes to prompts, in seconds (`step_budget.py`): those on time by their due times
+   (earliest deadline first), with a guaranteed share for best effort.
+3. If the prompts on time cannot all be in time, some are given up (`feasibility.py`): refused or made best effort.
+
+Slots and blocks are kept in reserve for requests on time. Best effort is shared among tenants (`tenant_shares.py`).
+
+With two steps in flight a step is planned while another one runs: it starts when that one is expected to end.
+
+Every request makes progress, as in `scheduler.py`: the head of a lane that lacks blocks is overtaken by no request of
+the other lane that would take them, best effort only once it has waited long; reserves hold only while others run.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from chairlift.service.end_reason import EndReason
+from engine.core.config import SchedulerConfig
+from engine.core.feasibility import LatePrompt, Slots, WaitingPrompt, find_late
+from engine.core.lane_queue import LaneQueue, pace
+from engine.core.moving_rate import MovingRate
+from engine.core.outputs import (
+    ModelRunnerOutput,
+    RequestCompletion,
+    RequestOutput,
+    ScheduledRow,
+    SchedulerOutput,
+    SchedulerStats,
+)
+from engine.core.pacing import Lane, Slack, best_effort_key, pace_of, slack_of
+from engine.core.plan import PlanBuilder
+from engine.core.policy import FcfsPolicy
+from engine.core.request import Request, RequestId, RequestStatus
+from engine.core.scheduler import Scheduler
+from engine.core.step_budget import MAX_SLACK_STEPS, StepBudget
+from engine.core.step_time import StepShape, StepTimeModel
+from engine.core.targets import WhenInfeasible
+from engine.core.tenant_shares import OUTPUT_TOKEN_CHARGE, TenantShares
+
+_RUNNING = RequestStatus.RUNNING
+_OF_BLOCKS = (0.05, 0.20)  # share of the blocks that an admission leaves free, by lane
+_OF_SLOTS = (0.0, 0.20)
+_ON_TIME_MEMORY_S = 30.0  # best effort may use everything if no request had targets for this long
+_PATIENCE_S = 60.0  # after this wait the head of best effort gets blocks before requests on time
+_TURN_TOKENS = 256  # of its share, from which best effort goes first in a step
+_MIN_CREDIT, _MAX_CREDIT = -1024.0, 8192.0
+_MIN_TURN_CHUNK = 64
+_CHARGE_INTERVAL_S = 0.1  # of KV cache held by tenants
+_PROMPT_RATE_S, _END_RATE_S = 1.0, 5.0  # time constants of moving averages
+_ENDS_BY_TOKEN = (EndReason.END_TOKEN, EndReason.STOP_TOKEN, EndReason.MAX_TOKENS, EndReason.CONTEXT_FULL)
+
+
+class LatencyPolicy(FcfsPolicy):
+    """Order of admission and of preemption by lane; enters requests in the accounts of their tenants."""
+
+    def __init__(self, max_num_seqs: int, shares: TenantShares) -> None:
+        super().__init__(max_num_seqs)
+        self._shares = shares
+
+    def arrive(self, request: Request) -> None:
+        """Sets its latency state."""
+        request.pace = pace_of(request)
+        self._shares.enter(request.tenant)
+
+    def order_key(self, request: Request) -> float:
+        """Place within its lane."""
+        return pace(request).key
+
+    def admit(self, request: Request) -> None:
+        """Keeps no state."""
+
+    def finish(self, request: Request) -> None:
+        """Its tenant may be idle now."""
+        self._shares.leave(request.tenant)
+
+    def preemption_class(self, request: Request) -> int:
+        """Best effort is preempted first."""
+        return pace(request).lane
+
+
+class _PlannedStep(NamedTuple):
+    """A step in flight: what it computes, and when it was planned.
+
+    Attributes:
+        predicted_s: expected duration.
+        num_prompt_tokens: prompt tokens, if prompts were left over; otherwise 0, because it tells nothing of the rate.
+    """
+
+    shape: StepShape
+    planned_s: float
+    predicted_s: float
+    num_prompt_tokens: int
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What the lanes share while a step is filled. `may_admit`: whether waiting requests may still start."""
+
+    batch: PlanBuilder
+    budget: StepBudget
+    slack: Slack
+    may_admit: bool
+
+
+class LatencyScheduler(Scheduler):
+    """A scheduler that meets latency targets; see the module.
+
+    Use: as `Scheduler`; call `learn` while the next step runs.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        assert config.step_time is not None, "the policy slo needs a step-time prior"
+        self._shares = TenantShares(config.tenant_weights)
+        super().__init__(config, LatencyPolicy(config.max_num_seqs, self._shares))
+        self._lanes = self._waiting = LaneQueue(self._shares)
+        self._model = StepTimeModel(config.step_time)
+        prior = config.step_time.coefficients
+        self._first_rate = 1.0 / prior.token_s
+        # Holding the whole cache for a second is charged as much as the prompts that a second computes.
+        self._charge_of_token_second = self._first_rate / (config.num_blocks * config.block_size)
+        self._prompt_rate = MovingRate(_PROMPT_RATE_S)
+        self._end_rate = MovingRate(_END_RATE_S)
+        self._num_ended = 0  # running requests, since the last step
+        self._steps: deque[_PlannedStep] = deque()  # in flight, empty ones too
+        self._busy_until_s = 0.0  # when the steps in flight are expected to end
+        self._collected_s = 0.0
+        self._charged_s = 0.0
+        self._observed: tuple[StepShape, float] | None = None  # not learned yet
+        self._credit = 0.0  # tokens that best effort may have before requests on time
+        self._on_time_until_s = float("-inf")
+        self._has_new = False  # requests on time arrived since the last check of feasibility
+        self._prompts: list[Request] = []  # running, not computed when the last step was planned
+        self._slack: Slack | None = None
+        self._num_kv_tokens = 0
+        self._num_infeasible = 0
+        self._num_degraded = 0
+        self._num_itl_infeasible = 0
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request; see `Scheduler.add_request`."""
+        super().add_request(request)
+        if request.is_finished or pace(request).lane is not Lane.ON_TIME:
+            return
+        self._has_new = True
+        self._on_time_until_s = request.arrival_s + _ON_TIME_MEMORY_S
+        num_hits = len(self._cache.get_computed_blocks(request)) * self._config.block_size
+        pace(request).num_uncached_tokens = request.num_tokens - num_hits
+
+    def grant_credit(self, request_id: RequestId, num_tokens: int, now_s: float) -> None:
+        """Lets a request generate more tokens; the time it was paused is not charged to its targets."""
+        request = self._requests.get(request_id)
+        was_paused = request is not None and request.status is RequestStatus.PAUSED
+        super().grant_credit(request_id, num_tokens, now_s)
+        if request is not None and was_paused and request.status is _RUNNING:
+            pace(request).resume(now_s)
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        """Plans the next step; see `Scheduler.schedule`."""
+        self._charge_kv_cache(now_s)
+        self._prompts = []
+        plan = super().schedule(now_s)
+        num_pairs = num_prompt_tokens = 0
+        for row in reversed(plan.rows):
+            num_tokens = row.num_scheduled_tokens
+            if num_tokens == 1:
+                break
+            num_prompt_tokens += num_tokens
+            num_pairs += num_tokens * row.num_computed_tokens + num_tokens * (num_tokens + 1) // 2
+        shape = StepShape(plan.num_tokens, len(plan.rows), self._num_kv_tokens, num_pairs)
+        predicted_s = self._model.predict_s(shape) if plan.rows else 0.0
+        has_backlog = self._waiting.head is not None or any(
+            request.num_computed_tokens < request.num_tokens for request in self._prompts
+        )
+        self._busy_until_s = self._start_s() + predicted_s
+        self._steps.append(_PlannedStep(shape, now_s, predicted_s, num_prompt_tokens if has_backlog else 0))
+        return plan
+
+    def update(self, plan: SchedulerOutput, result: ModelRunnerOutput, now_s: float) -> list[RequestOutput]:
+        """Applies the result of the oldest step in flight; see `Scheduler.update`."""
+        requests = self._in_flight[0][1]
+        outputs = super().update(plan, result, now_s)
+        step = self._steps.popleft()
+        if requests:
+            elapsed_s = now_s - max(step.planned_s, self._collected_s)
+            self.learn()
+            self._observed = (step.shape, elapsed_s)
+            if step.num_prompt_tokens:
+                self._prompt_rate.add(step.num_prompt_tokens, elapsed_s)
+            self._end_rate.add(self._num_ended, elapsed_s)
+            self._num_ended = 0
+            self._note_tokens(requests, plan.rows, now_s)
+        self._collected_s = now_s
+        self._busy_until_s = now_s + sum(step.predicted_s for step in self._steps)
+        return outputs
+
+    def learn(self) -> None:
+        """Corrects the step-time model by the last step that was collected, if that has not happened yet."""
+        if self._observed is not None:
+            self._model.observe(*self._observed)
+            self._observed = None
+
+    def stats(self) -> SchedulerStats:
+        """Current load and totals since start."""
+        stats = super().stats()
+        errors = self._model.errors
+        num_on_time = sum(request.num_tokens for _, _, request in self._lanes.on_time)
+        num_on_time += self._num_running_on_time_tokens()
+        slack = self._slack
+        return replace(
+            stats,
+            prompt_tokens_per_s=self._prompt_rate.per_s or 0.0,
+            model_coefficients=self._model.coefficients,
+            on_time_tokens=num_on_time,
+            best_effort_tokens=stats.num_waiting_prefill_tokens - num_on_time,
+            min_slack_s=None if slack is None or slack.min_slack_s == float("inf") else slack.min_slack_s,
+            num_stalls=errors.num_stalls,
+            step_time_errors=errors,
+            num_infeasible_total=self._num_infeasible,
+            num_degraded_total=self._num_degraded,
+            num_itl_infeasible_total=self._num_itl_infeasible,
+        )
+
+    def _schedule_prompts(self, batch: PlanBuilder, prompts: list[Request], may_admit: bool) -> None:
+        """Gives the rest of the step's time to prompts, by lane and within it by key; best effort first on its turn."""
+        start_s = self._start_s()
+        rows = batch.narrow_requests
+        slack = self._slack = slack_of(rows, start_s, is_ahead=bool(self._steps))
+        self._num_kv_tokens = slack.num_kv_tokens
+        max_step_s = self._config.max_step_s
+        allowed_s = (
+            max_step_s if slack.allowed_s == float("inf") else min(slack.allowed_s, MAX_SLACK_STEPS * max_step_s)
+        )
+        budget = StepBudget(self._model, len(rows), slack.num_kv_tokens, allowed_s)
+        prompts = [request for request in prompts if request.status is _RUNNING]
+        self._prompts = prompts
+        self._give_up_late(start_s + 0.5 * budget.decode_s)
+        on_time = sorted((r for r in prompts if pace(r).lane is Lane.ON_TIME), key=lambda request: pace(request).key)
+        best_effort = [request for request in prompts if pace(request).lane is Lane.BEST_EFFORT]
+        turn = _Turn(batch, budget, slack, may_admit)
+        if not best_effort and self._lanes.first(Lane.BEST_EFFORT) is None:
+            self._credit = 0.0
+            self._fill(turn, Lane.ON_TIME, on_time)
+        elif self._credit >= _TURN_TOKENS:
+            left = self._fill(turn, Lane.BEST_EFFORT, best_effort, max_tokens=int(self._credit))
+            self._fill(turn, Lane.ON_TIME, on_time)
+            self._fill(turn, Lane.BEST_EFFORT, left)
+        else:
+            self._fill(turn, Lane.ON_TIME, on_time)
+            self._fill(turn, Lane.BEST_EFFORT, best_effort)
+
+    def _fill(self, turn: _Turn, lane: Lane, prompts: list[Request], max_tokens: int | None = None) -> list[Request]:
+        """Schedules chunks of a lane: running prompts and, by their keys among them, waiting requests.
+
+        Returns: the running prompts that were not reached.
+        """
+        batch, budget = turn.batch, turn.budget
+        index = num_tokens = 0
+        may_admit = turn.may_admit
+        while batch.budget > 0 and not budget.is_spent and (max_tokens is None or num_tokens < max_tokens):
+            request = prompts[index] if index < len(prompts) else None
+            head = self._lanes.first(lane) if may_admit else None
+            if head is not None and (request is None or (lane is Lane.ON_TIME and pace(head).key < pace(request).key)):
+                if not self._may_start(head, lane, turn) or not self._try_admit(head, batch):
+                    may_admit = False
+                    if lane is Lane.ON_TIME or self._has_waited_long(head):
+                        turn.may_admit = False  # the other lane would take what this one waits for
+                    continue
+                self._prompts.append(head)
+                request = head
+            elif request is not None:
+                index += 1
+            else:
+                break
+            limit = budget.max_chunk(request.num_computed_tokens)
+            if max_tokens is not None:
+                limit = min(limit, max(_MIN_TURN_CHUNK, max_tokens - num_tokens))
+            num_computed = request.num_computed_tokens
+            chunk = batch.add_chunk(request, max(1, limit))
+            if chunk == 1:
+                self._num_kv_tokens += request.num_computed_tokens
+            budget.spend(chunk, num_computed)
+            num_tokens += chunk
+            if self._shares.is_shared:
+                self._shares.charge(request.tenant, chunk)
+        credit = self._credit + self._config.best_effort_share * num_tokens
+        if lane is Lane.BEST_EFFORT:
+            credit -= num_tokens
+        self._credit = max(_MIN_CREDIT, min(_MAX_CREDIT, credit))
+        return prompts[index:]
+
+    def _may_start(self, request: Request, lane: Lane, turn: _Turn) -> bool:
+        """Whether slots, reserves and inter-token targets let the head of a lane run."""
+        config, num_running = self._config, len(self._running)
+        if num_running >= config.max_num_seqs:
+            return False
+        if not turn.batch.num_tokens and not self._cache.pool.has_steps_in_flight:
+            return True  # nothing else makes progress
+        if lane is Lane.ON_TIME and self._exceeds_gap(request, turn):
+            return False
+        is_reserved = lane is Lane.BEST_EFFORT and self._now_s < self._on_time_until_s
+        if is_reserved and self._has_waited_long(request):
+            num_own = self._num_running_best_effort()
+            is_reserved = num_own >= max(1.0, config.best_effort_share * config.max_num_seqs)
+        if is_reserved and num_running >= (1.0 - _OF_SLOTS[lane]) * config.max_num_seqs:
+            return False
+        num_left = self._cache.pool.num_free_blocks - self._cache.num_blocks_for(pace(request).num_uncached_tokens)
+        return num_left >= _OF_BLOCKS[Lane.BEST_EFFORT if is_reserved else Lane.ON_TIME] * config.num_blocks
+
+    def _exceeds_gap(self, request: Request, turn: _Turn) -> bool:
+        """Whether decoding one row more would take longer than an inter-token target of the rows or of the request."""
+        gap_s = min(pace(request).gap_s, turn.slack.min_gap_s)
+        if gap_s == float("inf"):
+            return False
+        num_rows = len(turn.batch.narrow_requests) + 1
+        num_kv_tokens = turn.slack.num_kv_tokens + request.num_tokens
+        if self._model.predict_s(StepShape(num_rows, num_rows, num_kv_tokens, 0)) <= gap_s:
+            return False
+        self._num_itl_infeasible += 1
+        return True
+
+    def _give_up_late(self, start_s: float) -> None:
+        """Refuses requests on time, or makes them best effort, if not all can be in time; see `feasibility.py`."""
+        queue = self._lanes.on_time
+        if not queue:
+            return
+        rate = self._prompt_rate.per_s or self._first_rate
+        if self._lanes.first(Lane.BEST_EFFORT) is not None:
+            rate *= 1.0 - self._config.best_effort_share
+        free_s = start_s + self._num_running_on_time_tokens() / rate
+        head = queue[0][2]
+        if not self._has_new and free_s + pace(head).num_uncached_tokens / rate <= pace(head).due_s:
+            return
+        self._has_new = False
+        slots = Slots(self._config.max_num_seqs - len(self._running), self._end_rate.per_s or None)
+        prompts = [_waiting_prompt(request, rate, self._shares) for _, _, request in queue]
+        late = [(queue[given_up.position][2], given_up) for given_up in find_late(prompts, self._now_s, free_s, slots)]
+        for request, given_up in late:
+            self._give_up(request, given_up)
+
+    def _give_up(self, request: Request, late: LatePrompt) -> None:
+        state = pace(request)
+        if state.when_infeasible is WhenInfeasible.REFUSE and not request.has_moved:
+            self._num_infeasible += 1
+            waited_s, now_s = self._now_s - request.arrival_s, self._now_s
+            self._finish_now(
+                request,
+                EndReason.INFEASIBLE,
+                f"the first token is due in {max(0.0, state.due_s - now_s):.3f} s, expected in "
+                f"{late.expected_s - now_s:.3f} s; the request has waited {waited_s:.3f} s",
+            )
+            return
+        self._num_degraded += state.when_infeasible is WhenInfeasible.DEGRADE
+        self._waiting.remove(request)
+        state.miss()
+        state.key = best_effort_key(request, state.has_begun)
+        self._waiting.push(request)
+
+    def _preempt(self, request: Request, batch: PlanBuilder) -> None:
+        state = pace(request)
+        state.num_uncached_tokens = request.num_tokens - self._cache.num_published_tokens(request)
+        if state.lane is Lane.BEST_EFFORT:
+            state.key = best_effort_key(request, state.has_begun)
+        elif state.has_begun:
+            state.key = min(state.next_due_s, self._now_s)
+        super()._preempt(request, batch)
+
+    def _finish(self, request: Request, reason: EndReason, detail: str = "") -> RequestCompletion:
+        if request.request_id in self._running:
+            self._num_ended += 1
+            if reason in _ENDS_BY_TOKEN and self._shares.is_shared:
+                self._shares.charge(request.tenant, OUTPUT_TOKEN_CHARGE)  # of its last token
+        return super()._finish(request, reason, detail)
+
+    def _note_tokens(self, requests: Iterable[Request], rows: Iterable[ScheduledRow], now_s: float) -> None:
+        """Judges the tokens of a step and charges them."""
+        is_shared = self._shares.is_shared
+        num_by_tenant: dict[str, int] = {}
+        for request, row in zip(requests, rows, strict=True):
+            if not row.samples or request.status is RequestStatus.FINISHED:
+                continue
+            state = request.pace
+            if state is not None and state.is_timed and request.status is not RequestStatus.PREEMPTED:
+                state.note_token(now_s)
+            if is_shared:
+                num_by_tenant[request.tenant] = num_by_tenant.get(request.tenant, 0) + 1
+        for tenant, num_tokens in num_by_tenant.items():
+            self._shares.charge(tenant, OUTPUT_TOKEN_CHARGE * num_tokens)
+
+    def _charge_kv_cache(self, now_s: float) -> None:
+        """Charges tenants for the cache they hold."""
+        elapsed_s = now_s - self._charged_s
+        if elapsed_s < _CHARGE_INTERVAL_S:
+            return
+        self._charged_s = now_s
+        if self._shares.is_shared:
+            charge = self._charge_of_token_second * elapsed_s
+            for request in self._running.values():
+                self._shares.charge(request.tenant, charge * request.num_computed_tokens)
+
+    def _start_s(self) -> float:
+        """When the step that is being planned is expected to start."""
+        return max(self._now_s, self._busy_until_s) if self._steps else self._now_s
+
+    def _num_running_on_time_tokens(self) -> int:
+        return sum(
+            request.num_tokens - request.num_computed_tokens
+            for request in self._prompts
+            if request.status is _RUNNING
+            and pace(request).lane is Lane.ON_TIME
+            and request.num_tokens - request.num_computed_tokens > 1
+        )
+
+    def _has_waited_long(self, request: Request) -> bool:
+        return self._now_s - request.arrival_s + request.waited_s > _PATIENCE_S
+
+    def _num_running_best_effort(self) -> int:
+        return sum(pace(request).lane is Lane.BEST_EFFORT for request in self._running.values())
+
+
+def _waiting_prompt(request: Request, rate: float, shares: TenantShares) -> WaitingPrompt:
+    state = pace(request)
+    return WaitingPrompt(
+        state.due_s,
+        state.num_uncached_tokens / rate,
+        state.value,
+        shares.is_over_share(request.tenant),
+        must_stay=state.has_begun,
+    )
+
+
+def make_scheduler(config: SchedulerConfig) -> Scheduler:
+    """Returns the scheduler of the policy that the configuration names."""
+    return LatencyScheduler(config) if config.policy == "slo" else Scheduler(config)

@@ -1,0 +1,187 @@
+"""When the tokens of a request are due, and whether it still meets its latency targets."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from engine.core.request import Request
+from engine.core.targets import LatencyTargets, Pacing, WhenInfeasible
+
+_SAFETY = {Pacing.GAP: 0.85, Pacing.PACED: 0.93}
+"""Share of the slack that a step may use: 1 - 3 times the p90 error of the step-time model; more where slack helps."""
+
+_LEAD = 0.15
+"""Under `paced`, this share of every gap is saved until `_MAX_BANK` gaps are. A step that spent all slack would make
+tokens late at any noise.
+"""
+
+_MAX_BANK = 1.5
+_MAX_LATE_SHARE, _MIN_LATE = 0.02, 3  # beyond both, a request has missed its targets
+_NEVER = math.inf
+_AHEAD_S = 2.0**32  # places a request ahead of all others; leaves microseconds of a float
+
+
+class Lane(IntEnum):
+    """ON_TIME: can still meet its targets. BEST_EFFORT: has none, or has missed them."""
+
+    ON_TIME = 0
+    BEST_EFFORT = 1
+
+
+@dataclass(slots=True)
+class Pace:
+    """The latency state of one request.
+
+    `lane` and `key` are its place in the queue: they change only while it is not queued.
+
+    Attributes:
+        lane: served in time, or as best effort.
+        key: place within the lane, lowest first: when its next token is due, or its arrival if it is best effort.
+        due_s: when the first token is due; inf: never.
+        gap_s: inter-token target; inf: none.
+        is_paced: whether gaps are judged by schedule.
+        safety: share of its slack that a step may use.
+        when_infeasible: what happens if it cannot be in time.
+        value: of its targets being met.
+        has_begun: whether its client has tokens; it is never refused then.
+        is_timed: whether its next token is due at all.
+        next_due_s: when the step that yields its next token must end; inf: never.
+        num_late: tokens that came late.
+        num_uncached_tokens: tokens to compute when it is admitted, as far as known.
+    """
+
+    lane: Lane
+    key: float
+    due_s: float
+    gap_s: float
+    is_paced: bool
+    safety: float
+    when_infeasible: WhenInfeasible
+    value: float
+    has_begun: bool
+    is_timed: bool
+    next_due_s: float = _NEVER
+    num_late: int = 0
+    num_uncached_tokens: int = 0
+    _num_gaps: int = 0
+    _schedule_s: float = _NEVER  # under `paced`: when the next token counts as late
+    _bank: float = 0.0  # gaps saved
+
+    def note_token(self, now_s: float) -> None:
+        """Judges a token that came at `now_s`, and sets when the next one is due."""
+        gap_s = self.gap_s
+        if not self.has_begun:
+            self.has_begun = True
+            if now_s > self.due_s:
+                self.miss()
+                return
+            self._schedule_s = now_s
+        elif now_s > (self._schedule_s if self.is_paced else self.next_due_s):
+            self.num_late += 1
+            if self.num_late > _MIN_LATE and self.num_late > _MAX_LATE_SHARE * self._num_gaps:
+                self.miss()
+                return
+        if gap_s == _NEVER:
+            self.is_timed = False
+            return
+        self._num_gaps += 1
+        if not self.is_paced:
+            self.next_due_s = now_s + gap_s
+            return
+        self._schedule_s += gap_s
+        self._bank = min(_MAX_BANK, self._bank + _LEAD)
+        self.next_due_s = max(self._schedule_s - self._bank * gap_s, now_s + 0.5 * gap_s)
+
+    def resume(self, now_s: float) -> None:
+        """Starts the schedule anew after a pause that the client caused."""
+        if self.has_begun and self.is_timed:
+            self.next_due_s = self._schedule_s = now_s + self.gap_s
+            self._bank = 0.0
+
+    def miss(self) -> None:
+        """Makes it best effort: it holds up nothing any more."""
+        self.lane, self.is_timed, self.next_due_s = Lane.BEST_EFFORT, False, _NEVER
+
+
+def pace_of(request: Request) -> Pace:
+    """Returns the latency state of a request that arrives.
+
+    A request that moved here with output, whose client waits in the middle of an answer, goes ahead of others.
+    """
+    targets = request.targets or LatencyTargets()
+    has_begun = bool(request.output_ids)
+    gap_s = _NEVER if targets.inter_token_s is None else targets.inter_token_s
+    due_s = _NEVER if targets.ttft_s is None else request.arrival_s + targets.ttft_s
+    is_timed = min(due_s, gap_s) < _NEVER
+    if has_begun and is_timed:
+        due_s = min(due_s, request.arrival_s + gap_s)
+    pace = Pace(
+        Lane.BEST_EFFORT if due_s == _NEVER else Lane.ON_TIME,
+        due_s,
+        due_s,
+        gap_s,
+        targets.pacing is Pacing.PACED,
+        _SAFETY[targets.pacing],
+        targets.when_infeasible,
+        targets.value,
+        has_begun,
+        is_timed,
+        num_uncached_tokens=request.num_tokens,
+    )
+    if has_begun:
+        pace.resume(request.arrival_s)
+    if pace.lane is Lane.BEST_EFFORT:
+        pace.key = best_effort_key(request, has_begun)
+    return pace
+
+
+def best_effort_key(request: Request, has_begun: bool) -> float:
+    """Returns the place among best-effort requests: by age, and those in the middle of an answer first."""
+    return request.arrival_s - request.waited_s - (_AHEAD_S if has_begun else 0.0)
+
+
+class Slack(NamedTuple):
+    """How long the next step may last because of running requests.
+
+    Attributes:
+        allowed_s: seconds from its start; inf: no limit. Negative: a token is late already.
+        min_slack_s: seconds from its start until the first token is due; inf: none is.
+        min_gap_s: least inter-token target; inf: none.
+        num_kv_tokens: context of their rows.
+    """
+
+    allowed_s: float
+    min_slack_s: float
+    min_gap_s: float
+    num_kv_tokens: int
+
+
+def slack_of(requests: Iterable[Request], start_s: float, *, is_ahead: bool) -> Slack:
+    """Returns the tightest slack of requests that have a row in the next step.
+
+    Args:
+        requests: with the row of the next step scheduled.
+        start_s: when that step is expected to start.
+        is_ahead: whether a step is in flight. A request with a row in it gets a token at `start_s`; what the next step
+            yields is the token after it.
+    """
+    allowed_s = min_slack_s = min_gap_s = _NEVER
+    num_kv_tokens = 0
+    for request in requests:
+        num_kv_tokens += request.num_computed_tokens
+        pace = request.pace
+        if pace is None or not pace.is_timed:
+            continue
+        gap_s = pace.gap_s
+        due_s = pace.next_due_s
+        if is_ahead and request.num_pending_tokens > 1:
+            due_s = (due_s if pace.is_paced and due_s < _NEVER else start_s) + gap_s
+        if due_s - start_s < min_slack_s:
+            min_slack_s = due_s - start_s
+        if (due_s - start_s) * pace.safety < allowed_s:
+            allowed_s = (due_s - start_s) * pace.safety
+        if gap_s < min_gap_s:
+            min_gap_s = gap_s
+    return Slack(allowed_s, min_slack_s, min_gap_s, num_kv_tokens)

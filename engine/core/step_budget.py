@@ -1,0 +1,76 @@
+"""The governor: how many prompt tokens fit into a step, in seconds rather than tokens.
+
+A step may last until the running request with the least slack needs its next token. What its one-token rows leave of
+that time goes to prompts. A fixed token budget cannot do this: the price of a prompt token depends on its offset, on
+the model and on the device.
+"""
+
+import math
+
+from engine.core.step_time import StepTimeModel
+
+FLOOR_TOKENS = 64
+"""Prompt tokens that every step may compute, so that prompts make progress even if decodes alone exceed the targets."""
+
+MAX_SLACK_STEPS = 5
+"""A step uses at most this many times the longest idle step, however much slack there is: arrivals wait for its end."""
+
+
+class StepBudget:
+    """Time for prompt tokens in one step.
+
+    Use: `max_chunk` before a chunk, `spend` after it. Tokens below the knee of the model cost no time in linear layers:
+    the step reads the weights anyway.
+    """
+
+    def __init__(self, model: StepTimeModel, num_rows: int, num_kv_tokens: int, allowed_s: float) -> None:
+        """Args: the model; the one-token rows of the step and their context; how long the step may last."""
+        step_s, token_s, row_s, kv_token_s, pair_s = model.coefficients
+        self._token_s, self._row_s, self._pair_s = token_s, row_s, pair_s
+        self.decode_s = step_s + token_s * max(num_rows, model.knee_tokens) + row_s * num_rows
+        self.decode_s += kv_token_s * num_kv_tokens
+        self.room_s = allowed_s - self.decode_s
+        self._num_free = max(0, model.knee_tokens - num_rows)
+        self.num_tokens = 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no further prompt token fits."""
+        return self.room_s <= 0.0 and self.num_tokens >= FLOOR_TOKENS
+
+    def max_chunk(self, num_computed_tokens: int) -> int:
+        """Returns the largest chunk that fits, of a prompt with this many tokens computed.
+
+        The chunk of n tokens costs token_s * (n - free) + pair_s * (n * computed + n * n / 2) <= room, solved for n.
+        """
+        num_left = FLOOR_TOKENS - self.num_tokens
+        room_s = self.room_s - self._row_s
+        if room_s <= 0.0:
+            return max(0, num_left)
+        token_s, pair_s = self._token_s, self._pair_s
+        first_s = token_s + pair_s * num_computed_tokens  # of the first token of the chunk
+        if self._num_free:
+            # What of the chunk is free of linear layers still pays for attention.
+            free_s = pair_s * (self._num_free * num_computed_tokens + self._num_free**2 / 2)
+            if free_s > room_s:
+                first_s -= token_s
+            else:
+                room_s += token_s * self._num_free
+        if pair_s > 0.0:
+            num_tokens = (math.sqrt(first_s * first_s + 2.0 * pair_s * room_s) - first_s) / pair_s
+        else:
+            num_tokens = room_s / first_s
+        return max(int(num_tokens), num_left)
+
+    def spend(self, num_tokens: int, num_computed_tokens: int) -> None:
+        """Counts a chunk.
+
+        Args:
+            num_tokens: its tokens.
+            num_computed_tokens: tokens of its prompt that were computed before it.
+        """
+        num_free = min(self._num_free, num_tokens)
+        self._num_free -= num_free
+        self.num_tokens += num_tokens
+        num_pairs = num_tokens * num_computed_tokens + num_tokens * (num_tokens + 1) / 2
+        self.room_s -= self._token_s * (num_tokens - num_free) + self._row_s + self._pair_s * num_pairs
