@@ -288,6 +288,17 @@ async def test_a_call_with_several_prompts_is_refused_as_a_whole_and_has_one_tic
     assert len(pair.engine.submissions) == 3
 
 
+async def test_a_prompt_that_turns_out_far_longer_is_refused_before_the_engine_has_it(make):
+    pair = await make()
+    await backlog(pair, 0, rate=500.0)
+    spec = spec_of()
+    spec.text = "\u20ac" * 1000  # 250 tokens by its characters, 3,000 by its bytes
+    error = await refused(pair.stub().Generate(pb.GenerateRequest(spec=spec)))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details().endswith("; it takes 6 s without any other request")
+    assert not pair.engine.submissions
+
+
 async def test_a_refusal_of_the_engine_gets_a_slot(make):
     pair = await make()
     await backlog(pair, 0)
