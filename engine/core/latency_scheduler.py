@@ -15,7 +15,7 @@ Every request makes progress, as in `scheduler.py`: the head of a lane that lack
 the other lane that would take them, best effort only once it has waited long; reserves hold only while others run.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from engine.core.outputs import (
     SchedulerOutput,
     SchedulerStats,
 )
-from engine.core.pacing import Lane, Slack, best_effort_key, pace_of, slack_of
+from engine.core.pacing import Lane, Slack, best_effort_key, note_tokens, pace_of, slack_of
 from engine.core.plan import PlanBuilder
 from engine.core.policy import FcfsPolicy
 from engine.core.request import Request, RequestId, RequestStatus
@@ -43,7 +43,7 @@ from engine.core.step_time import StepShape, StepTimeModel
 from engine.core.targets import WhenInfeasible
 from engine.core.tenant_shares import OUTPUT_TOKEN_CHARGE, TenantShares
 
-_RUNNING = RequestStatus.RUNNING
+_RUNNING, _FINISHED, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.FINISHED, RequestStatus.PREEMPTED
 _OF_BLOCKS = (0.05, 0.20)  # share of the blocks that an admission leaves free, by lane
 _OF_SLOTS = (0.0, 0.20)
 _ON_TIME_MEMORY_S = 30.0  # best effort may use everything if no request had targets for this long
@@ -53,6 +53,7 @@ _MIN_CREDIT, _MAX_CREDIT = -1024.0, 8192.0
 _MIN_TURN_CHUNK = 64
 _CHARGE_INTERVAL_S = 0.1  # of KV cache held by tenants
 _PROMPT_RATE_S, _END_RATE_S = 1.0, 5.0  # time constants of moving averages
+_STALE_S = 1.0  # measurements older than this do not make the engine refuse
 _ENDS_BY_TOKEN = (EndReason.END_TOKEN, EndReason.STOP_TOKEN, EndReason.MAX_TOKENS, EndReason.CONTEXT_FULL)
 
 
@@ -100,12 +101,18 @@ class _PlannedStep(NamedTuple):
 
 @dataclass(slots=True)
 class _Turn:
-    """What the lanes share while a step is filled. `may_admit`: whether waiting requests may still start."""
+    """What the lanes share while a step is filled.
+
+    Attributes:
+        may_admit: whether waiting requests may still start.
+        num_kv_tokens: context of all running requests once their prompts are computed.
+    """
 
     batch: PlanBuilder
     budget: StepBudget
     slack: Slack
     may_admit: bool
+    num_kv_tokens: int
 
 
 class LatencyScheduler(Scheduler):
@@ -129,7 +136,8 @@ class LatencyScheduler(Scheduler):
         self._num_ended = 0  # running requests, since the last step
         self._steps: deque[_PlannedStep] = deque()  # in flight, empty ones too
         self._busy_until_s = 0.0  # when the steps in flight are expected to end
-        self._collected_s = 0.0
+        self._collected_s = 0.0  # when the last step with rows ended
+        self._last_step_s = 0.0
         self._charged_s = 0.0
         self._observed: tuple[StepShape, float] | None = None  # not learned yet
         self._credit = 0.0  # tokens that best effort may have before requests on time
@@ -190,12 +198,13 @@ class LatencyScheduler(Scheduler):
             elapsed_s = now_s - max(step.planned_s, self._collected_s)
             self.learn()
             self._observed = (step.shape, elapsed_s)
+            self._last_step_s = elapsed_s
             if step.num_prompt_tokens:
                 self._prompt_rate.add(step.num_prompt_tokens, elapsed_s)
             self._end_rate.add(self._num_ended, elapsed_s)
             self._num_ended = 0
             self._note_tokens(requests, plan.rows, now_s)
-        self._collected_s = now_s
+            self._collected_s = now_s
         self._busy_until_s = now_s + sum(step.predicted_s for step in self._steps)
         return outputs
 
@@ -218,7 +227,7 @@ class LatencyScheduler(Scheduler):
             model_coefficients=self._model.coefficients,
             on_time_tokens=num_on_time,
             best_effort_tokens=stats.num_waiting_prefill_tokens - num_on_time,
-            min_slack_s=None if slack is None or slack.min_slack_s == float("inf") else slack.min_slack_s,
+            min_slack_s=slack.min_slack_s if slack and self._running and slack.min_slack_s < float("inf") else None,
             num_stalls=errors.num_stalls,
             step_time_errors=errors,
             num_infeasible_total=self._num_infeasible,
@@ -239,10 +248,11 @@ class LatencyScheduler(Scheduler):
         budget = StepBudget(self._model, len(rows), slack.num_kv_tokens, allowed_s)
         prompts = [request for request in prompts if request.status is _RUNNING]
         self._prompts = prompts
-        self._give_up_late(start_s + 0.5 * budget.decode_s)
+        self._give_up_late(start_s)
         on_time = sorted((r for r in prompts if pace(r).lane is Lane.ON_TIME), key=lambda request: pace(request).key)
         best_effort = [request for request in prompts if pace(request).lane is Lane.BEST_EFFORT]
-        turn = _Turn(batch, budget, slack, may_admit)
+        num_kv_tokens = slack.num_kv_tokens + sum(request.num_tokens for request in prompts)
+        turn = _Turn(batch, budget, slack, may_admit, num_kv_tokens)
         if not best_effort and self._lanes.first(Lane.BEST_EFFORT) is None:
             self._credit = 0.0
             self._fill(turn, Lane.ON_TIME, on_time)
@@ -272,6 +282,7 @@ class LatencyScheduler(Scheduler):
                         turn.may_admit = False  # the other lane would take what this one waits for
                     continue
                 self._prompts.append(head)
+                turn.num_kv_tokens += head.num_tokens
                 request = head
             elif request is not None:
                 index += 1
@@ -317,9 +328,8 @@ class LatencyScheduler(Scheduler):
         gap_s = min(pace(request).gap_s, turn.slack.min_gap_s)
         if gap_s == float("inf"):
             return False
-        num_rows = len(turn.batch.narrow_requests) + 1
-        num_kv_tokens = turn.slack.num_kv_tokens + request.num_tokens
-        if self._model.predict_s(StepShape(num_rows, num_rows, num_kv_tokens, 0)) <= gap_s:
+        num_rows = len(self._running) + 1
+        if self._model.predict_s(StepShape(num_rows, num_rows, turn.num_kv_tokens + request.num_tokens, 0)) <= gap_s:
             return False
         self._num_itl_infeasible += 1
         return True
@@ -330,14 +340,23 @@ class LatencyScheduler(Scheduler):
         if not queue:
             return
         rate = self._prompt_rate.per_s or self._first_rate
+        step_s = self._last_step_s  # a first token comes at the end of a step
+        if self._now_s - self._collected_s > _STALE_S:
+            # What was measured last may have been a stall. An engine that refuses all because of it measures no more.
+            rate = max(rate, 1.0 / self._model.coefficients.token_s)
+            step_s = min(step_s, self._config.max_step_s)
         if self._lanes.first(Lane.BEST_EFFORT) is not None:
             rate *= 1.0 - self._config.best_effort_share
-        free_s = start_s + self._num_running_on_time_tokens() / rate
+        free_s = start_s + step_s + self._num_running_on_time_tokens() / rate
         head = queue[0][2]
         if not self._has_new and free_s + pace(head).num_uncached_tokens / rate <= pace(head).due_s:
             return
         self._has_new = False
-        slots = Slots(self._config.max_num_seqs - len(self._running), self._end_rate.per_s or None)
+        num_free_slots = self._config.max_num_seqs - len(self._running)
+        num_tokens = sum(pace(request).num_uncached_tokens for _, _, request in queue)
+        if len(queue) <= num_free_slots and free_s + num_tokens / rate <= pace(head).due_s:
+            return  # all are in time even for the first due time
+        slots = Slots(num_free_slots, self._end_rate.per_s or None)
         prompts = [_waiting_prompt(request, rate, self._shares) for _, _, request in queue]
         late = [(queue[given_up.position][2], given_up) for given_up in find_late(prompts, self._now_s, free_s, slots)]
         for request, given_up in late:
@@ -379,18 +398,15 @@ class LatencyScheduler(Scheduler):
 
     def _note_tokens(self, requests: Iterable[Request], rows: Iterable[ScheduledRow], now_s: float) -> None:
         """Judges the tokens of a step and charges them."""
-        is_shared = self._shares.is_shared
-        num_by_tenant: dict[str, int] = {}
-        for request, row in zip(requests, rows, strict=True):
-            if not row.samples or request.status is RequestStatus.FINISHED:
-                continue
-            state = request.pace
-            if state is not None and state.is_timed and request.status is not RequestStatus.PREEMPTED:
-                state.note_token(now_s)
-            if is_shared:
-                num_by_tenant[request.tenant] = num_by_tenant.get(request.tenant, 0) + 1
-        for tenant, num_tokens in num_by_tenant.items():
-            self._shares.charge(tenant, OUTPUT_TOKEN_CHARGE * num_tokens)
+        live = [
+            request
+            for request, row in zip(requests, rows, strict=True)
+            if row[4] and request.status is not _FINISHED and request.status is not _PREEMPTED  # row.samples
+        ]
+        note_tokens(live, now_s)
+        if self._shares.is_shared:
+            for tenant, num_tokens in Counter(request.tenant for request in live).items():
+                self._shares.charge(tenant, OUTPUT_TOKEN_CHARGE * num_tokens)
 
     def _charge_kv_cache(self, now_s: float) -> None:
         """Charges tenants for the cache they hold."""

@@ -50,6 +50,7 @@ class Pace:
         next_due_s: when the step that yields its next token must end; inf: never.
         num_late: tokens that came late.
         num_uncached_tokens: tokens to compute when it is admitted, as far as known.
+        is_steady: whether a token that is in time only sets `next_due_s` to `gap_s` after it; see `note_tokens`.
     """
 
     lane: Lane
@@ -65,28 +66,28 @@ class Pace:
     next_due_s: float = _NEVER
     num_late: int = 0
     num_uncached_tokens: int = 0
-    _num_gaps: int = 0
+    is_steady: bool = False
     _schedule_s: float = _NEVER  # under `paced`: when the next token counts as late
     _bank: float = 0.0  # gaps saved
 
-    def note_token(self, now_s: float) -> None:
-        """Judges a token that came at `now_s`, and sets when the next one is due."""
+    def note_token(self, now_s: float, num_tokens: int) -> None:
+        """Judges a token that came at `now_s`, the `num_tokens`-th of the answer, and sets when the next one is due."""
         gap_s = self.gap_s
         if not self.has_begun:
             self.has_begun = True
+            self.is_steady = not self.is_paced
             if now_s > self.due_s:
                 self.miss()
                 return
             self._schedule_s = now_s
         elif now_s > (self._schedule_s if self.is_paced else self.next_due_s):
             self.num_late += 1
-            if self.num_late > _MIN_LATE and self.num_late > _MAX_LATE_SHARE * self._num_gaps:
+            if self.num_late > _MIN_LATE and self.num_late > _MAX_LATE_SHARE * num_tokens:
                 self.miss()
                 return
         if gap_s == _NEVER:
             self.is_timed = False
             return
-        self._num_gaps += 1
         if not self.is_paced:
             self.next_due_s = now_s + gap_s
             return
@@ -103,6 +104,18 @@ class Pace:
     def miss(self) -> None:
         """Makes it best effort: it holds up nothing any more."""
         self.lane, self.is_timed, self.next_due_s = Lane.BEST_EFFORT, False, _NEVER
+
+
+def note_tokens(requests: Iterable[Request], now_s: float) -> None:
+    """Judges one token of each request; see `Pace.note_token`."""
+    for request in requests:
+        pace = request.pace
+        if pace is None or not pace.is_timed:
+            continue
+        if pace.is_steady and now_s <= pace.next_due_s:  # nearly all tokens: without a call, 256 times per step
+            pace.next_due_s = now_s + pace.gap_s
+        else:
+            pace.note_token(now_s, len(request.output_ids))
 
 
 def pace_of(request: Request) -> Pace:
@@ -131,6 +144,7 @@ def pace_of(request: Request) -> Pace:
         num_uncached_tokens=request.num_tokens,
     )
     if has_begun:
+        pace.is_steady = not pace.is_paced
         pace.resume(request.arrival_s)
     if pace.lane is Lane.BEST_EFFORT:
         pace.key = best_effort_key(request, has_begun)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,12 @@ def test_a_context_of_exactly_the_cache_is_accepted() -> None:
         ({"num_blocks": 0}, "num_blocks is 0"),
         ({"block_size": 0}, "block_size is 0"),
         ({"max_preemptions": -1}, "max_preemptions -1"),
+        ({"policy": "slo"}, "the policy slo needs a prior of step times, step_time is not set"),
+        ({"best_effort_share": 1.0}, r"best_effort_share is 1\.0, must be at least 0 and below 1"),
+        ({"max_step_s": 0.0}, r"max_step_s is 0\.0, must be above 0"),
+        ({"tenant_weights": {"a": -1.0}}, r"the weight of tenant 'a' is -1\.0, must be above 0"),
     ],
 )
-def test_bad_values_are_named_with_their_numbers(change: dict[str, int], message: str) -> None:
+def test_bad_values_are_named_with_their_numbers(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_config(replace(GOOD, **change))

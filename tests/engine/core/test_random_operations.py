@@ -20,14 +20,19 @@ def test_random_operations_keep_every_invariant_and_every_answer(
 ) -> None:
     num_operations = pytestconfig.getoption("core_operations", default=None) or NUM_DEFAULT_OPERATIONS
     num_worlds = -(-num_operations // (OPERATIONS_PER_WORLD * 2 * len(POLICIES)))
-    num_preemptions = num_hits = num_generated = 0
+    num_preemptions = num_hits = num_generated = num_infeasible = num_degraded = 0
     for seed in range(num_worlds):
         world = simulate(seed, OPERATIONS_PER_WORLD, policy=policy, max_steps_in_flight=max_steps_in_flight)
         stats = world.scheduler.stats()
         num_preemptions += stats.num_preemptions_total
         num_hits += stats.prefix_cache_hits_total
         num_generated += stats.num_generated_tokens_total
+        num_infeasible += stats.num_infeasible_total
+        num_degraded += stats.num_degraded_total
     # Worlds without events would prove nothing.
     assert num_preemptions > num_worlds
     assert num_hits > 10 * num_worlds
     assert num_generated > 50 * num_worlds
+    if policy == "slo":
+        assert num_infeasible > num_worlds
+        assert num_degraded > num_worlds

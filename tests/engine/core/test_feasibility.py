@@ -1,0 +1,77 @@
+"""Which prompts are given up when not all can be in time."""
+
+import random
+from itertools import combinations
+
+import pytest
+
+from engine.core.feasibility import Slots, WaitingPrompt, find_late
+
+ANY = Slots(num_free=1000)
+
+
+def given_up(prompts: list[WaitingPrompt], start_s: float = 0.0, slots: Slots = ANY) -> set[int]:
+    return {late.position for late in find_late(prompts, 0.0, start_s, slots)}
+
+
+def is_in_time(prompts: list[WaitingPrompt]) -> bool:
+    end_s = 0.0
+    for prompt in prompts:
+        end_s += prompt.work_s
+        if end_s > prompt.due_s:
+            return False
+    return True
+
+
+def test_nothing_is_given_up_while_all_can_be_in_time() -> None:
+    assert given_up([WaitingPrompt(1.0, 0.5), WaitingPrompt(1.0, 0.5)]) == set()
+
+
+def test_the_longest_of_equal_value_is_given_up_even_if_another_one_would_be_late() -> None:
+    assert given_up([WaitingPrompt(2.0, 1.8), WaitingPrompt(2.1, 0.2), WaitingPrompt(2.2, 0.3)]) == {0}
+
+
+def test_value_is_weighed_against_work() -> None:
+    prompts = [WaitingPrompt(2.0, 1.8, value=100.0), WaitingPrompt(2.1, 0.2), WaitingPrompt(2.2, 0.3)]
+    assert given_up(prompts) == {2}  # dropping the first would lose 100; 1 / 0.3 s is the least per second
+
+
+def test_tenants_over_their_share_lose_first() -> None:
+    prompts = [WaitingPrompt(2.0, 1.8), WaitingPrompt(2.1, 0.2, is_over_share=True), WaitingPrompt(2.2, 0.3)]
+    assert given_up(prompts) == {1}
+
+
+def test_a_prompt_that_must_stay_is_never_given_up_and_its_work_counts() -> None:
+    assert given_up([WaitingPrompt(0.1, 1.0, must_stay=True), WaitingPrompt(0.9, 0.2), WaitingPrompt(1.5, 0.3)]) == {1}
+
+
+def test_work_that_runs_already_delays_the_first() -> None:
+    prompts = [WaitingPrompt(1.0, 0.5)]
+    assert given_up(prompts, start_s=0.4) == set()
+    assert given_up(prompts, start_s=0.6) == {0}
+
+
+def test_prompts_beyond_the_free_slots_wait_until_answers_end() -> None:
+    prompts = [WaitingPrompt(1.0, 0.1), WaitingPrompt(1.0, 0.1), WaitingPrompt(1.0, 0.1)]
+    assert given_up(prompts, slots=Slots(1)) == set()  # the rate is unknown
+    assert given_up(prompts, slots=Slots(1, released_per_s=10.0)) == set()
+    assert len(given_up(prompts, slots=Slots(1, released_per_s=1.0))) == 2
+    assert len(given_up(prompts, slots=Slots(0, released_per_s=0.5))) == 3
+
+
+def test_the_expected_time_of_the_first_token_is_reported() -> None:
+    (late,) = find_late([WaitingPrompt(1.0, 3.0)], 0.0, 0.5, ANY)
+    assert late.expected_s == 3.5
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_fewest_prompts_are_given_up_and_the_rest_is_in_time(seed: int) -> None:
+    rng = random.Random(seed)
+    prompts = [WaitingPrompt(rng.uniform(0.1, 5.0), rng.uniform(0.05, 2.0)) for _ in range(rng.randrange(1, 9))]
+    prompts.sort(key=lambda prompt: prompt.due_s)
+    late = given_up(prompts)
+    assert is_in_time([prompt for index, prompt in enumerate(prompts) if index not in late])
+    num_best = next(
+        size for size in range(len(prompts), -1, -1) if any(map(is_in_time, map(list, combinations(prompts, size))))
+    )
+    assert len(prompts) - len(late) == num_best
