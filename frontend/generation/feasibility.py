@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from frontend.errors import InvalidRequest, TargetsInfeasible
+from frontend.generation.prompt_size import PromptSize
 from frontend.generation.retry_calendar import SLOT_S, RetryCalendar
 from frontend.generation.retry_ticket import Promise, RetryTickets, TicketError
-from frontend.generation.token_estimate import CHARS_PER_TOKEN, TokenEstimate
+from frontend.generation.token_estimate import TokenEstimate
 from frontend.routing.forecast import FleetForecast
 from frontend.types import LatencyTargets, RetryResult
 
@@ -21,24 +22,6 @@ MARGIN = 0.9
 
 _SURPRISE = 1.1
 """A prompt with more than this times its estimated tokens is checked again."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSize:
-    """Length of a prompt before it is tokenized.
-
-    Attributes:
-        num_chars: of a text; 0: the prompt is token ids.
-        num_tokens: of token ids.
-    """
-
-    num_chars: int = 0
-    num_tokens: int = 0
-
-    @property
-    def plain_tokens(self) -> int:
-        """An estimate that does not change with what is learned: that of tickets."""
-        return self.num_tokens or max(-(-self.num_chars // CHARS_PER_TOKEN), 1)
 
 
 class RetryNotes(Protocol):

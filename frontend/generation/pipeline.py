@@ -17,7 +17,8 @@ from frontend.generation.answer.group import AnswerGroup
 from frontend.generation.answer.parts import AnswerParsing
 from frontend.generation.answer.prompt_echo import PromptEcho
 from frontend.generation.deadline import Deadline
-from frontend.generation.feasibility import ExpectedToken, Feasibility, PromptSize
+from frontend.generation.feasibility import ExpectedToken, Feasibility
+from frontend.generation.prompt_size import PromptSize
 from frontend.generation.turn_limiter import TurnLimiter
 from frontend.observability.metrics import Metrics
 from frontend.observability.request_events import RequestEvents
@@ -53,9 +54,6 @@ from frontend.text.served_model import ServedModel
 from frontend.text.structured.compiler import GrammarCompiler
 from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.types import AnswerTimes
-
-_CHARS_PER_TOKEN = 4
-"""For the estimate of a prompt's tokens, corrected when it is tokenized."""
 
 _ANSWERS_PER_TURN = 16
 """Answers that resume per iteration of the event loop: 6 ms of work if all of them start and end in it."""
@@ -200,7 +198,8 @@ class GenerationPipeline:
                 partial(_prompt_text, request.prompt),
                 now_s=accepted_at_s,
             )
-            num_tokens = _estimated_tokens(request.prompt)
+            size = PromptSize.of(request.prompt)
+            num_tokens = size.plain_tokens
             if truncation is not None:
                 num_tokens = min(num_tokens, truncation.max_tokens)
             if isinstance(request.prompt, TokenPrompt):
@@ -214,7 +213,6 @@ class GenerationPipeline:
             reason = CancelReason.CLIENT
             try:
                 if targets is not None and targets.ttft_s is not None and not is_reserved:
-                    size = _prompt_size(request.prompt)
                     expected = self._feasibility.expect(
                         targets, model.name, size, accepted_at_s=accepted_at_s, now_s=time.monotonic()
                     )
@@ -325,7 +323,7 @@ class GenerationPipeline:
         try:
             self._expect_all(specs)
             permits_by_spec = self._admission.admit_call(
-                [_estimated_spec_tokens(spec) for spec in specs], num_answers, time.monotonic()
+                [PromptSize.of_specs([spec]).plain_tokens for spec in specs], num_answers, time.monotonic()
             )
         except RequestError as error:
             self._metrics.refuse(error)
@@ -343,9 +341,7 @@ class GenerationPipeline:
         if targets is None or targets.ttft_s is None:
             return
         model = self.model(specs[0].model)
-        size = PromptSize(
-            num_chars=sum(len(spec.text) for spec in specs), num_tokens=sum(len(spec.token_ids.ids) for spec in specs)
-        )
+        size = PromptSize.of_specs(specs)
         now_s = time.monotonic()
         try:
             expected = self._feasibility.expect(targets, model.name, size, accepted_at_s=now_s, now_s=now_s)
@@ -393,7 +389,7 @@ class GenerationPipeline:
         if chat is not None:
             convert.check_chat(chat, model, "chat.messages")
         prompt = chat or convert.prompt(request, model, "")
-        permit = self._admission.admit(_estimated_tokens(prompt), time.monotonic())
+        permit = self._admission.admit(PromptSize.of(prompt).plain_tokens, time.monotonic())
         try:
             return await tokenize(prompt, model, "", self._chats, add_special_tokens=add_special_tokens)
         finally:
@@ -427,30 +423,6 @@ async def tokenize(
             return await model.tokenizer.encode(rendered, add_special_tokens=bool(add_special_tokens))
         case TokenPrompt(token_ids):
             return token_ids
-
-
-def _estimated_spec_tokens(spec: pb.GenerationSpec) -> int:
-    return len(spec.token_ids.ids) or -(-len(spec.text) // _CHARS_PER_TOKEN)
-
-
-def _estimated_tokens(prompt: Prompt) -> int:
-    match prompt:
-        case TextPrompt(text):
-            return -(-len(text) // _CHARS_PER_TOKEN)
-        case ChatPrompt():
-            return -(-prompt.num_chars // _CHARS_PER_TOKEN)
-        case TokenPrompt(token_ids):
-            return len(token_ids)
-
-
-def _prompt_size(prompt: Prompt) -> PromptSize:
-    match prompt:
-        case TextPrompt(text):
-            return PromptSize(num_chars=len(text))
-        case ChatPrompt():
-            return PromptSize(num_chars=prompt.num_chars)
-        case TokenPrompt(token_ids):
-            return PromptSize(num_tokens=len(token_ids))
 
 
 def _prompt_text(prompt: Prompt) -> str:

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-CHARS_PER_TOKEN = 4
-"""Before a model's own ratio is known."""
+from frontend.generation.prompt_size import CHARS_PER_TOKEN
 
 _GAIN = 0.05
 """Weight of a new prompt in an average: the last 20 or so count. One long prompt does not decide."""

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from frontend.errors import InvalidRequest, TargetsInfeasible
-from frontend.generation.feasibility import Feasibility, PromptSize
+from frontend.generation.feasibility import Feasibility
+from frontend.generation.prompt_size import PromptSize
 from frontend.generation.retry_calendar import RetryCalendar
 from frontend.generation.retry_ticket import RetryTickets
 from frontend.routing.forecast import EngineForecast, FleetForecast
