@@ -28,6 +28,7 @@ class LaneQueue(WaitingQueue):
     def __init__(self, shares: TenantShares) -> None:
         super().__init__(lambda request: pace(request).key)
         self._best_effort: dict[str, list[Entry]] = {}
+        self._num_best_effort = 0
         self._tenants = LeastServed(shares.tokens)
 
     def __iter__(self) -> Iterator[Request]:
@@ -36,7 +37,7 @@ class LaneQueue(WaitingQueue):
             yield from (request for _, _, request in entries)
 
     def __len__(self) -> int:
-        return super().__len__() + sum(map(len, self._best_effort.values()))
+        return super().__len__() + self._num_best_effort
 
     @property
     def head(self) -> Request | None:
@@ -51,7 +52,7 @@ class LaneQueue(WaitingQueue):
     def first(self, lane: Lane) -> Request | None:
         """Returns the next request of a lane, or None."""
         if lane is Lane.ON_TIME:
-            return super().head
+            return self._ready[0][2] if self._ready else None
         tenant = self._tenants.first(self._best_effort.__contains__)
         return None if tenant is None else self._best_effort[tenant][0][2]
 
@@ -66,21 +67,29 @@ class LaneQueue(WaitingQueue):
             for request in requests:
                 if pace(request).lane is not lane:
                     raise IntegrityError(f"request {request.request_id} is queued in lane {lane.name}")
+        if len(best_effort) != self._num_best_effort:
+            raise IntegrityError(f"the queue counts {self._num_best_effort} best-effort requests of {len(best_effort)}")
         if not all(self._best_effort.values()):
             raise IntegrityError("the queue keeps an empty list of a tenant")
 
     def _insert(self, request: Request) -> None:
-        if pace(request).lane is Lane.ON_TIME:
-            super()._insert(request)
+        state = pace(request)
+        entry = (state.key, request.arrival_index, request)
+        if state.lane is Lane.ON_TIME:
+            insort(self._ready, entry)
             return
-        insort(self._best_effort.setdefault(request.tenant, []), self._entry(request))
+        insort(self._best_effort.setdefault(request.tenant, []), entry)
         self._tenants.add(request.tenant)
+        self._num_best_effort += 1
 
     def _delete(self, request: Request) -> None:
-        if pace(request).lane is Lane.ON_TIME:
-            super()._delete(request)
+        state = pace(request)
+        entry = (state.key, request.arrival_index, request)
+        if state.lane is Lane.ON_TIME:
+            del self._ready[bisect_left(self._ready, entry)]
             return
         entries = self._best_effort[request.tenant]
-        del entries[bisect_left(entries, self._entry(request))]
+        del entries[bisect_left(entries, entry)]
+        self._num_best_effort -= 1
         if not entries:
             del self._best_effort[request.tenant]

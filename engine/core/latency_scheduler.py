@@ -15,16 +15,15 @@ Every request makes progress, as in `scheduler.py`: the head of a lane that lack
 the other lane that would take them, best effort only once it has waited long; reserves hold only while others run.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
 from engine.core.feasibility import LatePrompt, Slots, WaitingPrompt, find_late
 from engine.core.lane_queue import LaneQueue, pace
-from engine.core.moving_rate import MovingRate
+from engine.core.latency_policy import LatencyPolicy
 from engine.core.outputs import (
     ModelRunnerOutput,
     RequestCompletion,
@@ -33,13 +32,13 @@ from engine.core.outputs import (
     SchedulerOutput,
     SchedulerStats,
 )
-from engine.core.pacing import Lane, Slack, best_effort_key, note_tokens, pace_of, slack_of
+from engine.core.pacing import Lane, Slack, best_effort_key, note_tokens, slack_of
 from engine.core.plan import PlanBuilder
-from engine.core.policy import FcfsPolicy
 from engine.core.request import Request, RequestId, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.core.step_budget import MAX_SLACK_STEPS, StepBudget
-from engine.core.step_time import StepShape, StepTimeModel
+from engine.core.step_clock import StepClock
+from engine.core.step_time import StepShape
 from engine.core.targets import WhenInfeasible
 from engine.core.tenant_shares import OUTPUT_TOKEN_CHARGE, TenantShares
 
@@ -52,51 +51,7 @@ _TURN_TOKENS = 256  # of its share, from which best effort goes first in a step
 _MIN_CREDIT, _MAX_CREDIT = -1024.0, 8192.0
 _MIN_TURN_CHUNK = 64
 _CHARGE_INTERVAL_S = 0.1  # of KV cache held by tenants
-_PROMPT_RATE_S, _END_RATE_S = 1.0, 5.0  # time constants of moving averages
-_STALE_S = 1.0  # measurements older than this do not make the engine refuse
 _ENDS_BY_TOKEN = (EndReason.END_TOKEN, EndReason.STOP_TOKEN, EndReason.MAX_TOKENS, EndReason.CONTEXT_FULL)
-
-
-class LatencyPolicy(FcfsPolicy):
-    """Order of admission and of preemption by lane; enters requests in the accounts of their tenants."""
-
-    def __init__(self, max_num_seqs: int, shares: TenantShares) -> None:
-        super().__init__(max_num_seqs)
-        self._shares = shares
-
-    def arrive(self, request: Request) -> None:
-        """Sets its latency state."""
-        request.pace = pace_of(request)
-        self._shares.enter(request.tenant)
-
-    def order_key(self, request: Request) -> float:
-        """Place within its lane."""
-        return pace(request).key
-
-    def admit(self, request: Request) -> None:
-        """Keeps no state."""
-
-    def finish(self, request: Request) -> None:
-        """Its tenant may be idle now."""
-        self._shares.leave(request.tenant)
-
-    def preemption_class(self, request: Request) -> int:
-        """Best effort is preempted first."""
-        return pace(request).lane
-
-
-class _PlannedStep(NamedTuple):
-    """A step in flight: what it computes, and when it was planned.
-
-    Attributes:
-        predicted_s: expected duration.
-        num_prompt_tokens: prompt tokens, if prompts were left over; otherwise 0, because it tells nothing of the rate.
-    """
-
-    shape: StepShape
-    planned_s: float
-    predicted_s: float
-    num_prompt_tokens: int
 
 
 @dataclass(slots=True)
@@ -126,20 +81,13 @@ class LatencyScheduler(Scheduler):
         self._shares = TenantShares(config.tenant_weights)
         super().__init__(config, LatencyPolicy(config.max_num_seqs, self._shares))
         self._lanes = self._waiting = LaneQueue(self._shares)
-        self._model = StepTimeModel(config.step_time)
-        prior = config.step_time.coefficients
-        self._first_rate = 1.0 / prior.token_s
+        self._clock = StepClock(config.step_time)
+        self._model = self._clock.model
         # Holding the whole cache for a second is charged as much as the prompts that a second computes.
-        self._charge_of_token_second = self._first_rate / (config.num_blocks * config.block_size)
-        self._prompt_rate = MovingRate(_PROMPT_RATE_S)
-        self._end_rate = MovingRate(_END_RATE_S)
-        self._num_ended = 0  # running requests, since the last step
-        self._steps: deque[_PlannedStep] = deque()  # in flight, empty ones too
-        self._busy_until_s = 0.0  # when the steps in flight are expected to end
-        self._collected_s = 0.0  # when the last step with rows ended
-        self._last_step_s = 0.0
+        num_slots = config.num_blocks * config.block_size
+        self._charge_of_token_second = 1.0 / (config.step_time.coefficients.token_s * num_slots)
+        self._num_ended = 0  # running requests, since the last step with rows
         self._charged_s = 0.0
-        self._observed: tuple[StepShape, float] | None = None  # not learned yet
         self._credit = 0.0  # tokens that best effort may have before requests on time
         self._on_time_until_s = float("-inf")
         self._has_new = False  # requests on time arrived since the last check of feasibility
@@ -173,46 +121,32 @@ class LatencyScheduler(Scheduler):
         self._charge_kv_cache(now_s)
         self._prompts = []
         plan = super().schedule(now_s)
-        num_pairs = num_prompt_tokens = 0
+        num_pairs = 0
         for row in reversed(plan.rows):
             num_tokens = row.num_scheduled_tokens
             if num_tokens == 1:
                 break
-            num_prompt_tokens += num_tokens
             num_pairs += num_tokens * row.num_computed_tokens + num_tokens * (num_tokens + 1) // 2
         shape = StepShape(plan.num_tokens, len(plan.rows), self._num_kv_tokens, num_pairs)
-        predicted_s = self._model.predict_s(shape) if plan.rows else 0.0
         has_backlog = self._waiting.head is not None or any(
             request.num_computed_tokens < request.num_tokens for request in self._prompts
         )
-        self._busy_until_s = self._start_s() + predicted_s
-        self._steps.append(_PlannedStep(shape, now_s, predicted_s, num_prompt_tokens if has_backlog else 0))
+        self._clock.plan(shape, now_s, has_backlog=has_backlog)
         return plan
 
     def update(self, plan: SchedulerOutput, result: ModelRunnerOutput, now_s: float) -> list[RequestOutput]:
         """Applies the result of the oldest step in flight; see `Scheduler.update`."""
         requests = self._in_flight[0][1]
         outputs = super().update(plan, result, now_s)
-        step = self._steps.popleft()
+        self._clock.collect(now_s, self._num_ended)
         if requests:
-            elapsed_s = now_s - max(step.planned_s, self._collected_s)
-            self.learn()
-            self._observed = (step.shape, elapsed_s)
-            self._last_step_s = elapsed_s
-            if step.num_prompt_tokens:
-                self._prompt_rate.add(step.num_prompt_tokens, elapsed_s)
-            self._end_rate.add(self._num_ended, elapsed_s)
             self._num_ended = 0
             self._note_tokens(requests, plan.rows, now_s)
-            self._collected_s = now_s
-        self._busy_until_s = now_s + sum(step.predicted_s for step in self._steps)
         return outputs
 
     def learn(self) -> None:
         """Corrects the step-time model by the last step that was collected, if that has not happened yet."""
-        if self._observed is not None:
-            self._model.observe(*self._observed)
-            self._observed = None
+        self._clock.learn()
 
     def stats(self) -> SchedulerStats:
         """Current load and totals since start."""
@@ -223,7 +157,7 @@ class LatencyScheduler(Scheduler):
         slack = self._slack
         return replace(
             stats,
-            prompt_tokens_per_s=self._prompt_rate.per_s or 0.0,
+            prompt_tokens_per_s=self._clock.prompt_tokens_per_s or 0.0,
             model_coefficients=self._model.coefficients,
             on_time_tokens=num_on_time,
             best_effort_tokens=stats.num_waiting_prefill_tokens - num_on_time,
@@ -237,9 +171,9 @@ class LatencyScheduler(Scheduler):
 
     def _schedule_prompts(self, batch: PlanBuilder, prompts: list[Request], may_admit: bool) -> None:
         """Gives the rest of the step's time to prompts, by lane and within it by key; best effort first on its turn."""
-        start_s = self._start_s()
+        start_s = self._clock.start_s(self._now_s)
         rows = batch.narrow_requests
-        slack = self._slack = slack_of(rows, start_s, is_ahead=bool(self._steps))
+        slack = self._slack = slack_of(rows, start_s, is_ahead=self._clock.has_steps)
         self._num_kv_tokens = slack.num_kv_tokens
         max_step_s = self._config.max_step_s
         allowed_s = (
@@ -315,9 +249,6 @@ class LatencyScheduler(Scheduler):
         if lane is Lane.ON_TIME and self._exceeds_gap(request, turn):
             return False
         is_reserved = lane is Lane.BEST_EFFORT and self._now_s < self._on_time_until_s
-        if is_reserved and self._has_waited_long(request):
-            num_own = self._num_running_best_effort()
-            is_reserved = num_own >= max(1.0, config.best_effort_share * config.max_num_seqs)
         if is_reserved and num_running >= (1.0 - _OF_SLOTS[lane]) * config.max_num_seqs:
             return False
         num_left = self._cache.pool.num_free_blocks - self._cache.num_blocks_for(pace(request).num_uncached_tokens)
@@ -339,14 +270,10 @@ class LatencyScheduler(Scheduler):
         queue = self._lanes.on_time
         if not queue:
             return
-        rate = self._prompt_rate.per_s or self._first_rate
-        step_s = self._last_step_s  # a first token comes at the end of a step
-        if self._now_s - self._collected_s > _STALE_S:
-            # What was measured last may have been a stall. An engine that refuses all because of it measures no more.
-            rate = max(rate, 1.0 / self._model.coefficients.token_s)
-            step_s = min(step_s, self._config.max_step_s)
+        rate, step_s = self._clock.expected_pace(self._now_s, self._config.max_step_s)
         if self._lanes.first(Lane.BEST_EFFORT) is not None:
             rate *= 1.0 - self._config.best_effort_share
+        # A first token comes at the end of a step.
         free_s = start_s + step_s + self._num_running_on_time_tokens() / rate
         head = queue[0][2]
         if not self._has_new and free_s + pace(head).num_uncached_tokens / rate <= pace(head).due_s:
@@ -356,7 +283,7 @@ class LatencyScheduler(Scheduler):
         num_tokens = sum(pace(request).num_uncached_tokens for _, _, request in queue)
         if len(queue) <= num_free_slots and free_s + num_tokens / rate <= pace(head).due_s:
             return  # all are in time even for the first due time
-        slots = Slots(num_free_slots, self._end_rate.per_s or None)
+        slots = Slots(num_free_slots, self._clock.ends_per_s)
         prompts = [_waiting_prompt(request, rate, self._shares) for _, _, request in queue]
         late = [(queue[given_up.position][2], given_up) for given_up in find_late(prompts, self._now_s, free_s, slots)]
         for request, given_up in late:
@@ -419,10 +346,6 @@ class LatencyScheduler(Scheduler):
             for request in self._running.values():
                 self._shares.charge(request.tenant, charge * request.num_computed_tokens)
 
-    def _start_s(self) -> float:
-        """When the step that is being planned is expected to start."""
-        return max(self._now_s, self._busy_until_s) if self._steps else self._now_s
-
     def _num_running_on_time_tokens(self) -> int:
         return sum(
             request.num_tokens - request.num_computed_tokens
@@ -434,9 +357,6 @@ class LatencyScheduler(Scheduler):
 
     def _has_waited_long(self, request: Request) -> bool:
         return self._now_s - request.arrival_s + request.waited_s > _PATIENCE_S
-
-    def _num_running_best_effort(self) -> int:
-        return sum(pace(request).lane is Lane.BEST_EFFORT for request in self._running.values())
 
 
 def _waiting_prompt(request: Request, rate: float, shares: TenantShares) -> WaitingPrompt:

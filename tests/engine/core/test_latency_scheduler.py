@@ -14,7 +14,7 @@ from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
 from engine.core.latency_scheduler import make_scheduler
 from engine.core.outputs import ModelRunnerOutput, RequestCompletion, SchedulerOutput
-from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.request import Request, RequestId, RequestStatus, SamplingParams
 from engine.core.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior, shape_of
 from engine.core.targets import LatencyTargets, Pacing, WhenInfeasible
 
@@ -48,6 +48,7 @@ class World:
         self.requests: dict[int, Request] = {}
         self.times_s: dict[int, list[float]] = {}
         self.ends: dict[int, RequestCompletion] = {}
+        self.ended_s: dict[int, float] = {}
         self.steps: list[tuple[float, StepShape, SchedulerOutput]] = []  # durations
 
     def add(self, request_id: int, prompt: int, max_tokens: int = 1, **fields: Any) -> Request:
@@ -84,6 +85,7 @@ class World:
                 self.times_s[output.request_id].append(self.now_s)
             if output.completion is not None:
                 self.ends[output.request_id] = output.completion
+                self.ended_s[output.request_id] = self.now_s
 
     def run(self, arrivals: Iterable[tuple[float, Callable[[], object]]] = (), until_s: float = math.inf) -> None:
         """Steps until there is nothing to do; calls each arrival when its time has come, between two steps."""
@@ -210,6 +212,19 @@ def test_an_answer_that_was_preempted_is_not_given_up_though_its_first_token_was
     assert {world.reason(number) for number in range(6)} == {EndReason.MAX_TOKENS}
 
 
+def test_a_preempted_answer_resumes_before_prompts_that_are_due_earlier_than_its_first_token_was() -> None:
+    world = World(num_blocks=128, max_model_len=2048, enable_prefix_caching=False)
+    for number in range(3):
+        world.add(number, 500, max_tokens=300, ttft_s=100.0, inter_token_s=1.0)
+    while world.scheduler.stats().num_preemptions_total == 0:
+        world.step()
+    (preempted,) = (request for request in world.requests.values() if request.status is RequestStatus.PREEMPTED)
+    num_tokens = len(preempted.output_ids)
+    world.add(3, 100, ttft_s=50.0)
+    world.run()
+    assert world.times_s[preempted.request_id][num_tokens] <= world.times_s[3][0]
+
+
 def test_plans_do_not_depend_on_the_largest_number_of_output_tokens() -> None:
     plans = []
     for max_tokens in (5, 5000):
@@ -229,6 +244,9 @@ def test_slots_that_are_not_released_in_time_lead_to_refusals() -> None:
     served = [number for number in world.ends if world.reason(number) is EndReason.MAX_TOKENS]
     assert 20 < len(served) < len(arrivals)
     assert quantile((world.ttft_s(number) for number in served), 0.9) <= 0.5  # those promised a slot got one
+    refused = [number for number in world.ends if world.reason(number) is EndReason.INFEASIBLE]
+    waits_s = [world.ended_s[number] - world.requests[number].arrival_s for number in refused if number > 50]
+    assert quantile(waits_s, 0.5) < 0.1  # others learn it at once, not when their time is up
 
 
 # ---- the governor
@@ -423,9 +441,8 @@ def test_best_effort_that_waited_long_gets_blocks_and_slots_before_requests_on_t
         120.0,
         lambda n, at_s: world.add(n, 400, max_tokens=150, ttft_s=2.0, when_infeasible=REFUSE, arrival_s=at_s),
     )
-    world.add(9999, 3500)
-    world.run(arrivals, until_s=120.0)
-    assert world.ttft_s(9999) < 100.0
+    world.run([*arrivals, (5.0, lambda: world.add(9999, 3500))], until_s=120.0)
+    assert 20.0 < world.ttft_s(9999) < 100.0
 
 
 def test_best_effort_is_shared_among_tenants_by_the_service_they_had() -> None:

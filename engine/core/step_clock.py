@@ -1,0 +1,111 @@
+"""Steps in time: when those in flight are expected to end, and how fast the engine has been.
+
+The rates are measured, not modelled. They contain decodes, the step budget and whatever slows the device down, and so
+hold where the step-time model does not.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from engine.core.moving_rate import MovingRate
+from engine.core.step_time import StepShape, StepTimeModel, StepTimePrior
+
+_PROMPT_RATE_S, _END_RATE_S = 1.0, 5.0  # time constants of moving averages
+_STALE_S = 1.0  # what was measured longer ago may have been a stall
+
+
+class _PlannedStep(NamedTuple):
+    """A step in flight.
+
+    Attributes:
+        shape: what it computes.
+        planned_s: when it was planned.
+        predicted_s: expected duration.
+        num_prompt_tokens: prompt tokens but one per row, if prompts were left over; otherwise 0, because they tell
+            nothing of the rate.
+    """
+
+    shape: StepShape
+    planned_s: float
+    predicted_s: float
+    num_prompt_tokens: int
+
+
+class StepClock:
+    """Follows the steps from plan to result, and teaches the step-time model.
+
+    Use: `plan` and `collect` for every step, those without rows too; `learn` off the critical path.
+    """
+
+    def __init__(self, prior: StepTimePrior) -> None:
+        self.model = StepTimeModel(prior)
+        self._first_rate = 1.0 / prior.coefficients.token_s
+        self._steps: deque[_PlannedStep] = deque()  # in flight
+        self._prompt_rate = MovingRate(_PROMPT_RATE_S)
+        self._end_rate = MovingRate(_END_RATE_S)
+        self._busy_until_s = 0.0  # when the steps in flight are expected to end
+        self._collected_s = 0.0  # when the last step with rows ended
+        self._last_step_s = 0.0
+        self._observed: tuple[StepShape, float] | None = None  # not learned yet
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps are in flight."""
+        return bool(self._steps)
+
+    @property
+    def prompt_tokens_per_s(self) -> float | None:
+        """Prompt tokens computed per second while prompts wait; None: not measured yet."""
+        return self._prompt_rate.per_s
+
+    @property
+    def ends_per_s(self) -> float | None:
+        """Running requests that end per second of steps; None: none has ended lately."""
+        return self._end_rate.per_s or None
+
+    def start_s(self, now_s: float) -> float:
+        """Returns when the step that is planned now is expected to start."""
+        return max(now_s, self._busy_until_s) if self._steps else now_s
+
+    def plan(self, shape: StepShape, now_s: float, *, has_backlog: bool) -> None:
+        """Notes a planned step.
+
+        Args:
+            shape: what it computes; no rows if it only tells the runner of changes.
+            now_s: monotonic seconds.
+            has_backlog: whether prompts are left over.
+        """
+        predicted_s = self.model.predict_s(shape) if shape.num_rows else 0.0
+        num_prompt_tokens = shape.num_tokens - shape.num_rows if has_backlog else 0
+        self._busy_until_s = self.start_s(now_s) + predicted_s
+        self._steps.append(_PlannedStep(shape, now_s, predicted_s, num_prompt_tokens))
+
+    def collect(self, now_s: float, num_ended: int) -> None:
+        """Notes the end of the oldest step in flight, and the running requests that ended since the one before."""
+        step = self._steps.popleft()
+        if step.shape.num_rows:
+            elapsed_s = now_s - max(step.planned_s, self._collected_s)
+            self.learn()
+            self._observed = (step.shape, elapsed_s)
+            if step.num_prompt_tokens:
+                self._prompt_rate.add(step.num_prompt_tokens, elapsed_s)
+            self._end_rate.add(num_ended, elapsed_s)
+            self._last_step_s = elapsed_s
+            self._collected_s = now_s
+        self._busy_until_s = now_s + sum(step.predicted_s for step in self._steps)
+
+    def learn(self) -> None:
+        """Corrects the model by the last step that was collected, if that has not happened yet."""
+        if self._observed is not None:
+            self.model.observe(*self._observed)
+            self._observed = None
+
+    def expected_pace(self, now_s: float, max_step_s: float) -> tuple[float, float]:
+        """Returns prompt tokens per second and the duration of a step, as a promise may assume them.
+
+        Bad values are not kept while nothing is measured: an engine that refuses all because of them would stay idle.
+        """
+        rate, step_s = self._prompt_rate.per_s or self._first_rate, self._last_step_s
+        if now_s - self._collected_s > _STALE_S:
+            rate, step_s = max(rate, 1.0 / self.model.coefficients.token_s), min(step_s, max_step_s)
+        return rate, step_s

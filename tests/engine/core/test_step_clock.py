@@ -1,0 +1,72 @@
+"""When steps start and end, and how fast the engine is taken to be."""
+
+import pytest
+
+from engine.core.step_clock import StepClock
+from engine.core.step_time import Coefficients, StepShape, StepTimePrior
+
+PRIOR = StepTimePrior(Coefficients(1.0, 0.01, 0.0, 0.0, 0.0))
+DECODE, PROMPT, EMPTY = StepShape(1, 1, 100, 0), StepShape(101, 1, 0, 5050), StepShape(0, 0, 0, 0)
+
+
+@pytest.fixture
+def clock() -> StepClock:
+    return StepClock(PRIOR)
+
+
+def test_a_step_starts_when_those_in_flight_are_expected_to_end(clock: StepClock) -> None:
+    assert clock.start_s(5.0) == 5.0
+    clock.plan(DECODE, 5.0, has_backlog=False)
+    assert clock.start_s(5.5) == pytest.approx(6.01)
+    assert clock.start_s(7.0) == 7.0  # the step is overdue
+    clock.plan(PROMPT, 5.5, has_backlog=False)
+    assert clock.start_s(5.5) == pytest.approx(6.01 + 2.01)
+    clock.collect(6.5, 0)  # later than expected, and so is the next one
+    assert clock.start_s(6.5) == pytest.approx(6.5 + 2.01)
+    clock.collect(8.0, 0)
+    assert not clock.has_steps
+    assert clock.start_s(8.0) == 8.0
+
+
+def test_with_two_steps_in_flight_the_second_is_timed_from_the_end_of_the_first(clock: StepClock) -> None:
+    clock.plan(DECODE, 0.0, has_backlog=False)
+    clock.plan(PROMPT, 0.1, has_backlog=True)
+    clock.collect(1.0, 0)
+    clock.collect(3.0, 0)
+    assert clock.prompt_tokens_per_s == pytest.approx(100 / 2.0)
+
+
+def test_rates_are_measured_while_prompts_wait_only(clock: StepClock) -> None:
+    clock.plan(PROMPT, 0.0, has_backlog=False)
+    clock.collect(1.0, 0)
+    assert clock.prompt_tokens_per_s is None
+    assert clock.expected_pace(1.0, 9.0) == (100.0, 1.0)
+    clock.plan(PROMPT, 1.0, has_backlog=True)
+    clock.collect(3.0, 4)
+    assert clock.expected_pace(3.0, 9.0) == (50.0, 2.0)
+    assert clock.ends_per_s is not None
+
+
+def test_old_measurements_promise_no_less_than_the_model(clock: StepClock) -> None:
+    clock.plan(PROMPT, 0.0, has_backlog=True)
+    clock.collect(50.0, 0)
+    assert clock.expected_pace(50.5, 0.1) == (2.0, 50.0)
+    rate, step_s = clock.expected_pace(60.0, 0.1)
+    assert rate > 50.0
+    assert step_s == 0.1
+
+
+def test_each_step_is_learned_once_and_steps_without_rows_are_not(clock: StepClock) -> None:
+    clock.plan(DECODE, 0.0, has_backlog=False)
+    clock.collect(1.0, 0)
+    clock.learn()
+    clock.learn()
+    clock.plan(EMPTY, 1.0, has_backlog=False)
+    clock.collect(5.0, 0)
+    clock.learn()
+    assert sum(clock.model.errors.decode) == 1
+    clock.plan(DECODE, 5.0, has_backlog=False)
+    clock.collect(6.0, 0)
+    clock.plan(DECODE, 6.0, has_backlog=False)
+    clock.collect(7.0, 0)  # learns the one before
+    assert sum(clock.model.errors.decode) == 2
