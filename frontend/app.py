@@ -2,18 +2,21 @@
 
 import asyncio
 import logging
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 
 from chairlift.service.health import Health, add_health
 from chairlift.service.process_limits import ProcessLimitError, check_process_limits
+from chairlift.service.service_classes import ServiceClass, ServiceClassError, read_service_classes
 from chairlift.v1 import generation_service_pb2
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from frontend import __version__
-from frontend.access.api_keys import Access, load_keys
+from frontend.access.api_keys import Access, ApiKey, check_classes, load_keys
 from frontend.access.engine_tls import load_engine_tls
 from frontend.access.file_watch import FileWatch
 from frontend.access.tls import load_tls
@@ -27,7 +30,10 @@ from frontend.api.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError, EngineUnavailable, ServerDraining
 from frontend.generation.admission import Admission
+from frontend.generation.feasibility import Feasibility
 from frontend.generation.pipeline import GenerationPipeline
+from frontend.generation.retry_calendar import BOOKABLE_SHARE, RetryCalendar
+from frontend.generation.retry_ticket import MIN_KEY_BYTES, RetryTickets
 from frontend.limits import MAX_REQUEST_BYTES
 from frontend.observability.metrics import Metrics
 from frontend.observability.trace_context import GrpcOriginInterceptor, HttpOriginMiddleware
@@ -72,7 +78,8 @@ class FrontendApp:
         self._config = config
         self._place = place
         self._warms_up = warm_up
-        self._access = Access(*_keys(config))
+        self._classes = _service_classes(config.service_classes)
+        self._access = Access(*_keys(config, self._classes), trusts_gateway=config.trust_gateway_headers)
         self._tls = load_tls(config)
         self._watches = self._file_watches()
         self._tokenizers = TokenizerSource(config.tokenizer)
@@ -95,12 +102,21 @@ class FrontendApp:
         limits = JobLimits(config.grammar_timeout_s, config.grammar_memory_bytes, clock=Clock.CPU)
         self.grammars = GrammarCompiler(limits)
         self._chats = ChatRenderer()
+        feasibility = Feasibility(
+            self.engines.forecast,
+            _retry_tickets(config.retry_ticket_key_file),
+            self.metrics.targets,
+            calendar=RetryCalendar(horizon_s=config.retry_horizon_s, share=BOOKABLE_SHARE / config.workers),
+            unix_offset_s=time.time() - time.monotonic(),
+        )
         self._generations = GenerationPipeline(
             self.engines,
             self.admission,
-            self.metrics.requests,
+            self.metrics,
             self.grammars,
             self._chats,
+            classes=self._classes,
+            feasibility=feasibility,
             token_window=config.token_window,
             coalesce=config.coalesce,
             tool_call_parser=config.tool_call_parser,
@@ -254,7 +270,7 @@ class FrontendApp:
         return watches
 
     def _reload_keys(self) -> None:
-        self._access.replace(*_keys(self._config))
+        self._access.replace(*_keys(self._config, self._classes))
 
     def _adapter_changes(self) -> AdapterControl | None:
         """Returns what loads adapters, if that is allowed."""
@@ -325,12 +341,33 @@ class FrontendApp:
         self._health.set_serving(self.engines.serving and not self._draining)
 
 
-def _keys(config: FrontendConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _keys(config: FrontendConfig, classes: Mapping[str, ServiceClass]) -> tuple[tuple[ApiKey, ...], tuple[ApiKey, ...]]:
     """Returns the keys of clients and of administrators."""
-    return (
-        load_keys(config.api_key, config.api_key_file),
-        load_keys(config.admin_api_key, config.admin_api_key_file, flag="--admin-api-key"),
-    )
+    keys = load_keys(config.api_key, config.api_key_file)
+    admin_keys = load_keys(config.admin_api_key, config.admin_api_key_file, flag="--admin-api-key")
+    check_classes([*keys, *admin_keys], classes)
+    return keys, admin_keys
+
+
+def _service_classes(path: Path | None) -> Mapping[str, ServiceClass]:
+    """Returns the classes of the file of --service-classes by name; none without it."""
+    try:
+        return {} if path is None else read_service_classes(path)
+    except ServiceClassError as error:
+        raise ConfigError(f"--service-classes {error}") from None
+
+
+def _retry_tickets(path: Path | None) -> RetryTickets:
+    """Returns what signs tickets, with the key in the file of --retry-ticket-key-file or a random one."""
+    if path is None:
+        return RetryTickets(secrets.token_bytes(32))
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"--retry-ticket-key-file {path} cannot be read: {error.strerror}") from error
+    if len(key) < MIN_KEY_BYTES:
+        raise ConfigError(f"--retry-ticket-key-file {path} has {len(key)} bytes, at least {MIN_KEY_BYTES} are needed")
+    return RetryTickets(key)
 
 
 def _spans(endpoint: str) -> "OtlpSpans":

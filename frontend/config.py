@@ -164,6 +164,25 @@ class FrontendConfig:
         "and, at most once a minute, in the log; refuse: answer 400",
     )  # fmt: skip
 
+    service_classes: Path | None = flag(
+        None, path(),
+        "TOML file with service classes: latency targets by name, which requests and API keys may refer to; see "
+        "docs/scheduling.md", group="latency targets", default_text="none: requests may still set targets themselves",
+    )  # fmt: skip
+    retry_ticket_key_file: Path | None = flag(
+        None, path(),
+        "file with the secret, of 16 bytes or more, that signs the retry tickets of refusals; several workers or "
+        "frontends need the same one", default_text="a random secret per process",
+    )  # fmt: skip
+    retry_horizon_s: float = flag(
+        30.0, number(1, 600),
+        "seconds from now within which a refused request may get a slot for its retry; later ones get no retry time",
+    )  # fmt: skip
+    trust_gateway_headers: bool = flag(
+        False, switch(),
+        "take the tenant from the header x-gateway-inference-fairness-id; only behind a gateway that sets it",
+    )  # fmt: skip
+
     tokenizer: Path | None = flag(
         None, path(), "folder with the tokenizer's files", group="model", default_text="the engine sends them"
     )
@@ -228,6 +247,11 @@ class FrontendConfig:
             raise ConfigError(str(error)) from None
         if self.workers > 1 and not hasattr(socket, "SO_REUSEPORT"):
             raise ConfigError(f"--workers is {self.workers}, it must be 1: this system has no SO_REUSEPORT")
+        if self.workers > 1 and self.service_classes is not None and self.retry_ticket_key_file is None:
+            raise ConfigError(
+                f"--service-classes with --workers {self.workers} needs --retry-ticket-key-file: a worker's ticket "
+                "may come back to another"
+            )
         if not self.engine:
             raise ConfigError("--engine is empty, it must be HOST:PORT or unix:PATH")
         if self.log_prompts and not self.log_requests:

@@ -1,8 +1,11 @@
 """Dataclasses that several layers of the frontend exchange. Imports nothing of the frontend."""
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Self
+
+from chairlift.service.service_classes import PacingName, WhenInfeasibleName
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +72,51 @@ class AnswerTimes:
     accepted_at_s: float
     tokenized_s: float
     submitted_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyTargets:
+    """Checked targets of one request. Without `ttft_s` and `inter_token_s` it is best effort.
+
+    Attributes:
+        ttft_s: seconds from the acceptance of the request to its first token.
+        inter_token_s: seconds between tokens.
+        service_class: name of its class; empty: none.
+        value: weight of the class.
+        pacing, when_infeasible, headroom: of the class, see ServiceClass.
+        tenant: who is charged; empty: unknown.
+        retry_ticket: ticket of an earlier refusal; empty: none.
+        is_own: whether the request sets a target itself; those of classes are the operator's.
+    """
+
+    ttft_s: float | None = None
+    inter_token_s: float | None = None
+    service_class: str = ""
+    value: float = 1.0
+    pacing: PacingName = "gap"
+    when_infeasible: WhenInfeasibleName = "wait"
+    headroom: float = 0.0
+    tenant: str = ""
+    retry_ticket: str = ""
+    is_own: bool = False
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether the request is refused if its first token cannot be in time."""
+        return self.ttft_s is not None and self.when_infeasible == "refuse"
+
+
+class RetryResult(Enum):
+    """What became of a refusal for latency targets, or of the ticket that it carried.
+
+    Of refusals: BOOKED, BEYOND_HORIZON (no slot is left within the horizon). Of tickets that came back: INVALID
+    (forged, used, early or expired), REFUSED (valid, but the engines cannot be in time after all), MET and MISSED (the
+    target of the first token).
+    """
+
+    BOOKED = "booked"
+    BEYOND_HORIZON = "beyond_horizon"
+    INVALID = "invalid"
+    REFUSED = "refused"
+    MET = "met"
+    MISSED = "missed"

@@ -204,7 +204,7 @@ def status_message(
 def load_message(snapshot: LoopSnapshot) -> pb.LoadStats:
     """Converts the load of the engine."""
     stats = snapshot.stats
-    return pb.LoadStats(
+    message = pb.LoadStats(
         num_running=stats.num_running,
         num_waiting=stats.num_waiting,
         num_waiting_prefill_tokens=stats.num_waiting_prefill_tokens,
@@ -220,4 +220,10 @@ def load_message(snapshot: LoopSnapshot) -> pb.LoadStats:
         jit_compiles_after_ready_total=snapshot.num_late_compiles,
         integrity_checks_total=snapshot.num_integrity_checks,
         integrity_failures_total=snapshot.num_integrity_failures,
+        prompt_tokens_per_second=stats.prompt_tokens_per_s,
+        model_coefficients=stats.model_coefficients,
+        min_slack_us=None if stats.min_slack_s is None else _microseconds(stats.min_slack_s),
     )
+    if stats.model_coefficients:  # the policy has lanes
+        message.lane_tokens.extend((stats.on_time_tokens, stats.best_effort_tokens))
+    return message

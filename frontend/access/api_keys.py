@@ -6,12 +6,28 @@ of keys are kept, and no message contains a key.
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from frontend.access.caller import MAX_TENANT_BYTES, Caller, is_tenant
 from frontend.errors import ConfigError, Unauthenticated
 
 MAX_KEY_CHARS = 1024
+_TENANT_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key and who calls with it.
+
+    Attributes:
+        where: flag, or file and line, for errors.
+    """
+
+    text: str
+    caller: Caller
+    where: str
 
 
 class ApiKeys:
@@ -21,20 +37,21 @@ class ApiKeys:
         keys: as returned by `load_keys`.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
         self.replace(keys)
 
-    def replace(self, keys: Sequence[str]) -> None:
+    def replace(self, keys: Sequence[ApiKey]) -> None:
         """Replaces all keys; running calls go on."""
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._digests = [_digest(key.text.encode()) for key in keys]
+        self._callers = [key.caller for key in keys]
 
     @property
     def required(self) -> bool:
         """Whether calls need a key."""
         return bool(self._digests)
 
-    def check(self, authorizations: Sequence[str | bytes], bare_keys: Sequence[bytes] = ()) -> None:
-        """Checks the key of a call in constant time.
+    def check(self, authorizations: Sequence[str | bytes], bare_keys: Sequence[bytes] = ()) -> Caller:
+        """Checks the key of a call in constant time, and returns its caller.
 
         Args:
             authorizations: all values of the call's `authorization`; exactly one `Bearer KEY` is valid.
@@ -44,19 +61,26 @@ class ApiKeys:
             Unauthenticated: no valid key; the message is the same in all cases.
         """
         if not self._digests:
-            return
+            return _ANYBODY
         value = authorizations[0] if len(authorizations) == 1 else b""
         scheme, _, key = (value.encode() if isinstance(value, str) else value).partition(b" ")
-        is_bearer = self._knows(key.strip()) and scheme.lower() == b"bearer"
-        if not is_bearer and not (len(bare_keys) == 1 and self._knows(bare_keys[0].strip())):
+        found = self._find(key.strip())
+        if found < 0 or scheme.lower() != b"bearer":
+            found = self._find(bare_keys[0].strip()) if len(bare_keys) == 1 else -1
+        if found < 0:
             raise Unauthenticated("a valid API key is needed, as in `authorization: Bearer KEY`")
+        return self._callers[found]
 
-    def _knows(self, key: bytes) -> bool:
+    def _find(self, key: bytes) -> int:
+        """Returns the index of a key, or -1."""
         digest = _digest(key)
-        is_known = False
-        for known in self._digests:  # always all, for constant time
-            is_known |= hmac.compare_digest(known, digest)
-        return is_known
+        found = -1
+        for index, known in enumerate(self._digests):  # always all, for constant time
+            found += (index - found) * hmac.compare_digest(known, digest)
+        return found
+
+
+_ANYBODY = Caller()
 
 
 class Access:
@@ -67,20 +91,31 @@ class Access:
     Args:
         keys: of clients, as returned by `load_keys`.
         admin_keys: of administrators, likewise.
+        trusts_gateway: whether callers may name their tenant in a header.
+
+    Attributes:
+        trusts_gateway: as given.
     """
 
-    def __init__(self, keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self, keys: Sequence[ApiKey], admin_keys: Sequence[ApiKey] = (), *, trusts_gateway: bool = False
+    ) -> None:
+        self.trusts_gateway = trusts_gateway
         self.clients, self.administration = ApiKeys(()), ApiKeys(())
         self.replace(keys, admin_keys)
 
-    def replace(self, keys: Sequence[str], admin_keys: Sequence[str]) -> None:
+    def replace(self, keys: Sequence[ApiKey], admin_keys: Sequence[ApiKey]) -> None:
         """Replaces all keys; running calls go on."""
         self.clients.replace([*keys, *admin_keys] if keys else ())
         self.administration.replace(admin_keys or keys)
 
 
-def load_keys(keys: Sequence[str], path: Path | None, *, flag: str = "--api-key") -> tuple[str, ...]:
+def load_keys(keys: Sequence[str], path: Path | None, *, flag: str = "--api-key") -> tuple[ApiKey, ...]:
     """Returns the keys of flags and file. The file has one key per line; empty lines and lines with # are ignored.
+
+    Behind its key a line may say who calls with it, as in `KEY class=interactive,batch tenant=acme`: the service
+    classes that its requests may have, the first one by default, and the tenant that is charged, by default one per
+    key.
 
     Args:
         keys: of the flag.
@@ -88,12 +123,11 @@ def load_keys(keys: Sequence[str], path: Path | None, *, flag: str = "--api-key"
         flag: its name, to which that of the file adds `-file`.
 
     Raises:
-        ConfigError: a key that no header can carry, or a file that cannot be read or has none.
+        ConfigError: a key that no header can carry, an unknown field, or a file that cannot be read or has none.
     """
-    for key in keys:
-        _check(key, flag)
+    in_flags = [_api_key(key, Caller(), flag) for key in keys]
     if path is None:
-        return tuple(keys)
+        return tuple(in_flags)
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -102,11 +136,52 @@ def load_keys(keys: Sequence[str], path: Path | None, *, flag: str = "--api-key"
     in_file = []
     for number, line in enumerate(lines, 1):
         if line and not line.startswith("#"):
-            _check(line, f"{flag}-file {path}, line {number}")
-            in_file.append(line)
+            where = f"{flag}-file {path}, line {number}"
+            key, *fields = line.split()
+            in_file.append(_api_key(key, _caller(fields, where), where))
     if not in_file:
         raise ConfigError(f"{flag}-file {path} contains no key: it needs one per line")
-    return (*keys, *in_file)
+    return (*in_flags, *in_file)
+
+
+def check_classes(keys: Sequence[ApiKey], known: Collection[str]) -> None:
+    """Checks that the service classes of keys exist.
+
+    Raises:
+        ConfigError: names the file, the line and the class.
+    """
+    for key in keys:
+        for name in key.caller.classes:
+            if not known:
+                raise ConfigError(f"{key.where}: class={name} needs --service-classes, which defines the classes")
+            if name not in known:
+                raise ConfigError(f"{key.where}: class {name!r} is not in --service-classes; it has {', '.join(known)}")
+
+
+def _api_key(text: str, caller: Caller, where: str) -> ApiKey:
+    _check(text, where)
+    if not caller.tenant:
+        caller = Caller("key-" + _digest(b"tenant " + text.encode()).hex()[:_TENANT_DIGITS], caller.classes)
+    return ApiKey(text, caller, where)
+
+
+def _caller(fields: Sequence[str], where: str) -> Caller:
+    """Returns what the fields behind a key say."""
+    values: dict[str, str] = {}
+    for field in fields:
+        name, equals, value = field.partition("=")
+        if name not in ("class", "tenant") or not equals:
+            raise ConfigError(f"{where}: behind the key are only class=NAME,... and tenant=NAME; a key has no spaces")
+        if name in values:
+            raise ConfigError(f"{where}: {name}= is there twice")
+        values[name] = value
+    tenant = values.get("tenant", "")
+    if "tenant" in values and not is_tenant(tenant):
+        raise ConfigError(f"{where}: tenant= must have 1 to {MAX_TENANT_BYTES} printable ASCII characters")
+    classes = tuple(values["class"].split(",")) if "class" in values else ()
+    if not all(classes):
+        raise ConfigError(f"{where}: class= has an empty name")
+    return Caller(tenant, classes)
 
 
 def _check(key: str, where: str) -> None:

@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from google.protobuf.json_format import MessageToJson
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         with Client(arguments.target, tls=tls) as client:
             is_collected = arguments.json or arguments.num_answers not in (None, 1)
             print_answer = _print_collected if is_collected else _print_stream
-            endings = print_answer(client, arguments, text, options)
+            endings = _with_retries(print_answer, client, arguments, text, options)
         for number, finished in enumerate(endings, start=1):
             whose = f"chairlift generate: answer {number}" if len(endings) > 1 else "chairlift generate"
             if arguments.max_tokens is None and finished.reason == pb.FINISH_REASON_MAX_TOKENS:
@@ -47,6 +48,25 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _with_retries(
+    print_answer: Callable[[Client, argparse.Namespace, str, GenerationOptions], list[pb.Finished]],
+    client: Client,
+    arguments: argparse.Namespace,
+    text: str,
+    options: GenerationOptions,
+) -> list[pb.Finished]:
+    """Calls print_answer, with --retry again at each time for which the server has booked a slot."""
+    while True:
+        try:
+            return print_answer(client, arguments, text, options)
+        except GenerationError as error:
+            if not (arguments.retry and error.retry_ticket and error.retry_delay_s is not None):
+                raise
+            print(f"chairlift generate: {error.message}; retrying in {error.retry_delay_s:.1f} s", file=sys.stderr)
+            time.sleep(error.retry_delay_s)
+            options["retry_ticket"] = error.retry_ticket
 
 
 def _print_stream(

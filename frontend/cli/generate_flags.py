@@ -45,6 +45,17 @@ def generate_parser() -> argparse.ArgumentParser:
     parser.add_argument("--stats", action="store_true", help="print token counts and times to standard error")
     parser.add_argument("--json", action="store_true", help="print the whole response as JSON")
 
+    latency = parser.add_argument_group("latency targets")
+    latency.add_argument("--service-class", metavar="NAME", help="service class of the server (default: the API key's)")
+    latency.add_argument("--ttft", type=float, metavar="S", help="seconds to the first token (default: the class's)")
+    latency.add_argument("--inter-token", type=float, metavar="S", help="seconds between tokens (default: the class's)")
+    latency.add_argument(
+        "--min-tokens-per-second", type=float, metavar="X", help="the same as a rate; excludes --inter-token"
+    )
+    latency.add_argument(
+        "--retry", action="store_true", help="if the targets cannot be met now, wait for the slot that the server books"
+    )
+
     _add_parameters(parser.add_argument_group("sampling"), SAMPLING)
 
     group = parser.add_argument_group("structured output", "at most one of these")
@@ -130,6 +141,10 @@ def generation_options(arguments: argparse.Namespace, text: str) -> GenerationOp
         "priority": arguments.priority,
         "num_answers": arguments.num_answers,
         "echo": arguments.echo or None,
+        "service_class": arguments.service_class,
+        "ttft_s": arguments.ttft,
+        "inter_token_s": arguments.inter_token,
+        "min_tokens_per_second": arguments.min_tokens_per_second,
         "json_schema": _content("--json-schema", arguments.json_schema),
         "json_object": arguments.json_object or None,
         "regex": arguments.regex,

@@ -163,7 +163,7 @@ class Pair:
         if with_smoke_test:
             try:
                 keys = load_keys(self._config.api_key, self._config.api_key_file)
-                await run_smoke_test(target, keys[0] if keys else None)
+                await run_smoke_test(target, keys[0].text if keys else None)
             except GenerationError as error:
                 print(f"chairlift up: smoke test failed: {error_line(error, target)}", file=sys.stderr, flush=True)
             print("\nServing; Ctrl-C drains and stops.", flush=True)

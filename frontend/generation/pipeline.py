@@ -2,29 +2,36 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 from chairlift.service.sampling_fields import DEFAULT_MAX_TOKENS
+from chairlift.service.service_classes import ServiceClass
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.errors import ClientStalled, DeadlineExceeded, QueueFull, RequestError
+from frontend.access.caller import current_caller
+from frontend.errors import ClientStalled, DeadlineExceeded, QueueFull, RequestError, TargetsInfeasible
 from frontend.generation.admission import Admission, Permit
 from frontend.generation.answer.answer import Answer
 from frontend.generation.answer.group import AnswerGroup
 from frontend.generation.answer.parts import AnswerParsing
 from frontend.generation.answer.prompt_echo import PromptEcho
 from frontend.generation.deadline import Deadline
+from frontend.generation.feasibility import ExpectedToken, Feasibility
+from frontend.generation.prompt_size import PromptSize
 from frontend.generation.turn_limiter import TurnLimiter
+from frontend.observability.metrics import Metrics
 from frontend.observability.request_events import RequestEvents
 from frontend.observability.request_log import RequestLogLine
 from frontend.observability.request_meter import RequestMeter
-from frontend.observability.request_metrics import RequestMetrics
 from frontend.observability.request_trace import RequestTrace, Spans
 from frontend.observability.request_watch import RequestWatch
+from frontend.observability.target_meter import TargetMeter
+from frontend.observability.target_metrics import TargetOutcome
 from frontend.observability.trace_context import current_origin
 from frontend.request import convert
 from frontend.request.constraints import constraints_of
+from frontend.request.latency_targets import latency_targets
 from frontend.request.prompt_options import PromptOptions
 from frontend.request.request import (
     ChatPrompt,
@@ -48,9 +55,6 @@ from frontend.text.structured.compiler import GrammarCompiler
 from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.types import AnswerTimes
 
-_CHARS_PER_TOKEN = 4
-"""For the estimate of a prompt's tokens, corrected when it is tokenized."""
-
 _ANSWERS_PER_TURN = 16
 """Answers that resume per iteration of the event loop: 6 ms of work if all of them start and end in it."""
 
@@ -64,9 +68,11 @@ class GenerationPipeline:
     Args:
         engines: routes requests to engines.
         admission: limits the queue.
-        metrics: counts requests.
+        metrics: counts requests, and what becomes of their targets.
         grammars: compiles output constraints to grammars.
         chats: renders conversations to prompts.
+        classes: service classes by name; none: requests may still set targets.
+        feasibility: refuses requests whose first token cannot be in time.
         token_window: tokens that the engine may generate ahead of a slow reader (backpressure).
         coalesce: whether tokens that are ready together are sent in one message.
         tool_call_parser, reasoning_parser: names of the parsers of chat answers.
@@ -79,10 +85,12 @@ class GenerationPipeline:
         self,
         engines: Router,
         admission: Admission,
-        metrics: RequestMetrics,
+        metrics: Metrics,
         grammars: GrammarCompiler,
         chats: ChatRenderer,
         *,
+        classes: Mapping[str, ServiceClass],
+        feasibility: Feasibility,
         token_window: int,
         coalesce: bool = True,
         tool_call_parser: str = "auto",
@@ -97,7 +105,10 @@ class GenerationPipeline:
         self._spans = spans
         self._engines = engines
         self._admission = admission
-        self._metrics = metrics
+        self._metrics = metrics.requests
+        self._target_metrics = metrics.targets
+        self._classes = classes
+        self._feasibility = feasibility
         self._grammars = grammars
         self._chats = chats
         self._token_window = token_window
@@ -170,7 +181,13 @@ class GenerationPipeline:
             truncation = prompt_options.truncation(model, room)
             if prompt is None:
                 prompt = await in_slices(token_prompt(spec, model, truncation))
-            request = convert.generation_request(spec, model, prompt, constraint, truncated=truncation is not None)
+            targets = latency_targets(spec, self._classes, current_caller())
+            if targets is not None:
+                watch.add(TargetMeter(self._target_metrics, targets))
+                self._feasibility.check_possible(targets)
+            request = convert.generation_request(
+                spec, model, prompt, constraint, truncated=truncation is not None, targets=targets
+            )
             parsing = self._parsing(request, model)
             accepted_at_s = time.monotonic()
             watch.accept(
@@ -181,17 +198,24 @@ class GenerationPipeline:
                 partial(_prompt_text, request.prompt),
                 now_s=accepted_at_s,
             )
-            num_tokens = _estimated_tokens(request.prompt)
+            size = PromptSize.of(request.prompt)
+            num_tokens = size.plain_tokens
             if truncation is not None:
                 num_tokens = min(num_tokens, truncation.max_tokens)
             if isinstance(request.prompt, TokenPrompt):
                 self._admission.check_fits(request.num_answers, num_tokens)
+            is_reserved = bool(permits)
             if not permits:
                 (permits,) = self._admission.admit_call([num_tokens], request.num_answers, accepted_at_s)
+            expected: ExpectedToken | None = None
             streams: dict[int, RequestStream] = {}  # of the answers
             answers: AnswerGroup | None = None
             reason = CancelReason.CLIENT
             try:
+                if targets is not None and targets.ttft_s is not None and not is_reserved:
+                    expected = self._feasibility.expect(
+                        targets, model.name, size, accepted_at_s=accepted_at_s, now_s=time.monotonic()
+                    )
                 began_at_s = time.monotonic()
                 prompt_ids = await tokenize(
                     request.prompt, model, "spec.", self._chats, add_special_tokens=prompt_options.add_special_tokens
@@ -202,6 +226,8 @@ class GenerationPipeline:
                 limited = convert.with_token_budget(request, len(prompt_ids), model, default_max_tokens)
                 self._admission.check_fits(request.num_answers, len(prompt_ids))
                 permits[0].correct(len(prompt_ids), time.monotonic())
+                if expected is not None:
+                    self._feasibility.correct(expected, len(prompt_ids), time.monotonic())
                 before = ""
                 if parsing is not None and request.constraint is not None:
                     before = parsing.before_constraint(
@@ -211,6 +237,12 @@ class GenerationPipeline:
                 echo = await _echo(request, prompt_ids, model)
                 if parsing is not None and parsing.needs_special_tokens:
                     limited = with_special_tokens(limited)
+
+                def first_token(index: int) -> None:
+                    now_s = time.monotonic()
+                    permits[index].release(now_s, served=True)
+                    if expected is not None and not index:
+                        self._feasibility.arrived(expected, streams[index].num_cached_tokens, now_s)
 
                 def submit(index: int) -> Answer:
                     answer_request = nth_answer(limited, index)
@@ -229,12 +261,14 @@ class GenerationPipeline:
                         window=self._token_window,
                         coalesce=self._coalesce,
                         now_s=submitted_at_s,
-                        on_first_token=lambda: permits[index].release(time.monotonic(), served=True),
+                        on_first_token=lambda: first_token(index),
                         on_account=None if index else watch.account,
                     )
                     engine = self._engines.submit(pending)
                     stream = streams[index] = pending.stream
                     if not index:
+                        if expected is not None:
+                            self._feasibility.forget(expected)
                         watch.submit(max_tokens=limited.stop.max_tokens or 0, engine=engine, now_s=submitted_at_s)
                     return Answer(
                         answer_request,
@@ -252,6 +286,10 @@ class GenerationPipeline:
 
                 answers = AnswerGroup(request.num_answers, submit, watch)
                 yield answers
+            except TargetsInfeasible as error:
+                if expected is None or not streams:
+                    raise
+                raise self._feasibility.refusal(expected, error.message, time.monotonic()) from error
             except ClientStalled:
                 reason = CancelReason.STALLED
                 raise
@@ -260,6 +298,8 @@ class GenerationPipeline:
                     reason = CancelReason.DEADLINE
                 raise
             finally:
+                if expected is not None:
+                    self._feasibility.forget(expected)
                 for permit in permits:
                     permit.release(time.monotonic())
                 if answers is not None:
@@ -277,11 +317,13 @@ class GenerationPipeline:
         Raises:
             InvalidRequest: they exceed the size of the queue.
             QueueFull: see `Admission.admit_call`.
+            TargetsInfeasible: their first tokens together cannot be in time.
         """
         num_answers = specs[0].num_answers if specs[0].HasField("num_answers") else 1
         try:
+            self._expect_all(specs)
             permits_by_spec = self._admission.admit_call(
-                [_estimated_spec_tokens(spec) for spec in specs], num_answers, time.monotonic()
+                [PromptSize.of_specs([spec]).plain_tokens for spec in specs], num_answers, time.monotonic()
             )
         except RequestError as error:
             self._metrics.refuse(error)
@@ -292,6 +334,21 @@ class GenerationPipeline:
             for permits in permits_by_spec:
                 for permit in permits:
                     permit.release(time.monotonic())
+
+    def _expect_all(self, specs: Sequence[pb.GenerationSpec]) -> None:
+        """Checks the prompts of one call as if they were one: they have the same targets, and one retry ticket."""
+        targets = latency_targets(specs[0], self._classes, current_caller())
+        if targets is None or targets.ttft_s is None:
+            return
+        model = self.model(specs[0].model)
+        size = PromptSize.of_specs(specs)
+        now_s = time.monotonic()
+        try:
+            expected = self._feasibility.expect(targets, model.name, size, accepted_at_s=now_s, now_s=now_s)
+        except TargetsInfeasible:
+            self._target_metrics.note_outcome(targets.service_class, TargetOutcome.REFUSED)
+            raise
+        self._feasibility.forget(expected)
 
     def _parsing(self, request: GenerationRequest, model: ServedModel) -> AnswerParsing | None:
         if not request.output.parse or not isinstance(request.prompt, ChatPrompt):
@@ -332,7 +389,7 @@ class GenerationPipeline:
         if chat is not None:
             convert.check_chat(chat, model, "chat.messages")
         prompt = chat or convert.prompt(request, model, "")
-        permit = self._admission.admit(_estimated_tokens(prompt), time.monotonic())
+        permit = self._admission.admit(PromptSize.of(prompt).plain_tokens, time.monotonic())
         try:
             return await tokenize(prompt, model, "", self._chats, add_special_tokens=add_special_tokens)
         finally:
@@ -366,20 +423,6 @@ async def tokenize(
             return await model.tokenizer.encode(rendered, add_special_tokens=bool(add_special_tokens))
         case TokenPrompt(token_ids):
             return token_ids
-
-
-def _estimated_spec_tokens(spec: pb.GenerationSpec) -> int:
-    return len(spec.token_ids.ids) or -(-len(spec.text) // _CHARS_PER_TOKEN)
-
-
-def _estimated_tokens(prompt: Prompt) -> int:
-    match prompt:
-        case TextPrompt(text):
-            return -(-len(text) // _CHARS_PER_TOKEN)
-        case ChatPrompt():
-            return -(-prompt.num_chars // _CHARS_PER_TOKEN)
-        case TokenPrompt(token_ids):
-            return len(token_ids)
 
 
 def _prompt_text(prompt: Prompt) -> str:

@@ -10,6 +10,7 @@ from frontend.observability.engine_collector import EngineCollector
 from frontend.observability.engine_metrics import EngineMetrics, StepMetrics
 from frontend.observability.multiprocess import share_values, shared_collectors
 from frontend.observability.request_metrics import RequestMetrics
+from frontend.observability.target_metrics import TargetMetrics
 from frontend.types import WorkerPlace
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -45,6 +46,7 @@ class Metrics:
         self._engines: list[EngineMetrics] = []
         self._failures: dict[tuple[str, str], int] = {}
         self.requests = RequestMetrics(prefix, own)
+        self.targets = TargetMetrics(prefix, own)
         self._steps = StepMetrics(prefix, own)
 
         def gauge(name: str, text: str) -> Gauge:

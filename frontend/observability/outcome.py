@@ -5,7 +5,7 @@ from enum import Enum
 
 from chairlift.service.end_reason import reasons_by_value
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.errors import ClientStalled, DeadlineExceeded, InvalidRequest, ModelNotFound, QueueFull
+from frontend.errors import ClientStalled, DeadlineExceeded, InvalidRequest, ModelNotFound, QueueFull, TargetsInfeasible
 
 
 class Outcome(Enum):
@@ -38,7 +38,7 @@ def failed_outcome(error: BaseException | None, *, deadline_passed: bool) -> Out
             return Outcome.DEADLINE if deadline_passed else Outcome.CANCELLED
         case ClientStalled():
             return Outcome.CANCELLED
-        case QueueFull():
+        case QueueFull() | TargetsInfeasible():
             return Outcome.SHED
     return Outcome.ERROR
 

@@ -31,7 +31,7 @@ class RequestWatch:
     def __init__(
         self, observers: Sequence[RequestEvents], deadline_passed: Callable[[], bool], *, streamed: bool
     ) -> None:
-        self._observers = observers
+        self._observers = list(observers)
         self._deadline_passed = deadline_passed
         self._request = RequestProgress(time.monotonic(), streamed)
         self._num_complete = 0
@@ -48,6 +48,10 @@ class RequestWatch:
         end = self._end(error)
         for observer in self._observers:
             observer.ended(self._request, end)
+
+    def add(self, observer: RequestEvents) -> None:
+        """Adds an observer of what is to come."""
+        self._observers.append(observer)
 
     def accept(
         self,

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from google.protobuf.duration_pb2 import Duration
+
 from frontend.errors import InvalidRequest
 from frontend.text.served_model import ServedModel
 
@@ -33,6 +35,18 @@ def check_has_tokens(field: str, model: ServedModel) -> None:
     """Checks that the model has a tokenizer, which texts need."""
     if not model.tokenizer.has_tokens:
         raise InvalidRequest("the model has no tokenizer: send token_ids, and take token_ids", field=field)
+
+
+def duration_s(duration: Duration, name: str, field: str) -> float:
+    """Returns the seconds of a Duration, whose two fields must agree."""
+    seconds, nanos = duration.seconds, duration.nanos
+    if not -(10**9) < nanos < 10**9 or seconds * nanos < 0:
+        raise InvalidRequest(
+            f"{name} has {seconds} seconds and {nanos} nanos: the nanos of a Duration are less than a second, and "
+            "of the same sign",
+            field=field,
+        )
+    return seconds + nanos / 1e9
 
 
 def _last(field: str) -> str:

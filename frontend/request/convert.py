@@ -25,6 +25,7 @@ from frontend.request.token_prompt import token_prompt
 from frontend.slices import at_once
 from frontend.text.served_model import ServedModel
 from frontend.text.structured.output_constraint import OutputConstraint
+from frontend.types import LatencyTargets
 
 MAX_CHARS_PER_TOKEN = 8
 """Prompts with more characters per token of context are rejected before tokenizing. Ordinary text has four or five."""
@@ -37,6 +38,7 @@ def generation_request(
     constraint: OutputConstraint | None = None,
     *,
     truncated: bool = False,
+    targets: LatencyTargets | None = None,
 ) -> GenerationRequest:
     """Checks a request and fills in the defaults.
 
@@ -44,6 +46,7 @@ def generation_request(
         given: the prompt, if it is already checked or the proto cannot express it.
         constraint: the output constraint, in the same cases.
         truncated: whether the prompt will be truncated and may exceed the context.
+        targets: its checked latency targets.
 
     Raises:
         InvalidRequest: a field is invalid.
@@ -78,6 +81,7 @@ def generation_request(
         prompt_only=prompt_only,
         adapter=model.adapter,
         adapter_sha256=model.adapter_sha256,
+        targets=targets,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from chairlift.service.sampling_fields import SamplingOptions, StopOptions
 from frontend.text.chat.messages import ChatMessage, ChatOptions
 from frontend.text.structured.output_constraint import OutputConstraint
+from frontend.types import LatencyTargets
 
 _SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: its first multiples are far apart
 
@@ -69,6 +70,7 @@ class GenerationRequest:
         prompt_only: whether only the prompt is returned. `stop.max_tokens` is then 1, because the engine computes a
             prompt only to generate a token.
         adapter, adapter_sha256: name of the adapter of the model, and digest of its files; empty: without.
+        targets: latency targets; None: none were set, and there are no service classes.
     """
 
     request_id: str
@@ -83,6 +85,7 @@ class GenerationRequest:
     prompt_only: bool = False
     adapter: str = ""
     adapter_sha256: bytes = b""
+    targets: LatencyTargets | None = None
 
 
 def with_special_tokens(request: GenerationRequest) -> GenerationRequest:

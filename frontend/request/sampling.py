@@ -20,7 +20,7 @@ from chairlift.service.sampling_fields import (
 )
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import InvalidRequest, RequestTooLong
-from frontend.request.checks import check_has_tokens, check_range
+from frontend.request.checks import check_has_tokens, check_range, duration_s
 from frontend.request.request import GenerationRequest
 from frontend.text.served_model import ServedModel
 
@@ -112,21 +112,10 @@ def _value(message: _Message, parameter: Parameter, field: str) -> Any:
     if message.DESCRIPTOR.fields_by_name[name].has_presence and not message.HasField(name):
         return None
     value = getattr(message, name)
-    return _seconds(value, name, field) if isinstance(value, Duration) else value
+    return duration_s(value, name, field) if isinstance(value, Duration) else value
 
 
 def _without_repetition(parameter: Parameter, value: Any) -> Any:
     if parameter.kind == TokenIds:
         return tuple(sorted(set(value)))
     return tuple(dict.fromkeys(value)) if parameter.kind == Texts else value
-
-
-def _seconds(duration: Duration, name: str, field: str) -> float:
-    seconds, nanos = duration.seconds, duration.nanos
-    if not -(10**9) < nanos < 10**9 or seconds * nanos < 0:
-        raise InvalidRequest(
-            f"{name} has {seconds} seconds and {nanos} nanos: the nanos of a Duration are less than a second, and "
-            "of the same sign",
-            field=field,
-        )
-    return seconds + nanos / 1e9

@@ -34,6 +34,7 @@ class PendingRequest:
         attempt: number of engines that took the request and were lost; rows with another number are outdated.
         num_prompt_tokens: number of tokens in the prompt.
         deadline_at_s, budget_end_s: values of time.monotonic(), or None.
+        first_token_due_s: likewise; None: without a target.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class PendingRequest:
         self.attempt = 0
         self.deadline_at_s = now_s + submission.remaining_ms / 1000 if submission.HasField("remaining_ms") else None
         self.budget_end_s = now_s + stops.time_budget_ms / 1000 if stops.HasField("time_budget_ms") else None
+        has_target = submission.HasField("ttft_remaining_ms")
+        self.first_token_due_s = now_s + submission.ttft_remaining_ms / 1000 if has_target else None
         self._created_at_s = now_s
         self._was_submitted = False
 
@@ -92,6 +95,7 @@ class PendingRequest:
                 waited_s=now_s - self._created_at_s,
                 remaining_s=None if self.deadline_at_s is None else self.deadline_at_s - now_s,
                 budget_s=None if self.budget_end_s is None else self.budget_end_s - now_s,
+                ttft_s=None if self.first_token_due_s is None else self.first_token_due_s - now_s,
                 has_prompt_logprobs=stream.prompt_logprobs is not None and not stream.prompt_logprobs.num_missing,
             )
         self._was_submitted = True

@@ -20,6 +20,7 @@ from frontend.observability.metrics import Metrics
 from frontend.routing.adapter_control import AdapterControl, Holder
 from frontend.routing.connection import MAX_BACKOFF_S, Attachment, EngineConnection
 from frontend.routing.failover import FailoverQueue
+from frontend.routing.forecast import FleetForecast
 from frontend.routing.pending import PendingRequest
 from frontend.routing.placement import Candidate, Placement
 from frontend.routing.resolver import Resolver, name_and_port
@@ -124,6 +125,14 @@ class Router:
         if not self._adapters:
             return attachment
         return replace(attachment, model=replace(attachment.model, adapters=self._adapters))
+
+    def forecast(self, due_s: float) -> FleetForecast:
+        """Returns what predicts the first token of a new request on each engine that it may go to.
+
+        Args:
+            due_s: time.monotonic() of its first token.
+        """
+        return FleetForecast(tuple(attachment.session.forecast(due_s) for _, attachment in self._usable))
 
     def submit(self, request: PendingRequest) -> str | None:
         """Sends a new request to an engine, or queues it if no engine is left.

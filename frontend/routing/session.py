@@ -14,6 +14,7 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import EngineFault, EngineUnavailable, ModelNotFound, QueueFull, RequestError
 from frontend.routing import wire
 from frontend.routing.command_outbox import CommandOutbox
+from frontend.routing.forecast import EngineForecast
 from frontend.routing.pending import PendingRequest
 from frontend.routing.placement import EngineLoad
 from frontend.routing.stream import CancelReason
@@ -52,6 +53,9 @@ class EngineSession:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._other_load = EngineLoad()  # of other frontends
+        self._reported = pb.LoadStats()
+        self._due: dict[int, float] = {}  # time.monotonic() of first tokens with a target, of those in _waiting_tokens
+        self._num_other_on_time = 0.0  # waiting tokens of requests with targets, of other frontends
         self._on_rejected = on_rejected
         self._outbox = CommandOutbox(step_window=step_window, wake=wake)
         self._open: dict[int, PendingRequest] = {}  # by stream request id
@@ -76,6 +80,28 @@ class EngineSession:
             max(reported.num_waiting_prefill_tokens - self._num_waiting_tokens, 0),
             reported.num_free_blocks * self._block_size,
             _prompt_tokens_per_s(reported.model_coefficients),
+        )
+        if reported.prompt_tokens_per_second:
+            self._reported = reported
+            own = sum(self._waiting_tokens[stream_id] for stream_id in self._due)
+            self._num_other_on_time = max(reported.lane_tokens[0] - own, 0) if reported.lane_tokens else 0.0
+
+    def forecast(self, due_s: float) -> EngineForecast:
+        """Returns what predicts the first token of a request that would come now.
+
+        Own requests with later first tokens are behind it; those of other frontends are taken to be ahead.
+
+        Args:
+            due_s: time.monotonic() of its first token.
+        """
+        ahead = sum(self._waiting_tokens[stream_id] for stream_id, other_s in self._due.items() if other_s <= due_s)
+        reported = self._reported
+        coefficients = reported.model_coefficients
+        return EngineForecast(
+            reported.prompt_tokens_per_second,
+            ahead + self._num_other_on_time,
+            reported.step_us / 1e6,
+            sum(coefficients[:3]) if coefficients else 0.0,  # a step of one row and one token
         )
 
     def load(self) -> EngineLoad:
@@ -111,6 +137,8 @@ class EngineSession:
         if num_cached_tokens:
             self._cached_tokens[stream_id] = num_cached_tokens
             self._num_cached_tokens += num_cached_tokens
+        if request.first_token_due_s is not None:
+            self._due[stream_id] = request.first_token_due_s
         self._outbox.submit(submission)
 
     def _grant(self, stream_id: int, num_tokens: int) -> None:
@@ -140,6 +168,7 @@ class EngineSession:
         requests, self._open = self._open, {}
         self._waiting_tokens.clear()
         self._cached_tokens.clear()
+        self._due.clear()
         return [request for request in requests.values() if not request.stream.closed]
 
     def on_admission(self, result: pb.AdmissionResult) -> None:
@@ -242,12 +271,13 @@ class EngineSession:
         """Its prompt is no load any more: it has been computed, or the request has ended."""
         self._num_waiting_tokens -= self._waiting_tokens.pop(stream_id, 0)
         self._num_cached_tokens -= self._cached_tokens.pop(stream_id, 0)
+        self._due.pop(stream_id, None)
 
     def check_integrity(self) -> None:
         """Asserts the invariants; used by tests."""
         assert not set(self._free_ids) & set(self._open), "a stream request id is free and in use"
         assert len(set(self._free_ids)) == len(self._free_ids), "a stream request id is free twice"
-        assert self._open.keys() >= self._waiting_tokens.keys()
+        assert self._open.keys() >= self._waiting_tokens.keys() >= self._due.keys()
         assert self._waiting_tokens.keys() >= self._cached_tokens.keys()
         assert self._end_error or self._num_waiting_tokens == sum(self._waiting_tokens.values())
         assert self._end_error or self._num_cached_tokens == sum(self._cached_tokens.values())

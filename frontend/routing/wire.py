@@ -18,12 +18,13 @@ from frontend.errors import (
     QueueFull,
     RequestError,
     RequestTooLong,
+    TargetsInfeasible,
 )
 from frontend.request.constraints import Constraints
 from frontend.request.request import GenerationRequest
 from frontend.routing.logprobs import LogprobBatch
 from frontend.routing.stream import CancelReason, RequestEnd
-from frontend.types import EngineAccount, EngineTime
+from frontend.types import EngineAccount, EngineTime, LatencyTargets
 
 _END_REASONS = reasons_by_value(pb.CompletionReason.items())
 _CANCEL_REASONS = {
@@ -31,6 +32,12 @@ _CANCEL_REASONS = {
     CancelReason.STOP_TEXT: pb.CANCEL_REASON_STOP_TEXT,
     CancelReason.DEADLINE: pb.CANCEL_REASON_DEADLINE,
     CancelReason.STALLED: pb.CANCEL_REASON_STALLED,
+}
+_PACING = {"gap": pb.PACING_GAP, "paced": pb.PACING_PACED}
+_WHEN_INFEASIBLE = {
+    "refuse": pb.WHEN_INFEASIBLE_REFUSE,
+    "degrade": pb.WHEN_INFEASIBLE_DEGRADE,
+    "wait": pb.WHEN_INFEASIBLE_WAIT,
 }
 _RETRY_ELSEWHERE_S = 1.0
 _MAX_SUBMIT_BYTES = 1 << 20  # a single longer submission is sent alone: 2**20 tokens are 4 of a message's 16 MiB
@@ -66,7 +73,7 @@ def submission(
     """
     constraints = constraints or Constraints()
     sampling, stop = request.sampling, request.stop
-    return pb.Submission(
+    message = pb.Submission(
         prompt_ids=ids_to_bytes(prompt_ids),
         sampling=pb.Sampling(
             **{name: getattr(sampling, name) for name in _SAMPLING},
@@ -88,6 +95,23 @@ def submission(
         adapter=request.adapter,
         adapter_sha256=request.adapter_sha256,
     )
+    if request.targets is not None:
+        _set_targets(message, request.targets, elapsed_s)
+    return message
+
+
+def _set_targets(submission: pb.Submission, targets: LatencyTargets, elapsed_s: float) -> None:
+    submission.tenant = targets.tenant
+    submission.service_class = targets.service_class
+    if targets.ttft_s is not None:
+        submission.ttft_remaining_ms = remaining_ms(targets.ttft_s - elapsed_s)
+    if targets.inter_token_s is not None:
+        submission.inter_token_us = min(max(round(targets.inter_token_s * 1e6), 1), 2**32 - 1)
+    if targets.ttft_s is None and targets.inter_token_s is None and not targets.service_class:
+        return
+    submission.value = targets.value
+    submission.pacing = _PACING[targets.pacing]
+    submission.when_infeasible = _WHEN_INFEASIBLE[targets.when_infeasible]
 
 
 def update_submission(
@@ -98,6 +122,7 @@ def update_submission(
     waited_s: float,
     remaining_s: float | None,
     budget_s: float | None,
+    ttft_s: float | None = None,
     has_prompt_logprobs: bool,
 ) -> None:
     """Turns a request's submission into its next one.
@@ -107,6 +132,7 @@ def update_submission(
         output_ids: all tokens so far.
         waited_s: seconds since the request arrived.
         remaining_s, budget_s: seconds left until its deadline and of its time budget; None without them.
+        ttft_s: seconds left until its first token is due, negative if it is late; None without such a target.
         has_prompt_logprobs: whether the prompt's log-probabilities are complete and not requested again.
     """
     submission.epoch = attempt
@@ -115,6 +141,8 @@ def update_submission(
     submission.start_index = len(output_ids)
     if remaining_s is not None:
         submission.remaining_ms = remaining_ms(remaining_s)
+    if ttft_s is not None:
+        submission.ttft_remaining_ms = remaining_ms(ttft_s)
     if budget_s is not None:
         submission.stops.time_budget_ms = budget_ms(budget_s)
     if has_prompt_logprobs:
@@ -227,6 +255,8 @@ def completion_error(completion: pb.Completion) -> RequestError:
     reason = _END_REASONS.get(completion.reason)
     if reason is EndReason.DEADLINE:
         return DeadlineExceeded(f"the deadline passed after {completion.num_output_tokens} output tokens")
+    if reason is EndReason.INFEASIBLE:
+        return TargetsInfeasible(completion.detail or "the first token can no longer be in time")
     if reason is EndReason.CANCELLED:
         return EngineUnavailable("the engine dropped this request", retry_after_s=_RETRY_ELSEWHERE_S)
     detail = completion.detail or pb.CompletionReason.Name(completion.reason)
@@ -288,5 +318,7 @@ def budget_ms(left_s: float) -> int:
 
 
 def remaining_ms(remaining_s: float) -> int:
-    """Returns the milliseconds until a deadline, limited to the field's 32 bits because a client may send centuries."""
+    """Returns the milliseconds until a point in time, 0 if it has passed. They are limited to the field's 32 bits
+    because a client may send centuries.
+    """
     return min(max(int(remaining_s * 1000), 0), 2**32 - 1)

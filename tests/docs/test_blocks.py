@@ -13,6 +13,7 @@ import grpc
 import pytest
 import yaml
 
+from chairlift.service.service_classes import parse_service_classes
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from loadgen.comparison.servers import read_servers
@@ -105,7 +106,10 @@ def test_a_service_config_is_taken_and_names_what_there_is(block: Block, reader:
 
 
 @of_kind("toml")
-def test_a_file_of_servers_is_read_and_its_commands_are_taken(block: Block, tmp_path: Path) -> None:
+def test_a_file_is_read_by_its_program(block: Block, tmp_path: Path) -> None:
+    if "classes" in tomllib.loads(block.text):
+        assert parse_service_classes(block.text, block.page)
+        return
     path = tmp_path / "servers.toml"
     path.write_text(block.text)
     assert len(read_servers(path)) == 2

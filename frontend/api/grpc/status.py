@@ -20,12 +20,18 @@ from frontend.errors import (
     RequestError,
     RequestTooLong,
     ServerDraining,
+    TargetsInfeasible,
     Unauthenticated,
     error_reason,
 )
 
 ERROR_DOMAIN = "chairlift"
+TICKET_KEY = "x-chairlift-retry-ticket"
+"""Trailing metadata with the ticket of a refusal."""
 
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+_NO_RETRY = "-1"
+"""Tells gRPC's retry policy not to retry by itself: its attempt would not carry the ticket."""
 
 _CODES: dict[type[RequestError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -33,6 +39,7 @@ _CODES: dict[type[RequestError], grpc.StatusCode] = {
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     ModelNotFound: grpc.StatusCode.NOT_FOUND,
     QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    TargetsInfeasible: grpc.StatusCode.RESOURCE_EXHAUSTED,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     EngineUnavailable: grpc.StatusCode.UNAVAILABLE,
     ServerDraining: grpc.StatusCode.UNAVAILABLE,
@@ -61,7 +68,19 @@ def error_status(error: BaseException) -> ErrorStatus:
     retry_ms = None  # gRPC takes 0 for "no time given"
     if error.retry_after_s is not None:
         retry_ms = max(1, math.ceil(error.retry_after_s * 1000))
+    if isinstance(error, TargetsInfeasible):
+        return _infeasible_status(error, retry_ms)
     return _status(_CODES[type(error)], error.reason, error.message, field, retry_ms)
+
+
+def _infeasible_status(error: TargetsInfeasible, retry_ms: int | None) -> ErrorStatus:
+    """Not cached: each ticket is another one."""
+    status = _status.__wrapped__(_CODES[type(error)], error.reason, error.message, "", retry_ms)
+    metadata = [(key, value) for key, value in status.trailing_metadata if key != _PUSHBACK_KEY]
+    metadata.append((_PUSHBACK_KEY, _NO_RETRY))
+    if error.retry_ticket:
+        metadata.append((TICKET_KEY, error.retry_ticket))
+    return status._replace(trailing_metadata=tuple(metadata))
 
 
 @lru_cache(maxsize=64)
@@ -77,7 +96,7 @@ def _status(code: grpc.StatusCode, reason: str, message: str, field: str, retry_
         retry.retry_delay.FromMilliseconds(retry_ms)
         details.append(_packed(retry))
         # gRPC's retry policy reads this key; RetryInfo is for clients that inspect details.
-        metadata.append(("grpc-retry-pushback-ms", str(retry_ms)))
+        metadata.append((_PUSHBACK_KEY, str(retry_ms)))
     status = rpc_status.to_status(status_pb2.Status(code=code.value[0], message=message, details=details))
     return ErrorStatus(code, message, (*status.trailing_metadata, *metadata))
 

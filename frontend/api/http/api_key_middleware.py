@@ -1,4 +1,4 @@
-"""Checks API keys of HTTP requests: every path needs one, unknown paths too, except open paths.
+"""Checks API keys of HTTP requests and notes their callers: every path needs one, unknown paths too, except open paths.
 
 The key is sent as `Authorization: Bearer KEY` or, by Anthropic's clients, as `x-api-key: KEY`.
 """
@@ -8,8 +8,11 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frontend.access.api_keys import Access
+from frontend.access.caller import TENANT_HEADER, note_caller
 from frontend.api.http.endpoint import ErrorFormats
-from frontend.errors import Unauthenticated
+from frontend.errors import RequestError
+
+_TENANT = TENANT_HEADER.encode()
 
 
 class ApiKeyMiddleware:
@@ -43,8 +46,9 @@ class ApiKeyMiddleware:
             is_admin = scope["path"] in self._admin_paths
             keys = self._access.administration if is_admin else self._access.clients
             try:
-                keys.check(_values(scope, b"authorization"), _values(scope, b"x-api-key"))
-            except Unauthenticated as error:
+                caller = keys.check(_values(scope, b"authorization"), _values(scope, b"x-api-key"))
+                note_caller(caller, _values(scope, _TENANT) if self._access.trusts_gateway else ())
+            except RequestError as error:
                 await self._formats.response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

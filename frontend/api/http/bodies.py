@@ -106,6 +106,11 @@ class Body(BaseModel):
                 raise BodyError(400, text, param=name, code="unsupported_parameter")
         return self
 
+    @property
+    def service_class(self) -> str:
+        """Name of the service class that it asks for; empty: the server's choice."""
+        return ""
+
     def unknown_parameters(self) -> Iterator[str]:
         """Yields the names of unknown parameters that are set."""
         return (name for name in unknown_names(self) if name not in WITHOUT_EFFECT and name not in UNSERVED)

@@ -14,6 +14,7 @@ from frontend.api.http.errors import BodyError
 from frontend.api.http.event_stream import EventStream
 from frontend.api.http.fan_out import collect_all, stream_all
 from frontend.api.http.json_response import ChunkedJsonResponse, rendered, rendered_object
+from frontend.api.http.latency_headers import latency_targets
 from frontend.api.http.request_body import BodyT, read_body
 from frontend.api.http.response_builder import EventBuilder, ResponseBuilder, SingleAnswerBuilder
 from frontend.api.http.unknown_parameters import UnknownParameters
@@ -67,6 +68,7 @@ class CallRunner:
         self.generations.check_capacity()
         body = await read_body(request, kind, timeout_s=self._stall_timeout_s)
         request.state.answer_headers = self._unknown_parameters.headers(body)
+        request.state.latency_targets = latency_targets(request.headers, body.service_class)
         return body
 
     def deadline(self, request: Request, body: SamplingBody, arrived_at_s: float) -> Deadline:
@@ -96,6 +98,7 @@ class CallRunner:
         self, request: Request, builder: ResponseBuilder, deadline: Deadline, *, stream: bool
     ) -> Response:
         """Runs a call and returns its stream, or its response object."""
+        _set_targets(request, builder)
         if stream:
             return self._stream(request, builder, deadline)
 
@@ -108,6 +111,7 @@ class CallRunner:
         self, request: Request, builder: SingleAnswerBuilder, deadline: Deadline, *, stream: bool
     ) -> Response:
         """Runs a call for one answer, whose response object its events add up to."""
+        _set_targets(request, builder)
         if stream:
             return self._stream(request, builder, deadline)
 
@@ -133,6 +137,13 @@ class CallRunner:
                 body = await make_body()
         headers = {"x-request-id": builder.request_id, **request.state.answer_headers}
         return ChunkedJsonResponse(body, headers)
+
+
+def _set_targets(request: Request, builder: EventBuilder) -> None:
+    targets: pb.LatencyTargets | None = request.state.latency_targets
+    if targets is not None:
+        for spec in builder.specs:
+            spec.latency_targets.CopyFrom(targets)
 
 
 def request_id_of(body_request_id: str | None, headers: Mapping[str, str]) -> str:

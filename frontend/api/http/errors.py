@@ -18,8 +18,15 @@ from frontend.errors import (
     RequestError,
     RequestTooLong,
     ServerDraining,
+    TargetsInfeasible,
     Unauthenticated,
 )
+
+RETRY_MS_HEADER = "x-chairlift-retry-ms"
+"""Milliseconds until the slot of a refused request; Retry-After has them in whole seconds, rounded up."""
+
+TICKET_HEADER = "x-chairlift-retry-ticket"
+"""Ticket of that slot; the retry sends it in the same header."""
 
 
 class BodyError(Exception):
@@ -63,6 +70,7 @@ _TABLE: dict[type[RequestError], _Row] = {
     Unauthenticated: _Row(401, _INVALID, "invalid_api_key"),
     ModelNotFound: _Row(404, _INVALID, "model_not_found"),
     QueueFull: _Row(429, "rate_limit_error", "queue_full"),
+    TargetsInfeasible: _Row(429, "rate_limit_error", "targets_infeasible"),
     DeadlineExceeded: _Row(504, "server_error", "deadline_exceeded"),
     EngineUnavailable: _Row(503, "server_error", "engine_unavailable"),
     ServerDraining: _Row(503, "server_error", "server_draining"),
@@ -78,6 +86,10 @@ COMPLETION_PARAMS: Mapping[str, str] = {
     "tools_json": "tools",
     "top_logprobs": "logprobs",
     "num_answers": "n",
+    "ttft": "x-slo-ttft-ms",
+    "inter_token": "x-slo-tpot-ms",
+    "service_class": "service_tier",
+    "retry_ticket": TICKET_HEADER,
     **{row.public_name: row.http_name for row in STOPPING.values() if row.http_name != row.public_name},
 }
 """Names of GenerationSpec's fields in completions, where they differ."""
@@ -130,6 +142,9 @@ def error_object(error: Exception, params: Mapping[str, str] = COMPLETION_PARAMS
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))  # OpenAI's clients prefer it
+        if isinstance(error, TargetsInfeasible):
+            headers[RETRY_MS_HEADER] = headers["retry-after-ms"]
+            headers[TICKET_HEADER] = error.retry_ticket
     return ErrorObject(row.status, _body(row, message, param), headers)
 
 

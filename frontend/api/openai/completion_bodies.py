@@ -46,6 +46,7 @@ class GenerationBody(SamplingBody):
     stop: Annotated[str | Texts | None, NoneIfEmpty] = None
     stream_options: StreamOptions | None = None
     response_format: Annotated[ResponseFormat | None, NoneIfEmpty] = None
+    service_tier: Any = None
 
     return_token_ids: bool | None = None
     prompt_logprobs: Count | None = None
@@ -66,6 +67,11 @@ class GenerationBody(SamplingBody):
     cache_prompt: bool | None = None
     grammar: Annotated[str | None, NoneIfEmpty] = None
     json_schema: Annotated[Schema | None, BeforeValidator(lambda schema: None if schema == "" else schema)] = None
+
+    @property
+    def service_class(self) -> str:
+        """See Body. Any value is accepted, as long as the server has no classes."""
+        return "" if self.service_tier is None else str(self.service_tier)
 
     @property
     def stop_texts(self) -> list[str]:

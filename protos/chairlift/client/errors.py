@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_TICKET_KEY = "x-chairlift-retry-ticket"
 _LENGTH_DELIMITED = 2  # wire type
 
 
@@ -42,6 +43,7 @@ class GenerationError(Exception):
             this client was closed before the answer was complete.
         field_violations: the invalid fields.
         retry_delay_s: seconds after which a retry may succeed; None if the server named none.
+        retry_ticket: presents the slot that was booked for that retry, as its option `retry_ticket`; empty without one.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class GenerationError(Exception):
         reason: str = "",
         field_violations: tuple[FieldViolation, ...] = (),
         retry_delay_s: float | None = None,
+        retry_ticket: bytes = b"",
     ) -> None:
         super().__init__(f"{status.name}: {message}")
         self.status = status
@@ -59,6 +62,7 @@ class GenerationError(Exception):
         self.reason = reason
         self.field_violations = field_violations
         self.retry_delay_s = retry_delay_s
+        self.retry_ticket = retry_ticket
 
 
 def closed_error() -> GenerationError:
@@ -70,8 +74,9 @@ def generation_error(error: grpc.RpcError) -> GenerationError:
     """Converts an error of grpc. Details that cannot be decoded are omitted."""
     call = cast("grpc.Call", error)  # grpc's errors of a call, sync and asyncio, are the call too
     reason, violations, retry_delay_s = "", [], None
+    metadata = tuple(call.trailing_metadata() or ())
     try:
-        for type_name, detail in _details(call.trailing_metadata() or ()):
+        for type_name, detail in _details(metadata):
             fields = _fields(detail)
             if type_name == "google.rpc.ErrorInfo":
                 reason = _text(fields, 1)
@@ -88,6 +93,7 @@ def generation_error(error: grpc.RpcError) -> GenerationError:
         reason=reason,
         field_violations=tuple(violations),
         retry_delay_s=retry_delay_s,
+        retry_ticket=next((str(value).encode() for key, value in metadata if key == _TICKET_KEY), b""),
     )
 
 

@@ -102,12 +102,23 @@ class PromptBatch:
     def failed(self, index: int, error: GenerationError, now_s: float) -> None:
         """Records an error, or schedules a retry if the server says when, for five minutes at most.
 
+        A retry with a ticket comes exactly when the server said, because its slot is booked. If the server does not
+        accept the ticket, which is too old after a pause of this process, the prompt is sent again without it.
+
         Raises:
             GenerationError: this error, unless errors are returned; its note says which prompt failed.
         """
         waited_s = now_s - self._first_refusal_s.setdefault(index, now_s)
-        if error.retry_delay_s is not None and waited_s < _RETRY_FOR_S:
-            delay_s = error.retry_delay_s * random.uniform(1.0, 1.0 + _RETRY_JITTER)
+        targets = self.requests[index].spec.latency_targets
+        had_bad_ticket = bool(targets.retry_ticket) and any(
+            violation.field == "spec.latency_targets.retry_ticket" for violation in error.field_violations
+        )
+        if (error.retry_delay_s is not None or had_bad_ticket) and waited_s < _RETRY_FOR_S:
+            delay_s = error.retry_delay_s or 0.0
+            if not error.retry_ticket:
+                delay_s *= random.uniform(1.0, 1.0 + _RETRY_JITTER)
+            if error.retry_ticket or targets.retry_ticket:
+                self.requests[index].spec.latency_targets.retry_ticket = error.retry_ticket
             heapq.heappush(self._again, (now_s + delay_s, index))
         elif self._return_errors:
             self._settle(index, error)

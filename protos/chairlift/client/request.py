@@ -18,7 +18,7 @@ class GenerationOptions(TypedDict, total=False):
     """Options of `generate` and `stream`. Names, ranges and defaults are those of generation_service.proto.
 
     Exceptions: `return_text` and `return_token_ids` are OutputOptions.text and OutputOptions.token_ids;
-    `time_budget_s`, `tools` and `template_variables` take Python values. None means not given.
+    `time_budget_s`, `ttft_s`, `inter_token_s`, `tools` and `template_variables` take Python values. None: not given.
     """
 
     token_ids: Sequence[int] | None  # instead of a text
@@ -59,6 +59,12 @@ class GenerationOptions(TypedDict, total=False):
     ignore_end_token: bool | None
     time_budget_s: float | None
 
+    ttft_s: float | None  # latency targets
+    inter_token_s: float | None
+    min_tokens_per_second: float | None
+    service_class: str | None
+    retry_ticket: bytes | None  # of GenerationError
+
     return_text: bool | None
     return_token_ids: bool | None
     top_logprobs: int | None
@@ -72,6 +78,7 @@ PROMPT_FORMS = ("text", "token_ids", "chat")
 _SPEC_FIELDS = ("model", "request_id", "priority", "cache_salt", "num_answers")
 _CHAT_FIELDS = ("tools", "template_variables", "add_generation_prompt", "continue_final_message")
 _FORMATS = ("json_schema", "json_object", "regex", "choice", "grammar")
+_TARGETS = ("ttft_s", "inter_token_s", "min_tokens_per_second", "service_class", "retry_ticket")
 _TEXT_LISTS = ("stop_texts", "bad_words", "choice")
 _STOP_FIELDS = tuple(name for name in pb.StopOptions.DESCRIPTOR.fields_by_name if name != "time_budget")
 _OUTPUT_FIELDS = {
@@ -117,6 +124,12 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
     spec.stop.CopyFrom(_message(pb.StopOptions, _take(given, _STOP_FIELDS)))
     if "time_budget_s" in given:
         spec.stop.time_budget.CopyFrom(_duration("time_budget_s", given.pop("time_budget_s")))
+    targets = _take(given, _TARGETS)
+    if targets:
+        for name in ("ttft_s", "inter_token_s"):
+            if name in targets:
+                targets[name.removesuffix("_s")] = _duration(name, targets.pop(name))
+        spec.latency_targets.CopyFrom(_message(pb.LatencyTargets, targets))
     output = {_OUTPUT_FIELDS[name]: value for name, value in _take(given, _OUTPUT_FIELDS).items()}
     spec.output.CopyFrom(_message(pb.OutputOptions, output))
     if not given.keys().isdisjoint(_CHAT_FIELDS):

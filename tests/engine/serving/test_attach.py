@@ -159,7 +159,7 @@ async def test_protocol_errors_end_the_stream(
 async def test_a_matching_tokenizer_digest_is_accepted(server: RunningEngine) -> None:
     greeting = pb.Hello(protocol_major=1, protocol_minor=7, tokenizer_sha256=FAKE_TOKENIZER.sha256())
     async with AttachClient.open(server.address, hello=greeting) as client:
-        assert client.welcome.protocol_minor == 1
+        assert client.welcome.protocol_minor == 2
 
 
 async def test_tokenizer_files_come_in_chunks_of_at_most_a_mebibyte() -> None:

@@ -101,6 +101,36 @@ async def test_flags_reach_the_engine(target, engine, capsys):
     assert submission.priority == -3
 
 
+async def test_latency_targets_reach_the_engine(target, engine):
+    flags = ["--ttft", "2.5", "--min-tokens-per-second", "25", "--service-class", "none-here"]
+    assert await run("hello", "--target", target, *flags) == 0
+    submission = engine.submissions[0]
+    assert 0 < submission.ttft_remaining_ms <= 2500
+    assert submission.inter_token_us == 40_000
+
+
+def test_with_retry_the_request_comes_back_with_its_ticket(monkeypatch, capsys):
+    slept_s, seen = [], []
+    refusal = GenerationError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "too late", retry_delay_s=3.25, retry_ticket=b"ticket"
+    )
+
+    def answer(client, arguments, text, options):
+        seen.append(options.get("retry_ticket"))
+        if len(seen) == 1:
+            raise refusal
+        return []
+
+    monkeypatch.setattr(generate, "_print_stream", answer)
+    monkeypatch.setattr("time.sleep", slept_s.append)
+    assert main(["generate", "hello", "--retry"]) == 0
+    assert (slept_s, seen) == ([3.25], [None, b"ticket"])
+    assert capsys.readouterr().err == "chairlift generate: too late; retrying in 3.2 s\n"
+    seen.clear()
+    assert main(["generate", "hello"]) == 1
+    assert slept_s == [3.25]
+
+
 async def test_stop_text(target, capsys):
     assert await run("one two three", "--target", target, "--stop", "tw", "--stop", "thr") == 0
     assert capsys.readouterr().out == "one \n"

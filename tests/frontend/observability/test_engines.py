@@ -33,7 +33,8 @@ def metrics():
 
 def load_of(first):
     """Returns a load with a different value in every field, from `first` on."""
-    return pb.LoadStats(**{field.name: first + number for number, field in enumerate(pb.LoadStats.DESCRIPTOR.fields)})
+    numbers = [field for field in pb.LoadStats.DESCRIPTOR.fields if not field.is_repeated]
+    return pb.LoadStats(**{field.name: first + number for number, field in enumerate(numbers)})
 
 
 def welcome(model="m", instance_id="i", load=None, num_kv_blocks=100):

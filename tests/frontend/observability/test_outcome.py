@@ -40,7 +40,7 @@ def test_every_request_error_is_in_the_table():
 
     known = {
         *(errors.InvalidRequest, errors.RequestTooLong, errors.ModelNotFound, errors.QueueFull),
-        *(errors.DeadlineExceeded, errors.ClientStalled),
+        *(errors.TargetsInfeasible, errors.DeadlineExceeded, errors.ClientStalled),
         *(errors.EngineUnavailable, errors.ServerDraining, errors.EngineFault),
     }
     uncounted = {errors.RequestError, errors.Unauthenticated}  # the latter is raised before a request is counted

@@ -196,7 +196,7 @@ async def test_steps_are_acknowledged_in_time(make_pair, text_request):
 
 async def test_hello_identifies_the_frontend(pair):
     (hello,) = pair.engine.hellos
-    assert (hello.protocol_major, hello.protocol_minor, hello.tokenizer_sha256) == (1, 1, b"")
+    assert (hello.protocol_major, hello.protocol_minor, hello.tokenizer_sha256) == (1, 2, b"")
     assert len(hello.frontend_id) == 32
 
 

@@ -51,6 +51,43 @@ async def test_stream_continues_on_another_engine_after_any_token(make_world, re
     assert {key for key, value in ended.items() if value} == {("0", "stop")}  # where it began
 
 
+async def test_a_moved_request_carries_the_time_that_is_left_of_its_targets(skip, make_world):
+    world = await make_world(2, make_engine=paused_engine, heartbeat_timeout_s=600)
+    spec = pb.GenerationSpec(text="abc")
+    spec.latency_targets.ttft.seconds = 1000
+    spec.latency_targets.inter_token.seconds = 60
+    call = asyncio.ensure_future(world.stub.Generate(pb.GenerateRequest(spec=spec)))
+    index = await world.held()
+    (first,) = world.engines[index].submissions
+    skip(300)
+    await world.kill(index)
+    (other,) = world.engines.values()
+    await other.wait_for(lambda: other.num_open == 1)
+    (moved,) = other.submissions
+    assert 990_000 < first.ttft_remaining_ms <= 1_000_000
+    assert 690_000 < moved.ttft_remaining_ms <= 700_000
+    assert (moved.epoch, moved.inter_token_us) == (1, 60_000_000)
+    other.resume()
+    await call
+
+
+async def test_a_moved_request_is_late_after_its_first_token_was_due(skip, make_world):
+    world = await make_world(2, make_engine=paused_engine, heartbeat_timeout_s=600)
+    spec = pb.GenerationSpec(text="abc")
+    spec.latency_targets.ttft.seconds = 10
+    call = asyncio.ensure_future(world.stub.Generate(pb.GenerateRequest(spec=spec)))
+    index = await world.held()
+    skip(20)
+    await world.kill(index)
+    (other,) = world.engines.values()
+    await other.wait_for(lambda: other.num_open == 1)
+    (moved,) = other.submissions
+    assert moved.HasField("ttft_remaining_ms")
+    assert moved.ttft_remaining_ms == 0
+    other.resume()
+    await call
+
+
 async def test_requests_of_an_engine_whose_step_fails_continue_elsewhere(make_world, read, ids):
     """Like `engine/serving/server.py`, it reports FAILED, ends every request with ENGINE_ERROR, and exits."""
     world = await make_world(2, make_engine=paused_engine)

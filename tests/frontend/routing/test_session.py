@@ -241,3 +241,51 @@ def test_with_a_rate_cached_prompt_tokens_are_no_load():
     session.note_load(pb.LoadStats(num_running=1, model_coefficients=[1, 0.0, 1, 1, 1]))
     assert session.load().prompt_tokens_per_s == 0.0
     session.check_integrity()
+
+
+def targeted(num_tokens, ttft_ms):
+    submission = new_submission()
+    submission.prompt_ids = bytes(4 * num_tokens)
+    submission.ttft_remaining_ms = ttft_ms
+    return submission
+
+
+def load(rate, on_time, *, best_effort=0, **fields):
+    return pb.LoadStats(prompt_tokens_per_second=rate, lane_tokens=[on_time, best_effort], **fields)
+
+
+def test_forecast_counts_own_prompts_that_are_due_earlier_until_their_first_token():
+    session = make_session()
+    session.note_load(load(1000.0, 0, step_us=20_000, model_coefficients=[0.5, 0.25, 0.125, 9.0, 9.0]))
+    submit(session, targeted(100, 500))
+    submit(session, targeted(10, 2000))
+    submit(session)  # best effort
+    assert session.forecast(0.4).num_tokens_ahead == 0
+    assert session.forecast(0.5) == (1000.0, 100, 0.02, 0.875)
+    assert session.forecast(2.0).num_tokens_ahead == 110
+    session.on_step(pb.StepResult(step_seq=1, first_tokens=[pb.FirstToken(handle=1)]))
+    assert session.forecast(2.0).num_tokens_ahead == 10
+    session.on_step(pb.StepResult(step_seq=2, completions=[completion(2)]))
+    assert session.forecast(2.0).num_tokens_ahead == 0
+    session.check_integrity()
+
+
+def test_forecast_counts_the_prompts_on_time_of_other_frontends():
+    session = make_session()
+    submit(session, targeted(100, 500))
+    session.note_load(load(1000.0, 350, best_effort=10_000))
+    assert session.forecast(0.1).num_tokens_ahead == 250
+    assert session.forecast(0.5).num_tokens_ahead == 350
+
+
+def test_forecast_of_an_engine_without_a_model_predicts_nothing():
+    session = make_session()
+    session.note_load(pb.LoadStats(num_waiting=5))
+    assert session.forecast(1.0) == (0.0, 0, 0.0, 0.0)
+
+
+def test_forecast_keeps_the_last_measured_rate():
+    session = make_session()
+    session.note_load(load(1000.0, 0))
+    session.note_load(pb.LoadStats())
+    assert session.forecast(1.0).tokens_per_second == 1000.0

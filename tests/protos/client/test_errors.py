@@ -57,6 +57,12 @@ def test_all_details_are_read():
     assert error.retry_delay_s == 1.25
 
 
+def test_the_ticket_of_a_refusal_is_read():
+    metadata = (*status_metadata(), ("x-chairlift-retry-ticket", "abc"))
+    assert generation_error(FailedCall(grpc.StatusCode.RESOURCE_EXHAUSTED, "late", metadata)).retry_ticket == b"abc"
+    assert generation_error(FailedCall(grpc.StatusCode.RESOURCE_EXHAUSTED, "late", ())).retry_ticket == b""
+
+
 @pytest.mark.parametrize("metadata", [None, (), (("grpc-status-details-bin", b"\xff\xff garbage"),)])
 def test_without_readable_details_the_status_stands_alone(metadata):
     error = generation_error(FailedCall(grpc.StatusCode.UNAVAILABLE, None, metadata))

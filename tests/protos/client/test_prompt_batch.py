@@ -5,7 +5,7 @@ import random
 import grpc
 import pytest
 
-from chairlift.client.errors import GenerationError
+from chairlift.client.errors import FieldViolation, GenerationError
 from chairlift.client.prompt_batch import PromptBatch
 from chairlift.v1 import generation_service_pb2 as pb
 
@@ -72,6 +72,32 @@ def test_prompt_is_sent_again_when_the_server_said_and_keeps_its_place_until_the
     assert batch.take_due(100.0 + wait_s) == [0]
     batch.answered(0, answer("a"))
     assert batch.take_due(120.0) == [2]
+
+
+def test_a_prompt_with_a_ticket_comes_back_with_it_exactly_when_told():
+    batch = batch_of(1)
+    batch.take_due(0.0)
+    refusal = GenerationError(grpc.StatusCode.RESOURCE_EXHAUSTED, "late", retry_delay_s=3.25, retry_ticket=b"ticket")
+    batch.failed(0, refusal, 100.0)
+    assert batch.take_due(103.2) == []
+    assert batch.take_due(103.25) == [0]
+    assert batch.requests[0].spec.latency_targets.retry_ticket == b"ticket"
+    batch.failed(0, error(retry_delay_s=1.0), 103.3)  # refused again, without a slot
+    assert batch.requests[0].spec.latency_targets.retry_ticket == b""
+
+
+def test_a_ticket_that_is_not_accepted_is_dropped():
+    batch = batch_of(1)
+    batch.take_due(0.0)
+    refusal = GenerationError(grpc.StatusCode.RESOURCE_EXHAUSTED, "late", retry_delay_s=3.25, retry_ticket=b"ticket")
+    batch.failed(0, refusal, 0.0)
+    batch.take_due(60.0)
+    expired = FieldViolation("spec.latency_targets.retry_ticket", "retry_ticket expired 51.75 s ago")
+    batch.failed(0, GenerationError(grpc.StatusCode.INVALID_ARGUMENT, "-", field_violations=(expired,)), 60.0)
+    assert batch.take_due(60.0) == [0]
+    assert batch.requests[0].spec.latency_targets.retry_ticket == b""
+    with pytest.raises(GenerationError):  # without a ticket the same error is the prompt's own
+        batch.failed(0, GenerationError(grpc.StatusCode.INVALID_ARGUMENT, "-", field_violations=(expired,)), 60.0)
 
 
 def test_refusals_come_to_an_end():

@@ -36,6 +36,8 @@ def test_every_option_reaches_the_field_of_its_name():
         "allowed_token_ids": [1, 2], "bad_words": ["no"], "regex": "a+",
         "return_text": True, "return_token_ids": True, "top_logprobs": 2, "keep_special_tokens": True,
         "prompt_logprobs": 3, "echo": True, "parse": True,
+        "ttft_s": 0.5, "inter_token_s": 0.025, "min_tokens_per_second": 40.0, "service_class": "c",
+        "retry_ticket": b"t",
     }  # fmt: skip
     others = {"token_ids", "chat", *CHAT_OPTIONS, *CONSTRAINTS} - {"regex"}
     assert set(options) == set(GenerationOptions.__annotations__) - others
@@ -55,6 +57,10 @@ def test_every_option_reaches_the_field_of_its_name():
             parse=True,
         ),
         structured_output=pb.StructuredOutput(regex="a+"),
+        latency_targets=pb.LatencyTargets(
+            ttft=Duration(nanos=500_000_000), inter_token=Duration(nanos=25_000_000), min_tokens_per_second=40.0,
+            service_class="c", retry_ticket=b"t",
+        ),
     )  # fmt: skip
 
 
@@ -70,12 +76,19 @@ CONSTRAINTS = {
 
 def test_all_fields_of_the_proto_can_be_given():
     names = set(GenerationOptions.__annotations__) | {"text"}
-    for message in (pb.SamplingOptions, pb.StopOptions, pb.OutputOptions, pb.StructuredOutput, pb.ChatPrompt):
+    for message in (
+        pb.SamplingOptions,
+        pb.StopOptions,
+        pb.OutputOptions,
+        pb.StructuredOutput,
+        pb.ChatPrompt,
+        pb.LatencyTargets,
+    ):
         for name in message.DESCRIPTOR.fields_by_name:
             known_as = {name, f"return_{name}", f"{name}_s", name.removesuffix("_json")}
             assert known_as & (names | {"messages"}), name
     for name in pb.GenerationSpec.DESCRIPTOR.fields_by_name:
-        assert name in names | {"sampling", "stop", "output", "structured_output"}
+        assert name in names | {"sampling", "stop", "output", "structured_output", "latency_targets"}
 
 
 @pytest.mark.parametrize("name", CONSTRAINTS)

@@ -135,6 +135,7 @@ class ResponsesBody(ConversationBody, SamplingBody):
     include: Texts | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
+    service_tier: Any = None
     store: bool | None = None
     background: bool | None = None
     stream_options: dict[str, Any] | None = None
@@ -154,6 +155,11 @@ class ResponsesBody(ConversationBody, SamplingBody):
             if value not in _INCLUDABLE:
                 raise BodyError(400, f"include has no value {value[:64]!r}", param="include")
         return self
+
+    @property
+    def service_class(self) -> str:
+        """See Body. Any value is accepted, as long as the server has no classes."""
+        return "" if self.service_tier is None else str(self.service_tier)
 
     @property
     def stop_texts(self) -> list[str]:

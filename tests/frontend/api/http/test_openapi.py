@@ -7,7 +7,7 @@ import jsonschema
 import openapi_spec_validator
 import pytest
 
-from frontend.access.api_keys import Access
+from frontend.access.api_keys import Access, load_keys
 from frontend.api.http.app import make_app
 from tests.support.frontend.http_apis import http_apis
 
@@ -21,7 +21,7 @@ STORED = {
 
 
 async def document_of(keys=()):
-    app = make_app(http_apis(), Access(keys))
+    app = make_app(http_apis(), Access(load_keys(keys, None)))
     (route,) = [route for route in app.routes if route.path == "/openapi.json"]
     return json.loads((await route.endpoint(None)).body), app.routes
 
