@@ -7,6 +7,9 @@ import torch
 GROUP_SIZE = 32
 """Inputs that share a scale."""
 
+NAN = 255
+"""An exponent that stands for NaN."""
+
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Of the codes of E2M1 from 0 to 7; codes from 8 on are these with a minus."""
 
@@ -20,7 +23,7 @@ class MicroscaledWeights(NamedTuple):
 
     Attributes:
         codes: [out, in / 2] uint8, an even input in the low half of a byte, the next one in the high half.
-        exponents: [out, in / 32] uint8, below 255, which stands for NaN.
+        exponents: [out, in / 32] uint8, below `NAN`.
     """
 
     codes: torch.Tensor

@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from engine.bench.gguf_gpt_oss import Stack, as_transformers_has_them, stacks_of
 from engine.model.gguf_checkpoint import GgufCheckpoint
 from engine.model.gguf_tensors import GgufTensors
 
@@ -29,7 +30,7 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3", "Phi3ForCausalLM": "phi3", "SmolLM3ForCausalLM": "smollm3",
     "GraniteForCausalLM": "granite", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
     "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo2", "MixtralForCausalLM": "llama",
-    "Qwen3MoeForCausalLM": "qwen3moe",
+    "Qwen3MoeForCausalLM": "qwen3moe", "GptOssForCausalLM": "gpt-oss",
 }  # fmt: skip
 _ROTATED_IN_PAIRS = ("llama", "mistral3", "smollm3", "granite")
 _NAMES = {
@@ -44,12 +45,14 @@ _NAMES = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.sinks": "attn_sinks",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
 }
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
@@ -58,7 +61,12 @@ _WITH_POST_NORMS = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-_OF_ARCHITECTURE = {"gemma2": _WITH_POST_NORMS, "gemma3": _WITH_POST_NORMS, "olmo2": _WITH_POST_NORMS}
+_OF_ARCHITECTURE = {
+    "gemma2": _WITH_POST_NORMS,
+    "gemma3": _WITH_POST_NORMS,
+    "olmo2": _WITH_POST_NORMS,
+    "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
+}
 
 
 class Tensor(NamedTuple):
@@ -163,10 +171,17 @@ def _own_metadata(name: str, config: dict[str, Any], rope: dict[str, Any]) -> di
         values = {"expert_count": experts, "expert_used_count": config["num_experts_per_tok"]}
     if name == "qwen3moe":
         values["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if name == "gpt-oss":
+        values |= {
+            "expert_feed_forward_length": config["intermediate_size"],
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        }
     if name == "phi3":
         original = rope.get("original_max_position_embeddings", config["original_max_position_embeddings"])
         values["rope.scaling.original_context_length"] = original
-    if name in ("phi3", "gemma2", "gemma3") or "Olmo3ForCausalLM" in config["architectures"]:
+    if name in ("phi3", "gemma2", "gemma3", "gpt-oss") or "Olmo3ForCausalLM" in config["architectures"]:
         values["attention.sliding_window"] = config["sliding_window"] or 0
     if name == "gemma2":
         values["attn_logit_softcapping"] = config["attn_logit_softcapping"]
@@ -203,7 +218,7 @@ def tensors_of(folder: Path, kind: str = "F32") -> dict[str, Tensor]:
 
     Args:
         folder: has one file of weights.
-        kind: type of matrices; vectors and experts are in F32.
+        kind: type of matrices; vectors and experts are in F32, or MXFP4 if they are in the checkpoint.
     """
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
@@ -211,8 +226,12 @@ def tensors_of(folder: Path, kind: str = "F32") -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     stacks: dict[str, dict[int, torch.Tensor]] = {}
     with safe_open(folder / "model.safetensors", "pt") as file:
-        for name in list(file.keys()):
-            tensor = file.get_tensor(name)
+        stored = {name: file.get_tensor(name) for name in list(file.keys())}
+        if architecture == "gpt-oss":
+            experts, used = stacks_of(stored)
+            tensors |= {name: _expert_tensor(stack) for name, stack in experts.items()}
+            stored = {name: tensor for name, tensor in stored.items() if name not in used}
+        for name, tensor in stored.items():
             module, _, part = name.rpartition(".")
             if ".experts." in module:
                 _, _, layer, _, _, expert, projection = module.split(".")
@@ -223,15 +242,24 @@ def tensors_of(folder: Path, kind: str = "F32") -> dict[str, Tensor]:
                 tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
             if architecture.startswith("gemma") and module.endswith("norm"):
                 tensor = tensor.float() + 1
+            if part == "sinks":
+                module, part = f"{module}.sinks", "weight"
             tensors[f"{gguf_name(module, architecture)}.{part}"] = plain(tensor, kind if tensor.ndim == 2 else "F32")
-    for name, experts in stacks.items():
-        tensors[name] = plain(torch.stack([experts[number] for number in range(len(experts))]), "F32")
+    for name, matrices in stacks.items():
+        tensors[name] = plain(torch.stack([matrices[number] for number in range(len(matrices))]), "F32")
     rope = config.get("rope_parameters") or {}
     if "long_factor" in rope:
         for length in ("long", "short"):
             factors = torch.tensor(rope[f"{length}_factor"])
             tensors[f"rope_factors_{length}.weight"] = plain(factors, "F32")
     return tensors
+
+
+def _expert_tensor(stack: Stack) -> Tensor:
+    if not stack.is_in_blocks:
+        return plain(stack.tensor, "F32")
+    *outer, num_bytes = stack.tensor.shape
+    return Tensor("MXFP4", (*outer, num_bytes // 17 * 32), stack.tensor.numpy().tobytes())
 
 
 def gguf_name(module: str, architecture: str) -> str:
@@ -254,4 +282,6 @@ def save_twin(path: Path, original: Path, folder: Path) -> None:
     stored = GgufTensors(path, entries, checkpoint.layout)
     shutil.copytree(original, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     weights = {str(names(name)): stored.get_tensor(name).contiguous() for name in entries if names(name) is not None}
+    if checkpoint.config().raw("architectures") == ["GptOssForCausalLM"]:
+        weights = as_transformers_has_them(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -41,7 +41,8 @@ class GgufArchitecture:
         read_fields: returns the fields of config.json that not all architectures have; raises CheckpointError for a
             value that is not supported.
         names: names of the modules of a layer in the decoder, by those in the file, where they are not the usual ones;
-            those of experts have {} in place of their number.
+            those of experts have {} in place of their number. Of a tensor such as `attn_sinks.weight`, whose name in
+            the decoder has another end, the whole name.
         rotates_pairs: whether the rows of queries and keys of a head have another order: llama.cpp rotates neighbours.
         norm_offset: what llama.cpp adds to the weights of norms.
         rotates_parts: whether a part of a head may be rotated.
@@ -54,12 +55,20 @@ class GgufArchitecture:
     norm_offset: float = 0.0
     rotates_parts: bool = False
 
-    def layer_name(self, module: str, expert: str | None) -> str | None:
-        """Returns the name of a module of a layer in the decoder, of an expert if one is given; None: it is unknown."""
-        name = self.names.get(module, _LAYER_NAMES.get(module))
-        if name is None or ("{}" in name) != (expert is not None):
+    def layer_name(self, module: str, expert: str | None, part: str) -> str | None:
+        """Returns the name of a tensor of a layer in the decoder; None: it is unknown.
+
+        Args:
+            module: the module of the layer, such as `attn_q`.
+            expert: number of the expert of which it is; None: of none.
+            part: `weight` or `bias`.
+        """
+        whole, name = self.names.get(f"{module}.{part}"), self.names.get(module, _LAYER_NAMES.get(module))
+        if whole is None and name is not None:
+            whole = f"{name}.{part}"
+        if whole is None or ("{}" in whole) != (expert is not None):
             return None
-        return name.format(expert)
+        return whole.format(expert)
 
 
 def gguf_architecture(header: GgufHeader) -> tuple[GgufArchitecture, GgufMetadata]:
@@ -101,6 +110,19 @@ def _qwen3moe(metadata: GgufMetadata) -> Fields:
         **_experts(metadata, "num_experts"),
         "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
         "norm_topk_prob": True,
+    }
+
+
+def _gpt_oss(metadata: GgufMetadata) -> Fields:
+    scaling = metadata.rope_scaling() or {"rope_type": "default"}
+    return {
+        "num_local_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "stacks_experts": False,
+        "sliding_window": metadata.sliding_window,
+        "layer_types": metadata.layer_types(2),
+        "rope_scaling": {**scaling, "truncate": False},  # as published; llama.cpp rounds its limits
     }
 
 
@@ -197,6 +219,20 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
             _qwen3moe,
             {
                 "ffn_gate_inp": "mlp.gate",
+                "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+                "ffn_up_exps": "mlp.experts.{}.up_proj",
+                "ffn_down_exps": "mlp.experts.{}.down_proj",
+            },
+        )
+    ),
+    "gpt-oss": _always(
+        GgufArchitecture(
+            "GptOssForCausalLM",
+            _gpt_oss,
+            {
+                "attn_sinks.weight": "self_attn.sinks",
+                "post_attention_norm": "post_attention_layernorm",
+                "ffn_gate_inp": "mlp.router",
                 "ffn_gate_exps": "mlp.experts.{}.gate_proj",
                 "ffn_up_exps": "mlp.experts.{}.up_proj",
                 "ffn_down_exps": "mlp.experts.{}.down_proj",

@@ -11,6 +11,7 @@ import torch
 
 from engine.model.gguf_file import QUANTIZED_TYPES
 from kernels.grouped_weights import GroupedWeights, Superblocks
+from kernels.microscaled_weights import MicroscaledWeights
 
 _Unpacked = tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | Superblocks]
 """Integers [blocks, numbers] uint8, and scales and offsets [blocks, 1] fp32, or superblocks of one block each."""
@@ -165,6 +166,15 @@ def _mxfp4(data: torch.Tensor) -> _Unpacked:
     scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)
     scales = torch.where(exponents == 255, torch.nan, scales)
     return _of_table(_nibbles(data[:, 1:]), _MXFP4), (scales, -128 * scales)
+
+
+def microscaled(data: torch.Tensor) -> MicroscaledWeights:
+    """Returns rows [rows, bytes] uint8 of blocks in MXFP4 with the same codes and exponents in another order."""
+    blocks = data.view(len(data), -1, QUANTIZED_TYPES["MXFP4"].num_bytes)
+    halves = blocks[:, :, 1:].view(len(data), blocks.shape[1], 8, 2)  # bytes of neighbours
+    first, second = halves[..., 0], halves[..., 1]
+    codes = torch.cat(((first & 15) | (second << 4), (first >> 4) | (second & 0xF0)), dim=2)
+    return MicroscaledWeights(codes.view(len(data), -1), blocks[:, :, 0].contiguous())
 
 
 _UNPACK: dict[str, Callable[[torch.Tensor], _Unpacked]] = {

@@ -208,9 +208,9 @@ class GgufCheckpoint:
             return _MODEL_NAMES[name]
         architecture, _ = self._model
         found = _LAYER.fullmatch(name)
-        if found is None or (module := architecture.layer_name(found[2], found[3])) is None:
+        if found is None or (rest := architecture.layer_name(found[2], found[3], found[4])) is None:
             return name
-        return f"model.layers.{found[1]}.{module}.{found[4]}"
+        return f"model.layers.{found[1]}.{rest}"
 
     def _vocab_size(self, tensors: dict[str, Path]) -> int:
         if _EMBEDDING not in tensors:

@@ -6,11 +6,12 @@ import torch
 
 from engine.errors import CheckpointError, ConfigError
 from engine.model.checkpoint_part import CheckpointPart, Rows, Span, rows_of, stacked
-from engine.model.gguf_blocks import unpack
+from engine.model.gguf_blocks import microscaled, unpack
 from engine.model.gguf_file import QUANTIZED_TYPES
 from engine.model.gguf_weights import GgufWeights
 from kernels.grouped_weights import GroupedWeights, Superblocks
 from kernels.interface import KernelOps, LinearWeights
+from kernels.microscaled_weights import NAN, MicroscaledWeights
 
 _VALUES_AT_A_TIME = 1 << 18
 """Unpacked together, so that unpacking needs little memory besides its result."""
@@ -35,7 +36,10 @@ class GgufMatrix:
         return {f"{name}.weight": part for name, part in self._parts.items()}
 
     def pack(self, ops: KernelOps, bias: torch.Tensor | None, row_order: torch.Tensor | None) -> LinearWeights:
-        """Packs the result of `weights`."""
+        """Packs the result of `weights`, or an expert's codes in MXFP4 as they are."""
+        if self._stored.is_microscaled(self._rows):
+            assert row_order is None, "experts have no rotated heads"
+            return ops.pack_microscaled(self._microscaled(), bias, self._dtype)
         return ops.pack_grouped(self.weights(row_order), bias, self._dtype)
 
     def weights(self, row_order: torch.Tensor | None = None) -> GroupedWeights:
@@ -71,6 +75,15 @@ class GgufMatrix:
         are_all = [blocks for blocks in superblocks if blocks is not None]
         of_all = Superblocks(*map(whole, zip(*are_all, strict=True))) if len(are_all) == len(superblocks) else None
         return GroupedWeights(values, whole(scales), whole(offsets), num_bits, superblocks=of_all)
+
+    def _microscaled(self) -> MicroscaledWeights:
+        matrices = []
+        for name, part in self._parts.items():
+            matrices.append(microscaled(part.tensor))
+            if bool((matrices[-1].exponents == NAN).any()):
+                raise CheckpointError(f"tensor {name}.weight holds NaN or infinity")
+        self._parts = {}
+        return MicroscaledWeights(*(torch.cat(numbers) for numbers in zip(*matrices, strict=True)))
 
 
 def check_gguf_matrix(stored: GgufWeights, rows: Rows, columns: Span) -> None:

@@ -54,11 +54,23 @@ class GgufWeights:
         kinds = [QUANTIZED_TYPES[self.kinds[name]] for name in names]
         return max(kind.num_bits for kind in kinds), min(kind.group_size for kind in kinds)
 
+    def is_microscaled(self, names: Iterable[str]) -> bool:
+        """Whether the matrix that layers form is an expert's in MXFP4, which operations take as it is."""
+        return all(".experts." in name and self.kinds[name] == "MXFP4" for name in names)
+
+    @property
+    def has_microscaled_experts(self) -> bool:
+        """Whether there are such matrices."""
+        return any(self.is_microscaled((name,)) for name in self.kinds)
+
     def packed_bytes(self, names: Collection[str], num_weights: int, *, is_compact: bool) -> int:
         """Returns the bytes in memory of the matrix that layers form.
 
         is_compact: whether scales and offsets take about the bytes of the file, as on a CPU, or two fp32 per group.
         """
+        if self.is_microscaled(names):
+            block = QUANTIZED_TYPES["MXFP4"]
+            return num_weights // block.numbers * block.num_bytes
         num_bits, group_size = self.form(names)
         factor_bits = self._factor_bits(names) if is_compact else 64 / group_size
         return num_weights * num_bits // 8 + int(num_weights * factor_bits) // 8

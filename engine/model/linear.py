@@ -127,7 +127,10 @@ class Linear:
         num_weights = num_rows * self._in_features.size
         num_bytes = num_rows * self._dtype.itemsize if self._has_bias else 0
         stored = self._quantized
-        if isinstance(stored, kept):
+        is_requantized = (
+            is_quantized_on_load and isinstance(stored, GgufWeights) and stored.is_microscaled(self._out_features)
+        )
+        if isinstance(stored, kept) and not is_requantized:
             if isinstance(stored, IntWeights | GgufWeights):
                 if isinstance(stored, GgufWeights):
                     return num_bytes + stored.packed_bytes(self._out_features, num_weights, is_compact=is_compact)

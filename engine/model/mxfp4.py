@@ -17,6 +17,7 @@ class Mxfp4Weights:
 
     exceptions: tuple[re.Pattern[str], ...] = ()
     num_bits = 4
+    has_microscaled_experts = True
 
     @classmethod
     def from_section(cls, section: ConfigFields) -> "Mxfp4Weights":

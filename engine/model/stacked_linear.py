@@ -8,11 +8,9 @@ from engine.model.linear import Kept
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.quantization_config import QuantizedWeights
 from kernels.interface import KernelOps, LinearWeights
-from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
+from kernels.microscaled_weights import GROUP_SIZE, NAN, MicroscaledWeights
 
 _META = torch.device("meta")
-_NAN = 255
-"""Of exponents."""
 
 
 class StackedLinear:
@@ -92,7 +90,7 @@ class StackedLinear:
         parts = self._allocate(self._device)
         fill(parts)
         tensors = {name.removeprefix(self._name): part.tensor for name, part in parts.items()}
-        if self.is_quantized and bool((tensors["_scales"] == _NAN).any()):
+        if self.is_quantized and bool((tensors["_scales"] == NAN).any()):
             raise CheckpointError(f"tensor {self._name}_scales holds NaN")
         has_bias = self._in_features.start == 0  # of ranks that share the inputs, the first adds it
         packed = []

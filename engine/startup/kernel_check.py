@@ -72,7 +72,12 @@ def model_forms(
     experts = None
     if mixture is not None:
         stored = model.quantized if isinstance(model, ModelConfig) else None
-        is_microscaled = isinstance(stored, Mxfp4Weights) and isinstance(stored, kept) and weights is None
+        is_microscaled = (
+            isinstance(stored, Mxfp4Weights | GgufWeights)
+            and isinstance(stored, kept)
+            and config.quantization is None
+            and stored.has_microscaled_experts
+        )
         clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
         routing = Routing(mixture.top_k, mixture.normalizes, clamped or gate)
         experts = ExpertForms(mixture.num_experts, mixture.inner_size, routing, mixture.has_bias, is_microscaled)

@@ -1,14 +1,17 @@
 """Cores and memory available to this process, including limits of control groups (versions 1 and 2)."""
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 _M_MMAP_THRESHOLD = -3  # of mallopt(3)
-_MATRIX_BYTES = 6 << 20  # more than the pieces of 4 MiB in which matrices are packed, which are better reused
+_MATRIX_BYTES = 256 << 10
+_ACTIVATIONS_BYTES = 6 << 20
 
 
 class _Limit(NamedTuple):
@@ -30,16 +33,23 @@ def usable_cpus(cgroup: Path = _CGROUP) -> int:
     return cpus
 
 
-def return_freed_matrices() -> None:
-    """Makes the C library return the memory of freed matrices to the system at once.
+@contextlib.contextmanager
+def returning_freed_matrices() -> Iterator[None]:
+    """Makes the C library return the memory of freed matrices to the system at once, while a model loads.
 
     glibc raises the size from which it does so up to 32 MiB. Smaller matrices of a checkpoint would then leave holes
-    between packed ones. Anonymous memory while Llama 3.2 1B (1.77 GB) is quantised from bf16 to int8: at most 2.14 GB
-    instead of 2.30.
+    between packed ones. Memory while Llama 3.2 1B (1.76 GB) is quantised from bf16 to int8: at most 1.82 GB, with a
+    limit of 6 MiB 2.12 GB. That is the limit afterwards, so that activations are reused.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries may have none
-    if set_option is not None:
-        set_option(_M_MMAP_THRESHOLD, _MATRIX_BYTES)
+    if set_option is None:
+        yield
+        return
+    set_option(_M_MMAP_THRESHOLD, _MATRIX_BYTES)
+    try:
+        yield
+    finally:
+        set_option(_M_MMAP_THRESHOLD, _ACTIVATIONS_BYTES)
 
 
 def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:

@@ -28,7 +28,7 @@ from engine.startup.device import kept_weights
 from engine.startup.gpu import Gpu, open_gpu
 from engine.startup.gpu_memory import kv_cache_bytes
 from engine.startup.kernel_check import check_cpu_kernels, check_gpu_kernels, model_forms
-from engine.startup.machine import return_freed_matrices
+from engine.startup.machine import returning_freed_matrices
 from engine.startup.progress import StartupProgress
 from engine.startup.served_model import ServedModel, bytes_of_weights, load, shard_of, shard_shape
 from kernels.families import cpu_ops, reference_ops
@@ -190,8 +190,8 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
         torch.set_num_threads(task.num_threads)
         ops = reference_ops()
     assert task.kv_plan is not None, "on a CPU the cache is sized before loading"
-    return_freed_matrices()
-    model = _load(task, group, ops, device, startup)
+    with returning_freed_matrices():
+        model = _load(task, group, ops, device, startup)
     reserved = _load_adapters(task, model, ops, startup)
     startup.begin("KV cache", "allocating the KV cache")
     runner = _make_runner(task, group, model, ops, task.kv_plan)

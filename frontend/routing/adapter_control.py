@@ -90,18 +90,24 @@ class AdapterControl:
                 self._remember(adapter)
 
     def attach(self, engine: AdapterEngine, adapters: HeldAdapters) -> None:
-        """Takes an engine that has attached: learns from it, loads what it lacks, and unloads what was unloaded."""
+        """Takes an engine that has attached: learns from it, loads what it lacks, and unloads what was unloaded.
+
+        What it learns is loaded in the engines that were attached before.
+        """
         if not adapters.can_change:
             return
         stale = [one for one in adapters.by_name.values() if _without_path(one) in self._unloaded]
+        known = set(self._wanted)
         for adapter in adapters.by_name.values():
-            if adapter not in stale and adapter.name not in self._wanted:
+            if adapter not in stale and adapter.name not in known:
                 self._remember(adapter)
         missing = [one for one in self._wanted.values() if not adapters.has(one.name, one.sha256)]
-        if stale or missing:
-            update = asyncio.create_task(self._update(Holder(engine, adapters), stale, missing), name="adapter-update")
-            self._updates.add(update)
-            update.add_done_callback(self._end_update)
+        self._start_update(Holder(engine, adapters), stale, missing)
+        learnt = [one for name, one in self._wanted.items() if name not in known]
+        for holder in self._holders() if learnt else ():
+            if holder.engine is not engine and holder.adapters.can_change:
+                absent = [one for one in learnt if one.name not in holder.adapters.by_name]
+                self._start_update(holder, (), absent)
 
     async def stop(self) -> None:
         """Ends the updates of engines."""
@@ -207,6 +213,12 @@ class AdapterControl:
             return f"{holder.engine.address}: had it before"
         error = await self._unload(holder, name, loaded.sha256)
         return f"{holder.engine.address}: {'loaded and unloaded again' if error is None else error.message}"
+
+    def _start_update(self, holder: Holder, stale: Sequence[Adapter], missing: Sequence[Adapter]) -> None:
+        if stale or missing:
+            update = asyncio.create_task(self._update(holder, stale, missing), name="adapter-update")
+            self._updates.add(update)
+            update.add_done_callback(self._end_update)
 
     async def _update(self, holder: Holder, stale: Sequence[Adapter], missing: Sequence[Adapter]) -> None:
         for adapter in stale:

@@ -15,7 +15,7 @@ from kernels.cpu.tile import LANES
 
 GROUP = 2 * LANES
 """Columns multiplied together; weights are padded to a multiple of it."""
-_PACK_VALUES = 1 << 20
+_PACK_VALUES = 1 << 18
 """Weights packed at a time, so that packing needs little memory besides its result."""
 _ZERO_POINT = 128  # VNNI takes activations as unsigned bytes
 
@@ -120,11 +120,14 @@ def pack_linear(
         write_float_panels(panels, weight)
         return PackedLinear(num_in, num_out, FLOAT_KINDS[weight.dtype], panels, biases, biases, torch.ones(len(biases)))
     packing = Int8Packing(num_out, num_in, biases, has_int8_inputs=cpu_features().vnni)
+    memory = torch.empty(0)  # of all pieces
     for begin, rows in padded_rows(weight):
-        exact = rows.float()
-        largest = exact.abs().amax(dim=1)
+        if memory.numel() == 0:
+            memory = torch.empty(rows.shape)
+        exact = memory[: len(rows)].copy_(rows)
+        largest = torch.maximum(exact.amax(dim=1), -exact.amin(dim=1))
         scales = torch.where(largest > 0, largest / 127, 1.0)
-        packing.write(begin, (exact / scales[:, None]).round().to(torch.int8), scales)
+        packing.write(begin, exact.div_(scales[:, None]).round_(), scales)
     return packing.packed()
 
 
@@ -147,7 +150,8 @@ def padded_rows(
     num_rows = max(GROUP, _PACK_VALUES // (num_values or matrix.shape[1]) // GROUP * GROUP)
     for begin in range(0, len(matrix), num_rows):
         rows = matrix[begin : begin + num_rows]
-        yield begin, torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % GROUP), value=padding)
+        missing = -len(rows) % GROUP
+        yield begin, torch.nn.functional.pad(rows, (0, 0, 0, missing), value=padding) if missing else rows
 
 
 def write_float_panels(panels: torch.Tensor, weight: torch.Tensor) -> None:
@@ -173,12 +177,16 @@ class Int8Packing:
         self._scales = torch.ones(len(biases))
 
     def write(self, begin: int, rows: torch.Tensor, scales: torch.Tensor) -> None:
-        """Writes rows [n, in] int8 and their scales [n]."""
+        """Writes rows [n, in], int8 or integers in fp32, and their scales [n]."""
         end = begin + len(rows)
         self._scales[begin:end] = scales
         if self._kind is Kind.INT8:
-            self._start[begin:end] = rows.sum(dim=1, dtype=torch.int32) * -_ZERO_POINT
-            rows = torch.nn.functional.pad(rows, (0, -self._num_in % 4)).view(-1, LANES, self._panels.shape[1], 4)
+            # without a copy in int32; fp32 is exact for sums up to 2^24
+            is_exact = rows.dtype is torch.float32 and self._num_in * 127 < 1 << 24
+            self._start[begin:end] = rows.sum(dim=1, dtype=None if is_exact else torch.int32) * -_ZERO_POINT
+            if missing := -self._num_in % 4:
+                rows = torch.nn.functional.pad(rows, (0, missing))
+            rows = rows.view(-1, LANES, self._panels.shape[1], 4)
         else:
             rows = rows.view(-1, LANES, self._num_in)
         write_panels(self._panels, begin, rows)

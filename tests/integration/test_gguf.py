@@ -64,6 +64,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "olmo3": {},
     "mixtral": {},
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True, "moe_intermediate_size": 64},
+    "gpt_oss": {"swiglu_limit": 7.0},
 }
 WORDS = {
     "tokenizer.ggml.model": "llama",
@@ -77,11 +78,15 @@ WORDS = {
     "name", [name if name == "gemma3" else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
 )
 def test_tokens_of_an_architecture_are_those_of_a_folder_with_the_same_numbers(name: str, tmp_path: Path) -> None:
-    """With matrices in 8 bits. tests/integration/test_parity.py compares folders with transformers."""
+    """With matrices in 8 bits, experts of gpt-oss in MXFP4.
+
+    tests/integration/test_parity.py compares folders with transformers.
+    """
     original, file, twin = tmp_path / "original", tmp_path / "model.gguf", tmp_path / "twin"
     options = {"intermediate_size": 128, **ARCHITECTURES[name]}
     save_checkpoint(original, name, seed=5, dtype="float32", max_shard_size="1GB", **options)
-    save_random_blocks(original, file, {}, "Q8_0", metadata=WORDS)
+    kinds = {"_exps": "MXFP4"} if name == "gpt_oss" else {}
+    save_random_blocks(original, file, kinds, "Q8_0", metadata=WORDS)
     save_twin(file, original, twin)
     save_word_tokenizer(twin)
     found = sampled(tmp_path / "file", file)

@@ -10,6 +10,7 @@ llama.cpp is built by `python -m loadgen.experiments.peers.llama_cpp.environment
 """
 
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from loadgen.experiments.peers.llama_cpp import servers
 from loadgen.experiments.peers.llama_cpp.environment import llama_environment
 from loadgen.experiments.peers.worker import Worker, WorkerSystem
 from tests.support.engine.checkpoints import save_checkpoint
+from tests.support.engine.mxfp4_checkpoints import quantise_experts
 
 NUM_LAYERS = 2
 SIZES = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 400}  # whole blocks of K-quants
@@ -43,7 +45,26 @@ ROUNDING = {
     "BF16": 2**-7 / math.sqrt(12),
     "Q8_0": 3 / 127 / math.sqrt(12),
     "Q4_K_M": 3 / 127 / math.sqrt(12),
+    "MXFP4": 3 / 127 / math.sqrt(12),  # of the inputs of experts; other matrices are in F32
 }
+# llama.cpp rounds the dimensions between which yarn blends, which gpt-oss does not: here they are whole numbers.
+OWN_SIZES: dict[str, dict[str, Any]] = {
+    "gpt_oss": {
+        "tie_word_embeddings": False,  # llama.cpp reads no other
+        "swiglu_limit": 7.0,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 804,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 65536.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 201,
+            "truncate": False,
+        },
+    }
+}
+
 NUM_PRODUCTS = 7 * NUM_LAYERS + 1
 SIGMAS = 6
 
@@ -67,15 +88,15 @@ def llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 def save_model(name: str, folder: Path) -> Path:
     """A checkpoint whose activations and logits are near unit scale, so that answers depend on all of their prompt."""
-    sizes = {**SIZES, "num_hidden_layers": NUM_LAYERS, "tie_word_embeddings": True}
+    sizes = {**SIZES, "num_hidden_layers": NUM_LAYERS, "tie_word_embeddings": True, **OWN_SIZES.get(name, {})}
     save_checkpoint(folder, name, seed=0, dtype="float32", max_shard_size="1GB", **sizes)
     generator = torch.Generator().manual_seed(0)
     weights = load_file(folder / "model.safetensors")
     for key, weight in weights.items():
-        if weight.ndim == 2:
-            weights[key] = torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5
-        elif key.endswith("bias"):
+        if key.endswith(("bias", "sinks")):
             weights[key] = torch.randn(weight.shape, generator=generator) * 0.1
+        elif weight.ndim > 1:  # the inputs of experts are in this dimension too
+            weights[key] = torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(folder, SIZES["vocab_size"])
     return folder
@@ -85,6 +106,11 @@ def save_file_of(kind: str, checkpoint: Path, folder: Path, worker: Worker) -> P
     model = folder / f"{kind}.gguf"
     if kind in ("F32", "F16", "BF16"):
         save_gguf(checkpoint, model, kind)
+    elif kind == "MXFP4":
+        for copy in ("stored", "values"):
+            shutil.copytree(checkpoint, folder / copy)
+        quantise_experts(checkpoint, folder / "stored", folder / "values")
+        save_gguf(folder / "stored", model)
     else:
         save_gguf(checkpoint, folder / "stored.gguf", "F32")
         worker.call("quantize", source=str(folder / "stored.gguf"), out=str(model), type=kind, threads=1)
@@ -94,7 +120,11 @@ def save_file_of(kind: str, checkpoint: Path, folder: Path, worker: Worker) -> P
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("llama", "F32"), ("qwen2", "F32"), ("qwen3", "F32"), *(("llama", kind) for kind in ROUNDING if kind != "F32")],
+    [
+        *((name, "F32") for name in ("llama", "qwen2", "qwen3", "gpt_oss")),
+        *(("llama", kind) for kind in ROUNDING if kind not in ("F32", "MXFP4")),
+        ("gpt_oss", "MXFP4"),
+    ],
 )
 def test_tokens_are_those_of_llama_cpp(name: str, kind: str, llama_cpp: Worker, tmp_path: Path) -> None:
     checkpoint = save_model(name, tmp_path / "checkpoint")

@@ -31,7 +31,7 @@ def _traits(fields: ConfigFields) -> DecoderTraits:
         normalizes=True,
         router="router",
         has_bias=True,
-        is_stacked=True,
+        is_stacked=fields.flag("stacks_experts", True),  # a GGUF file has them one by one
         clamped_gate=(fields.number("swiglu_alpha"), fields.number("swiglu_limit")),
     )
     has_bias = fields.flag("attention_bias", True)

@@ -3,7 +3,11 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from engine.model import fingerprint
 from engine.model.fingerprint import SLICE_BYTES, weights_fingerprint, weights_identity
 
 
@@ -64,3 +68,19 @@ def test_a_file_moved_to_the_place_of_another_changes_the_identity(tmp_path: Pat
     other.rename(folder)
     assert weights_identity(folder) != identity
     assert weights_identity(tmp_path / "old") == identity
+
+
+def test_another_inode_alone_changes_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a copy that sets all times, on a file system that can set the time of change."""
+    folder = _write(tmp_path / "a", b"123")
+    status = (folder / "model.safetensors").stat()
+
+    def identity(number: int) -> str:
+        fields = {name: getattr(status, name) for name in ("st_size", "st_mtime_ns", "st_ctime_ns")}
+        file = SimpleNamespace(stat=lambda: SimpleNamespace(st_ino=number, **fields))
+        monkeypatch.setattr(fingerprint, "open_checkpoint", lambda _: SimpleNamespace(weights_files=lambda: [file]))
+        monkeypatch.setattr(fingerprint, "weights_fingerprint", lambda _: "same")
+        return weights_identity(folder)
+
+    assert identity(1) == identity(1)
+    assert identity(1) != identity(2)

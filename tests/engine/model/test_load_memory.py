@@ -1,9 +1,12 @@
 """While a model loads on a CPU, tensors take at most 1.15 times the memory of those that stay.
 
-The shapes are those of Llama 3.2 1B and gpt-oss with all sizes but the number of layers divided. Packing works on 2^20
+The shapes are those of Llama 3.2 1B and gpt-oss with all sizes but the number of layers divided. Packing works on 2^18
 numbers at a time, which would hide the rest in models of this size: here it takes few.
 """
 
+import ctypes
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +27,7 @@ from engine.model.shapes import find_shape
 from engine.startup import cpu_memory
 from kernels.cpu import packed_linear
 from kernels.families import cpu_ops
+from tests.hang import HANG_S
 from tests.support.engine.weights import PeakBytes
 
 MOST = 1.15
@@ -93,3 +97,53 @@ def test_an_8b_model_in_int8_is_admitted_with_10_gib_and_loads_within_them(monke
     monkeypatch.setattr(cpu_memory, "available_memory_bytes", lambda: num_bytes - 1)
     with pytest.raises(ConfigError, match="the weights take"):
         cpu_memory.bytes_beside_weights(num_bytes, "int8")
+
+
+LOADING = """
+import sys
+from dataclasses import replace
+import torch
+from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder
+from engine.model.loader import weights_bytes
+from engine.model.shapes import find_shape
+from engine.startup.machine import returning_freed_matrices
+from kernels.families import cpu_ops
+
+def status(field):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
+
+def fill(parts):
+    for part in parts.values():
+        part.tensor.fill_(0.01)
+
+quantization = None if sys.argv[1] == "None" else sys.argv[1]
+shape = ModelConfig.from_dir(find_shape("llama-3.2-1b"))
+sizes = dict(hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, vocab_size=49152, num_layers=30)
+traits = replace(shape.traits, sliding_windows=(None,) * 30, ropes=shape.traits.ropes[:1] * 30)
+config = replace(shape, **sizes, traits=traits)
+torch.set_num_threads(1)
+ops = cpu_ops(quantization=quantization)
+model = Decoder(config, ops, max_positions=1, dtype=torch.bfloat16, device=torch.device("cpu"))
+ops.pack_linear(torch.ones(32, 32, dtype=torch.bfloat16), None)  # loads what torch needs for it
+open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts anew
+before = status("VmRSS")
+with returning_freed_matrices():
+    model.load(fill)
+num_bytes = weights_bytes(config, torch.bfloat16, quantization=quantization)
+print(num_bytes, status("VmRSS") - before, status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="of glibc")
+@pytest.mark.parametrize("quantization", ["int8", None])
+def test_the_process_takes_little_more_memory_than_the_weights(quantization: str | None) -> None:
+    """With all pages, those of holes in the heap too, and the shape of SmolLM2 135M, whose matrices are small."""
+    command = [sys.executable, "-c", LOADING, str(quantization)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    num_bytes, stays, peak = map(int, done.stdout.split())
+    assert 0.95 * num_bytes < stays
+    assert peak < MOST * num_bytes
+    assert peak < MOST * stays

@@ -295,6 +295,27 @@ def test_adapted_tokens_are_those_of_requests_with_adapters_sorted_by_adapter(de
             assert list(zip(adapted.adapters.tolist(), adapted.indices.tolist(), strict=True)) == expected
 
 
+def test_places_behind_adapted_tokens_have_no_adapter():
+    """A recorded step reads as many as it has tokens; those of an earlier step must not count again."""
+    limits = {"max_num_seqs": MAX_NUM_SEQS, "max_model_len": MAX_LEN, "block_size": 4}
+    builder = BatchBuilder(**limits, max_num_batched_tokens=MAX_TOKENS, has_adapters=True)
+    whole = builder.largest().adapted
+    plan = _plan(random.Random(7), 4, MAX_NUM_SEQS, decodes_only=False)
+    num_tokens = sum(row.num_scheduled_tokens for row in plan.rows)
+    for adapted_ids in ({row.request_id for row in plan.rows}, {plan.rows[0].request_id}):
+        new = tuple(replace(one, adapter=1 if one.request_id in adapted_ids else None) for one in plan.new_requests)
+        sampling = SamplingState(max_num_seqs=MAX_NUM_SEQS, vocab_size=1000, end_token_ids=())
+        state = RequestState(**limits, sampling=sampling)
+        state.apply(replace(plan, new_requests=new))
+        batch = builder.build(replace(plan, new_requests=new), state)
+        batch.upload()
+        num_adapted = len(batch.inputs.adapted.adapters)
+        assert whole.adapters[:num_adapted].tolist() == [1] * num_adapted
+        assert whole.adapters[num_adapted:num_tokens].tolist() == [-1] * (num_tokens - num_adapted)
+        assert whole.indices[num_adapted:num_tokens].tolist() == [0] * (num_tokens - num_adapted)
+    assert 0 < num_adapted < num_tokens
+
+
 def test_a_model_without_adapters_has_no_adapted_tokens():
     builder = BatchBuilder(max_num_seqs=2, max_num_batched_tokens=4, max_model_len=8, block_size=4)
     assert builder.largest().adapted is None

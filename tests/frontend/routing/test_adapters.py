@@ -120,6 +120,25 @@ async def test_an_engine_that_starts_later_gets_the_adapters(make_world):
     assert answer.model == "a"
 
 
+async def test_engines_attached_before_get_an_adapter_that_a_later_one_brings(make_world):
+    world = await make_world(2, absent=2)
+    early = await world.start(0)
+    await world.until_usable(1)
+    await world.start(1, adapters={"a": "path"})
+    await world.until(lambda: held(early) == {"a": "path"})
+    await world.kill(1)
+    assert (await world.stub.Generate(spec("a"), timeout=HANG_S)).model == "a"
+
+
+async def test_an_adapter_of_a_later_engine_replaces_none_of_the_same_name(make_world):
+    world = await make_world(2, absent=2)
+    early = await world.start(0, adapters={"a": ""})  # of a flag, which has no path
+    await world.until_usable(1)
+    await world.start(1, adapters={"a": "two", "b": "b"})
+    await world.until(lambda: "b" in held(early))
+    assert held(early) == {"a": "", "b": "b"}
+
+
 async def test_a_request_waits_for_the_adapter_of_a_restarted_engine(make_world):
     world = await make_world(1, **ALLOWED)
     await load(world, "a", "path")

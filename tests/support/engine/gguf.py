@@ -52,7 +52,7 @@ def save_random_blocks(
     """
     generator, tensors = torch.Generator().manual_seed(seed), tensors_of(folder)
     for name, tensor in tensors.items():
-        if len(tensor.shape) > 1 and "ffn_gate_inp" not in name:
+        if len(tensor.shape) > 1 and "ffn_gate_inp" not in name and not name.endswith(".bias"):
             kind = next((kind for part, kind in kinds.items() if part in name), default)
             if kind in DTYPES:
                 values = torch.randn(tensor.shape, generator=generator) * tensor.shape[1] ** -0.5
