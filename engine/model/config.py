@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.errors import CheckpointError
 from engine.model.architectures import FAMILIES
-from engine.model.checkpoint import open_checkpoint
+from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.config_fields import ConfigFields
 from engine.model.family import GATES, DecoderTraits, Family, Gate
 from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.quantization_config import QuantizedWeights, read_quantization_config
-from engine.model.text_part import end_token_defaults, text_fields
+from engine.model.text_part import end_token_defaults, text_fields, ties_by_class
 
 # Several times the values of the largest models; beyond them even the shapes of the weights cannot be handled.
 _MAX_LAYERS = 1024
@@ -107,7 +108,9 @@ class ModelConfig:
             head_dim=head_dim,
             max_position_embeddings=positions,
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+            tie_word_embeddings=(
+                not _has_output_head(checkpoint) if ties_by_class(whole) else fields.flag("tie_word_embeddings", False)
+            ),
             gate=GATES[family.activation(fields)],
             traits=traits,
             checkpoint_dtype=dtype,
@@ -125,6 +128,16 @@ class ModelConfig:
             end_token_ids=self.end_token_ids,
             checkpoint_dtype=self.checkpoint_dtype,
         )
+
+
+def _has_output_head(checkpoint: Checkpoint) -> bool:
+    """Whether a file of weights has a tensor for it; without files, as of dummy weights, there is none."""
+    decoder_name = checkpoint.decoder_names()
+    try:
+        files = checkpoint.weights_files()
+    except CheckpointError:
+        return False
+    return any(decoder_name(name) == "lm_head.weight" for file in files for name in checkpoint.tensors(file))
 
 
 def _family(fields: ConfigFields) -> Family:

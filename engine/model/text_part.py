@@ -24,6 +24,8 @@ class TextPart:
         end_token_id: the end token of its class, where that is not the one of its decoder.
         ties_by_either: whether embeddings are tied if the file or its `text_config` says so; otherwise the file decides
             where it has the field.
+        ties_by_class: whether embeddings are tied where the file does not say, unless the checkpoint has an output
+            head: then `transformers` keeps that head too.
     """
 
     architecture: str
@@ -32,6 +34,7 @@ class TextPart:
     may_be_flat: bool = False
     end_token_id: int | None = None
     ties_by_either: bool = False
+    ties_by_class: bool = False
 
 
 def _qwen2_vl(model_type: str) -> TextPart:
@@ -47,7 +50,7 @@ def _qwen2_vl(model_type: str) -> TextPart:
 
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", "gemma3_text"),
-    "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", "mistral"),
+    "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", "mistral", ties_by_class=True),
     "Qwen2VLForConditionalGeneration": _qwen2_vl("qwen2_vl_text"),
     "Qwen2_5_VLForConditionalGeneration": _qwen2_vl("qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", "qwen3_vl_text", {"rope_theta": 5e5}),
@@ -95,6 +98,12 @@ def text_fields(fields: ConfigFields) -> ConfigFields:
         whole["tie_word_embeddings"] = True
     text = text.with_defaults(dict(part.defaults))
     return text.replaced({**whole, **_ropes_of_text(text), "architectures": [part.architecture]})
+
+
+def ties_by_class(fields: ConfigFields) -> bool:
+    """Whether embeddings are tied by the class of a model with images, because its file does not say."""
+    part = _text_part(fields)
+    return part is not None and part.ties_by_class and "tie_word_embeddings" not in fields
 
 
 def end_token_defaults(fields: ConfigFields) -> dict[str, Any]:
