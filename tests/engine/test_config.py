@@ -118,7 +118,7 @@ def test_help_names_every_variable_once(capsys: pytest.CaptureFixture[str]) -> N
         ("--max-num-seqs 0", "--max-num-seqs is 0, it must be a whole number between 1 and 65536"),
         ("--block-size 8", "--block-size is 8, it must be one of 16, 32, 64, 128"),
         ("--quantization int4", "--quantization is int4, it must be one of int8, fp8"),
-        ("--kv-cache-dtype fp4", "--kv-cache-dtype is fp4, it must be one of auto, int8, fp8"),
+        ("--kv-cache-dtype fp4", "--kv-cache-dtype is fp4, it must be one of auto, bfloat16, int8, fp8"),
         ("--max-model-len 1", "--max-model-len is 1, it must be a whole number between 2 and 2147483647, or auto"),
         ("--dtype int3", "--dtype is int3, it must be one of auto, float32, bfloat16, float16"),
         ("Qwen/Qwen3-0.6B --port 3", "unknown: Qwen/Qwen3-0.6B; did you mean --model Qwen/Qwen3-0.6B?"),

@@ -62,7 +62,5 @@ def test_an_engine_multiplies_a_bf16_checkpoint_in_bf16_only_by_the_flag(
     build_engine(config, StartupProgress())
     [model] = models
     in_bf16 = dtype == "bfloat16" and cpu_features().bf16
-    for layer in model.layers:
-        for linear in layer.linears:
-            assert linear._packed.kind is (Kind.BF16 if in_bf16 else Kind.BF16_WEIGHTS)
-    assert model.vocabulary._packed_head.kind is Kind.BF16_WEIGHTS
+    kinds = [linear._packed.kind for layer in model.layers for linear in layer.linears]
+    assert {*kinds, model.vocabulary._packed_head.kind} == {Kind.BF16 if in_bf16 else Kind.BF16_WEIGHTS}

@@ -19,6 +19,7 @@ from kernels.cpu.tile import LANES, MAX_ROWS
 DEPTHS = [1, 2, 3, 64, 1031]
 WIDE = pytest.mark.parametrize("wide", [False, True], ids=["32 columns", "64 columns"])
 INT8 = pytest.mark.parametrize("is_int8", [False, True], ids=["fp32", "int8"])
+SIZES = pytest.mark.parametrize("size", [1, 2, 4], ids=["int8", "bf16", "fp32"])
 MARGIN = 16  # columns behind a tile that must stay as they were
 
 
@@ -31,6 +32,15 @@ def random(*shape, is_int8=False, seed=0):
     if is_int8:
         return generator.integers(-127, 128, shape, dtype=np.int8)
     return generator.standard_normal(shape).astype(np.float32)
+
+
+def stored(*shape, size):
+    """Returns elements of a cache of this size, and the numbers that they stand for."""
+    if size != 2:
+        elements = random(*shape, is_int8=size == 1)
+        return elements, elements.copy()
+    halves = (random(*shape).view(np.uint32) >> 16).astype(np.uint16)
+    return halves, (halves.astype(np.uint32) << 16).view(np.float32)
 
 
 def panels(b):
@@ -150,20 +160,20 @@ def test_sums_are_scaled_by_column_and_row_then_biased(name, wide):
     assert c.tobytes() == (sums.astype(np.float64) * factors + bias).astype(np.float32).tobytes()
 
 
-@INT8
+@SIZES
 @pytest.mark.parametrize("head_dim", [2, 64, 80, 256])
-def test_score_keys_of_two_groups_at_any_addresses(head_dim, is_int8):
-    keys = random(5, head_dim, LANES, is_int8=is_int8)
+def test_score_keys_of_two_groups_at_any_addresses(head_dim, size):
+    keys, numbers = stored(5, head_dim, LANES, size=size)
     q, zeros = random(MAX_ROWS, head_dim), np.zeros(32, np.float32)
     for first, second in [(0, 1), (3, 0), (2, 2)]:
         step = (second - first) * keys.strides[0]
-        both = np.concatenate((keys[first], keys[second]), axis=1)
+        both = np.concatenate((numbers[first], numbers[second]), axis=1)
         rows = []
         for height in range(1, MAX_ROWS + 1):
             scores = np.full((height + 1, 32), math.nan, np.float32)
             packed, k = np.ascontiguousarray(q[:height].T), keys[first].ctypes.data
             score_keys(
-                is_int8, height, packed.ctypes.data, k, step, head_dim, zeros.ctypes.data, scores.ctypes.data, k, step
+                size, height, packed.ctypes.data, k, step, head_dim, zeros.ctypes.data, scores.ctypes.data, k, step
             )
             assert_is_product(scores[:height], q[:height], both, 0)
             assert np.isnan(scores[height]).all()
@@ -172,22 +182,22 @@ def test_score_keys_of_two_groups_at_any_addresses(head_dim, is_int8):
 
 
 @WIDE
-@INT8
+@SIZES
 @pytest.mark.parametrize("num_keys", [1, 2, 15, 16])
-def test_add_values_reads_only_the_given_number_of_keys(num_keys, is_int8, wide):
+def test_add_values_reads_only_the_given_number_of_keys(num_keys, size, wide):
     head_dim, width = 96, 64 if wide else 32
-    values, weights = random(16, head_dim, is_int8=is_int8), random(MAX_ROWS, 16)
+    (values, numbers), weights = stored(16, head_dim, size=size), random(MAX_ROWS, 16)
     assert WEIGHTS_STEP == 4 * 32
     padded = np.full((MAX_ROWS, 32), math.nan, np.float32)
     padded[:, :num_keys] = weights[:, :num_keys]
-    if not is_int8:
-        values[num_keys:] = math.nan
+    if size > 1:
+        values[num_keys:] = np.nan if size == 4 else 0x7FC0
     before, rows = random(MAX_ROWS, width + MARGIN, seed=1), []
     for height in heights(wide=wide):
         acc = before.copy()
-        v = values.ctypes.data + 32 * values.itemsize  # columns 32 and on
-        add_values(is_int8, height, wide, padded.ctypes.data, v, head_dim, num_keys, acc.ctypes.data, acc.strides[0], v)
-        added = values[:num_keys, 32 : 32 + width]
+        v = values.ctypes.data + 32 * size  # columns 32 and on
+        add_values(size, height, wide, padded.ctypes.data, v, head_dim, num_keys, acc.ctypes.data, acc.strides[0], v)
+        added = numbers[:num_keys, 32 : 32 + width]
         assert_is_product(acc[:height, :width], weights[:height, :num_keys], added, before[:height, :width])
         assert (acc[:, width:] == before[:, width:]).all()
         assert (acc[height:] == before[height:]).all()

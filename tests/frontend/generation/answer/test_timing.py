@@ -106,9 +106,9 @@ async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_tha
     streams = []
     submit = attachment.session.submit
 
-    def watched(request):
+    def watched(request, num_cached_tokens=0):
         streams.append(request.stream)
-        submit(request)
+        submit(request, num_cached_tokens)
 
     attachment.session.submit = watched
     generations = pair.app._generations
