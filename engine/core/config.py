@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.core.step_time import StepTimePrior
+from engine.core.latency.step_time import StepTimePrior
 from engine.errors import ConfigError
 
 SchedulingPolicyName = Literal["fcfs", "priority", "static", "slo"]
@@ -24,7 +24,7 @@ class SchedulerConfig:
         enable_prefix_caching: share full blocks of equal prefixes.
         policy: order of admission; `fcfs` shares the engine between sessions and serves each in order; `static` fills
             a batch and runs it until its longest request finishes; `slo` plans by latency targets, see
-            `latency_scheduler.py`.
+            `latency/scheduler.py`.
         max_waiting: most requests in the queue; more are rejected, unless their session has less than its share.
         max_preemptions: bound per request. A request at the bound is not preempted while it can run, and is resumed
             only with blocks for its maximum length. 0 reserves all blocks on admission.

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from chairlift.service.end_reason import EndReason
+from engine.core.latency.step_time import StepTimeErrors
 from engine.core.request import BlockId, RequestId, SamplingParams
-from engine.core.step_time import StepTimeErrors
 
 if TYPE_CHECKING:
     from engine.constraints.constraint import Constraint

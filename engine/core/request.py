@@ -8,11 +8,11 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NewType
 
 from chairlift.service.sampling_fields import Sampling
-from engine.core.targets import LatencyTargets
+from engine.core.latency.targets import LatencyTargets
 
 if TYPE_CHECKING:
     from engine.constraints.constraint import Constraint
-    from engine.core.pacing import Pace
+    from engine.core.latency.pacing import Pace
 
 RequestId = NewType("RequestId", int)
 BlockId = NewType("BlockId", int)

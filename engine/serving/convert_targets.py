@@ -3,7 +3,7 @@
 import math
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.core.targets import LatencyTargets, Pacing, WhenInfeasible
+from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.errors import InvalidRequest
 from engine.serving.checks import check_length
 

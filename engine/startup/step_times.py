@@ -12,10 +12,10 @@ from statistics import median
 from typing import NamedTuple
 
 from engine.core.config import SchedulerConfig
+from engine.core.latency.step_time import StepShape, StepTimePrior, shape_of
+from engine.core.latency.step_time_prior import MIN_SAMPLES, solve_prior
 from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import BlockId, RequestId, SamplingParams
-from engine.core.step_time import StepShape, StepTimePrior, shape_of
-from engine.core.step_time_prior import MIN_SAMPLES, solve_prior
 from engine.interfaces import ModelRunner, execute
 
 _NUM_TIMED = 3

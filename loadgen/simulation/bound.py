@@ -8,7 +8,7 @@ the end of the simulation. No order and no refusal can serve more requests in th
 
 from collections.abc import Sequence
 
-from engine.core.step_time import StepTimePrior
+from engine.core.latency.step_time import StepTimePrior
 from loadgen.simulation.step_cost import request_seconds
 from loadgen.simulation.workload import SimulatedRequest
 

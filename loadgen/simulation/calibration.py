@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.core.step_time import Coefficients, StepTimeModel, StepTimePrior
+from engine.core.latency.step_time import Coefficients, StepTimeModel, StepTimePrior
 from loadgen.errors import OptionError
 from loadgen.measure.quantiles import quantiles
 from loadgen.simulation.step_log import TimedStep

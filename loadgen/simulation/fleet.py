@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.core.config import SchedulerConfig
-from engine.core.step_time import StepTimePrior
+from engine.core.latency.step_time import StepTimePrior
 from engine.errors import ConfigError
 from frontend.routing.placement import Candidate, EngineLoad, Placement
 from loadgen.errors import OptionError

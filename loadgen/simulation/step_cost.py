@@ -1,6 +1,6 @@
 """How long a step takes: the form of the engine's own model of step times, for known devices or fitted from a step log.
 
-`engine.core.step_time` has the five terms. Here they are the truth that the simulated engine has to learn.
+`engine.core.latency.step_time` has the five terms. Here they are the truth that the simulated engine has to learn.
 """
 
 import math
@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.core.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior
+from engine.core.latency.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.core.step_time import StepShape
+from engine.core.latency.step_time import StepShape
 from loadgen.errors import TraceError
 
 

@@ -9,7 +9,7 @@ from enum import Enum
 import numpy as np
 
 from chairlift.service.service_classes import ServiceClass
-from engine.core.targets import LatencyTargets, Pacing, WhenInfeasible
+from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from loadgen.errors import OptionError
 from loadgen.trace.schema import Trace
 

@@ -35,7 +35,7 @@ LOGGED_ELSEWHERE = {
 # Text that is no code -> the test that holds it to be true.
 TEXTS = {
     "2 (keys, values) * num_hidden_layers": "tests/docs/test_models.py",
-    "step_s = a + b * max(tokens, knee)": "tests/engine/core/test_step_time.py",
+    "step_s = a + b * max(tokens, knee)": "tests/engine/core/latency/test_step_time.py",
     "requests_received = requests_refused + request_success": "tests/frontend/observability/test_endings.py",
 }
 

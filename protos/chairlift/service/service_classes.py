@@ -44,8 +44,8 @@ class ServiceClass:
         ttft_s: seconds from the arrival to the first token; None: no target.
         inter_token_s: seconds between tokens; None: no target.
         weight: value of meeting the targets of one request, relative to other classes.
-        pacing: how gaps between tokens are judged, as `engine.core.targets.Pacing`.
-        when_infeasible: what happens if `ttft_s` cannot be met, as `engine.core.targets.WhenInfeasible`.
+        pacing: how gaps between tokens are judged, as `engine.core.latency.targets.Pacing`.
+        when_infeasible: what happens if `ttft_s` cannot be met, as `engine.core.latency.targets.WhenInfeasible`.
         headroom: part of `ttft_s` that admission leaves unused, from 0 to below 1.
     """
 

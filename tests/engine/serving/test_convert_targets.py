@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.core.request import RequestId
-from engine.core.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.errors import InvalidRequest
 from engine.serving.convert import RequestLimits, request_from_submission
 from engine.serving.convert_targets import targets_from_submission

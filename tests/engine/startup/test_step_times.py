@@ -3,9 +3,9 @@
 import pytest
 
 from engine.core.config import SchedulerConfig
+from engine.core.latency.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior, shape_of
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import RequestId
-from engine.core.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior, shape_of
 from engine.startup.step_times import measure_prior
 
 TRUTH = StepTimePrior(Coefficients(2e-3, 4e-5, 1e-5, 2e-7, 3e-9), knee_tokens=0)

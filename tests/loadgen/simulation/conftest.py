@@ -3,7 +3,7 @@
 import pytest
 
 from chairlift.service.service_classes import ServiceClass
-from engine.core.step_time import Coefficients, StepTimePrior
+from engine.core.latency.step_time import Coefficients, StepTimePrior
 from loadgen.simulation.fleet import FleetOptions
 from loadgen.simulation.policies import parse_policy
 from loadgen.simulation.workload import NO_CLASS, SimulatedRequest

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from engine.core.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior
+from engine.core.latency.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior
 from loadgen.errors import OptionError, TraceError
 from loadgen.simulation.calibration import fit_steps
 from loadgen.simulation.step_log import TimedStep, read_step_log

@@ -2,7 +2,7 @@
 
 import random
 
-from engine.core.step_time import Coefficients, StepTimePrior
+from engine.core.latency.step_time import Coefficients, StepTimePrior
 from loadgen.simulation.fleet import simulate
 from loadgen.simulation.workload import NO_CLASS, Outcome, SimulatedRequest
 

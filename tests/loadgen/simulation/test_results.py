@@ -6,7 +6,7 @@ from array import array
 import pytest
 
 from chairlift.service.service_classes import ServiceClass
-from engine.core.step_time import Coefficients, StepTimePrior
+from engine.core.latency.step_time import Coefficients, StepTimePrior
 from loadgen.simulation.bound import upper_bound
 from loadgen.simulation.fleet import FleetRun
 from loadgen.simulation.results import Replay, is_good, summarize

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from engine.core.lane_queue import LaneQueue
-from engine.core.pacing import Lane, pace_of
+from engine.core.latency.lane_queue import LaneQueue
+from engine.core.latency.pacing import Lane, pace_of
+from engine.core.latency.targets import LatencyTargets
+from engine.core.latency.tenant_shares import TenantShares
 from engine.core.request import Request
-from engine.core.targets import LatencyTargets
-from engine.core.tenant_shares import TenantShares
 from engine.errors import IntegrityError
 
 

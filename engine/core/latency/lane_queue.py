@@ -3,9 +3,9 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
-from engine.core.pacing import Lane, Pace
+from engine.core.latency.pacing import Lane, Pace
+from engine.core.latency.tenant_shares import LeastServed, TenantShares
 from engine.core.request import Request
-from engine.core.tenant_shares import LeastServed, TenantShares
 from engine.core.waiting_queue import Entry, WaitingQueue
 from engine.errors import IntegrityError
 

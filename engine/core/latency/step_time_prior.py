@@ -8,7 +8,7 @@ solution is exact and needs no iteration.
 from collections.abc import Sequence
 from itertools import combinations
 
-from engine.core.step_time import Coefficients, StepShape, StepTimePrior
+from engine.core.latency.step_time import Coefficients, StepShape, StepTimePrior
 
 MIN_SAMPLES = 5
 

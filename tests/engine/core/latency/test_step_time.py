@@ -6,9 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from engine.core.outputs import ScheduledRow, SchedulerOutput
-from engine.core.request import RequestId
-from engine.core.step_time import (
+from engine.core.latency.step_time import (
     ERROR_BOUNDS,
     Coefficients,
     StepShape,
@@ -17,6 +15,8 @@ from engine.core.step_time import (
     StepTimePrior,
     shape_of,
 )
+from engine.core.outputs import ScheduledRow, SchedulerOutput
+from engine.core.request import RequestId
 
 # An H200 with 8 billion parameters in bfloat16.
 TRUTH = StepTimePrior(Coefficients(0.6e-3, 20.5e-6, 0.5e-6, 36e-9, 1.37e-9), knee_tokens=205)

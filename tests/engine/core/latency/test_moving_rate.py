@@ -1,6 +1,6 @@
 import pytest
 
-from engine.core.moving_rate import MovingRate
+from engine.core.latency.moving_rate import MovingRate
 
 
 def test_a_rate_is_unknown_before_the_first_sample_and_exact_after_it() -> None:

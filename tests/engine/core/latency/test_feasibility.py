@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from engine.core.feasibility import Slots, WaitingPrompt, find_late
+from engine.core.latency.feasibility import Slots, WaitingPrompt, find_late
 
 ANY = Slots(num_free=1000)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.core.tenant_shares import OUTPUT_TOKEN_CHARGE, OVER_SHARE_TOKENS, LeastServed, TenantShares
+from engine.core.latency.tenant_shares import OUTPUT_TOKEN_CHARGE, OVER_SHARE_TOKENS, LeastServed, TenantShares
 
 
 def test_charges_are_divided_by_weight() -> None:

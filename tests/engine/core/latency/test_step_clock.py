@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.core.step_clock import StepClock
-from engine.core.step_time import Coefficients, StepShape, StepTimePrior
+from engine.core.latency.step_clock import StepClock
+from engine.core.latency.step_time import Coefficients, StepShape, StepTimePrior
 
 PRIOR = StepTimePrior(Coefficients(1.0, 0.01, 0.0, 0.0, 0.0))
 DECODE, PROMPT, EMPTY = StepShape(1, 1, 100, 0), StepShape(101, 1, 0, 5050), StepShape(0, 0, 0, 0)

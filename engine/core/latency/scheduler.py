@@ -21,9 +21,15 @@ from dataclasses import dataclass, replace
 
 from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
-from engine.core.feasibility import LatePrompt, Slots, WaitingPrompt, find_late
-from engine.core.lane_queue import LaneQueue, pace
-from engine.core.latency_policy import LatencyPolicy
+from engine.core.latency.feasibility import LatePrompt, Slots, WaitingPrompt, find_late
+from engine.core.latency.lane_queue import LaneQueue, pace
+from engine.core.latency.pacing import Lane, Slack, best_effort_key, note_tokens, slack_of
+from engine.core.latency.policy import LatencyPolicy
+from engine.core.latency.step_budget import MAX_SLACK_STEPS, StepBudget
+from engine.core.latency.step_clock import StepClock
+from engine.core.latency.step_time import StepShape
+from engine.core.latency.targets import WhenInfeasible
+from engine.core.latency.tenant_shares import OUTPUT_TOKEN_CHARGE, TenantShares
 from engine.core.outputs import (
     ModelRunnerOutput,
     RequestCompletion,
@@ -32,15 +38,9 @@ from engine.core.outputs import (
     SchedulerOutput,
     SchedulerStats,
 )
-from engine.core.pacing import Lane, Slack, best_effort_key, note_tokens, slack_of
 from engine.core.plan import PlanBuilder
 from engine.core.request import Request, RequestId, RequestStatus
 from engine.core.scheduler import Scheduler
-from engine.core.step_budget import MAX_SLACK_STEPS, StepBudget
-from engine.core.step_clock import StepClock
-from engine.core.step_time import StepShape
-from engine.core.targets import WhenInfeasible
-from engine.core.tenant_shares import OUTPUT_TOKEN_CHARGE, TenantShares
 
 _RUNNING, _FINISHED, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.FINISHED, RequestStatus.PREEMPTED
 _OF_BLOCKS = (0.05, 0.20)  # share of the blocks that an admission leaves free, by lane

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.core.request import Request
-from engine.core.targets import LatencyTargets, Pacing, WhenInfeasible
 
 _SAFETY = {Pacing.GAP: 0.85, Pacing.PACED: 0.93}
 """Share of the slack that a step may use: 1 - 3 times the p90 error of the step-time model; more where slack helps."""

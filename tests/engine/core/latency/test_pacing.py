@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.core.pacing import Lane, Pace, pace_of, slack_of
+from engine.core.latency.pacing import Lane, Pace, pace_of, slack_of
+from engine.core.latency.targets import LatencyTargets, Pacing
 from engine.core.request import Request
-from engine.core.targets import LatencyTargets, Pacing
 
 MakeRequest = Callable[..., Request]
 NUM_TOKENS = 300  # of which 2 % are 6

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from engine.core.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior
-from engine.core.step_time_prior import solve_prior
+from engine.core.latency.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior
+from engine.core.latency.step_time_prior import solve_prior
 
 H200 = StepTimePrior(Coefficients(0.6e-3, 20.5e-6, 0.5e-6, 36e-9, 1.37e-9), knee_tokens=205)
 CPU = StepTimePrior(Coefficients(8e-3, 1.7e-3, 0.5e-3, 4.3e-6, 1.0e-6), knee_tokens=8)

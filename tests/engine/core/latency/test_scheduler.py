@@ -12,11 +12,11 @@ import pytest
 
 from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
-from engine.core.latency_scheduler import make_scheduler
+from engine.core.latency.scheduler import make_scheduler
+from engine.core.latency.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior, shape_of
+from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.core.outputs import ModelRunnerOutput, RequestCompletion, SchedulerOutput
 from engine.core.request import Request, RequestId, RequestStatus, SamplingParams
-from engine.core.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior, shape_of
-from engine.core.targets import LatencyTargets, Pacing, WhenInfeasible
 
 H200 = StepTimePrior(Coefficients(0.6e-3, 20.5e-6, 0.5e-6, 36e-9, 1.37e-9), knee_tokens=205)
 predict_s = StepTimeModel(H200).predict_s

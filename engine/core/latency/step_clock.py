@@ -7,8 +7,8 @@ hold where the step-time model does not.
 from collections import deque
 from typing import NamedTuple
 
-from engine.core.moving_rate import MovingRate
-from engine.core.step_time import StepShape, StepTimeModel, StepTimePrior
+from engine.core.latency.moving_rate import MovingRate
+from engine.core.latency.step_time import StepShape, StepTimeModel, StepTimePrior
 
 _PROMPT_RATE_S, _END_RATE_S = 1.0, 5.0  # time constants of moving averages
 _STALE_S = 1.0  # what was measured longer ago may have been a stall

@@ -7,7 +7,7 @@ the model and on the device.
 
 import math
 
-from engine.core.step_time import StepTimeModel
+from engine.core.latency.step_time import StepTimeModel
 
 FLOOR_TOKENS = 64
 """Prompt tokens that every step may compute, so that prompts make progress even if decodes alone exceed the targets."""

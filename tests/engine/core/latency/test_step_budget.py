@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from engine.core.step_budget import FLOOR_TOKENS, StepBudget
-from engine.core.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior
+from engine.core.latency.step_budget import FLOOR_TOKENS, StepBudget
+from engine.core.latency.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior
 
 MODEL = StepTimeModel(StepTimePrior(Coefficients(0.6e-3, 20.5e-6, 0.5e-6, 36e-9, 1.37e-9), knee_tokens=205))
 NO_PAIRS = StepTimeModel(StepTimePrior(Coefficients(1e-3, 1e-4, 0.0, 0.0, 0.0)))

@@ -1,10 +1,10 @@
 """Order of admission and of preemption under `slo`."""
 
-from engine.core.lane_queue import pace
-from engine.core.pacing import pace_of
+from engine.core.latency.lane_queue import pace
+from engine.core.latency.pacing import pace_of
+from engine.core.latency.tenant_shares import TenantShares
 from engine.core.policy import FcfsPolicy
 from engine.core.request import Request
-from engine.core.tenant_shares import TenantShares
 
 
 class LatencyPolicy(FcfsPolicy):

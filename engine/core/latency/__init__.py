@@ -1,0 +1,1 @@
+"""Scheduling by latency targets: docs/scheduling.md."""
