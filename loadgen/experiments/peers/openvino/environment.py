@@ -30,14 +30,13 @@ def convert_checkpoint(python: Path, model_dir: Path, out: Path, weight_format: 
         python: of the environment.
         model_dir: the checkpoint.
         out: a folder to make.
-        weight_format: "fp32", "int8", or "auto" for the checkpoint's own; "int8" is the converter's own choice of
-            per-channel weights.
+        weight_format: "fp32" or "int8", the converter's own choice of per-channel weights. It must be said: without it
+            models of more than a billion parameters become int8.
     Returns: out.
     Raises: BenchmarkError: the converter fails; with its last lines.
     """
-    options: list[str | Path] = ["--model", model_dir, "--task", "text-generation-with-past"]
-    if weight_format != "auto":
-        options += ["--weight-format", weight_format]
+    task = ["--task", "text-generation-with-past", "--weight-format", weight_format]
+    options: list[str | Path] = ["--model", model_dir, *task]
     offline = {"HF_HUB_OFFLINE": "1"}  # everything the converter needs is in the folder
     run_command([python.with_name("optimum-cli"), "export", "openvino", *options, out], _CONVERT_TIMEOUT_S, offline)
     return out
