@@ -27,7 +27,7 @@ from engine.core.latency.pacing import Lane, Slack, best_effort_key, note_tokens
 from engine.core.latency.policy import LatencyPolicy
 from engine.core.latency.step_budget import MAX_SLACK_STEPS, StepBudget
 from engine.core.latency.step_clock import StepClock
-from engine.core.latency.step_time import StepShape
+from engine.core.latency.step_time import StepShape, attention_pairs
 from engine.core.latency.targets import WhenInfeasible
 from engine.core.latency.tenant_shares import OUTPUT_TOKEN_CHARGE, TenantShares
 from engine.core.outputs import (
@@ -126,7 +126,7 @@ class LatencyScheduler(Scheduler):
             num_tokens = row.num_scheduled_tokens
             if num_tokens == 1:
                 break
-            num_pairs += num_tokens * row.num_computed_tokens + num_tokens * (num_tokens + 1) // 2
+            num_pairs += attention_pairs(num_tokens, row.num_computed_tokens)
         shape = StepShape(plan.num_tokens, len(plan.rows), self._num_kv_tokens, num_pairs)
         has_backlog = self._waiting.head is not None or any(
             request.num_computed_tokens < request.num_tokens for request in self._prompts

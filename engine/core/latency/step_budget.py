@@ -7,7 +7,7 @@ the model and on the device.
 
 import math
 
-from engine.core.latency.step_time import StepTimeModel
+from engine.core.latency.step_time import StepTimeModel, attention_pairs
 
 FLOOR_TOKENS = 64
 """Prompt tokens that every step may compute, so that prompts make progress even if decodes alone exceed the targets."""
@@ -72,5 +72,5 @@ class StepBudget:
         num_free = min(self._num_free, num_tokens)
         self._num_free -= num_free
         self.num_tokens += num_tokens
-        num_pairs = num_tokens * num_computed_tokens + num_tokens * (num_tokens + 1) / 2
-        self.room_s -= self._token_s * (num_tokens - num_free) + self._row_s + self._pair_s * num_pairs
+        pairs_s = self._pair_s * attention_pairs(num_tokens, num_computed_tokens)
+        self.room_s -= self._token_s * (num_tokens - num_free) + self._row_s + pairs_s

@@ -183,6 +183,11 @@ class StepTimeModel:
         self.coefficients = Coefficients(a * m0, b * m1, c * m2, d * m3, e * m4)
 
 
+def attention_pairs(num_tokens: int, num_computed_tokens: int) -> int:
+    """Returns the pairs of query and key of a chunk behind `num_computed_tokens` of its prompt."""
+    return num_tokens * num_computed_tokens + num_tokens * (num_tokens + 1) // 2
+
+
 def shape_of(plan: "SchedulerOutput") -> StepShape:
     """Returns what a planned step computes."""
     num_kv_tokens = num_pairs = num_narrow = 0
@@ -194,6 +199,5 @@ def shape_of(plan: "SchedulerOutput") -> StepShape:
         num_kv_tokens += row[2]
         num_narrow += 1
     for row in rows[num_narrow:]:
-        num_tokens = row[1]
-        num_pairs += num_tokens * row[2] + num_tokens * (num_tokens + 1) // 2
+        num_pairs += attention_pairs(row[1], row[2])
     return StepShape(plan.num_tokens, len(rows), num_kv_tokens + num_narrow, num_pairs)
