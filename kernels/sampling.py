@@ -21,12 +21,12 @@ A row with a forced token becomes that token instead of steps 2 to 4; it fails u
 Log-probabilities are raw: computed from the logits before step 1, at temperature 1.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -175,13 +175,14 @@ class SampledTokens:
     def undecided(cls, num_rows: int, max_top_logprobs: int) -> "SampledTokens":
         """Allocates results on the CPU: status OK, and -1 or NaN everywhere else."""
         width = max(0, max_top_logprobs)
-        return cls(
-            token_ids=torch.full((num_rows,), -1, dtype=torch.int64),
-            status=torch.zeros(num_rows, dtype=torch.int8),
-            logprobs=torch.full((num_rows,), math.nan, dtype=torch.float64),
-            top_ids=torch.full((num_rows, width), -1, dtype=torch.int64),
-            top_values=torch.full((num_rows, width), math.nan, dtype=torch.float64),
+        arrays = (
+            np.full(num_rows, -1, dtype=np.int64),
+            np.zeros(num_rows, dtype=np.int8),
+            np.full(num_rows, np.nan),
+            np.full((num_rows, width), -1, dtype=np.int64),
+            np.full((num_rows, width), np.nan),
         )
+        return cls(*map(torch.from_numpy, arrays))
 
 
 def _tensors_on(device: torch.device | str, batch: SamplingBatch | SampledTokens) -> dict[str, Any]:

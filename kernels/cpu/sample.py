@@ -87,30 +87,24 @@ class Sampler:
         is_small = num_rows == 1 or logits.numel() < (_SMALL_RANDOM if batch.any_random else _SMALL)
         if self._last is None or self._last[0] is not batch:
             self._last = batch, _columns(batch)
-        results = _undecided(num_rows, batch.max_top_logprobs)
+        sampled = SampledTokens.undecided(num_rows, batch.max_top_logprobs)
+        results = _results(sampled)
         show(results.token_ids)
         kernel = _sample_rows if is_small else _sample_rows_on_all_threads
         kernel(logits.numpy(), self._last[1], results)
-        return SampledTokens(*map(torch.from_numpy, results))
+        return sampled
 
 
 def compile_sampler() -> None:
     """Compiles both kernels, or loads them from the disk, before the first request."""
     batch = greedy_batch(1)
+    results = _results(SampledTokens.undecided(1, batch.max_top_logprobs))
     for kernel in (_sample_rows, _sample_rows_on_all_threads):
-        compile_for(kernel, torch.zeros(1, 1).numpy(), _columns(batch), _undecided(1, batch.max_top_logprobs))
+        compile_for(kernel, torch.zeros(1, 1).numpy(), _columns(batch), results)
 
 
-def _undecided(num_rows: int, max_top_logprobs: int) -> _Results:
-    """As `SampledTokens.undecided`, in a fraction of its time."""
-    width = max(0, max_top_logprobs)
-    return _Results(
-        token_ids=np.full(num_rows, -1, dtype=np.int64),
-        status=np.zeros(num_rows, dtype=np.int8),
-        logprobs=np.full(num_rows, np.nan),
-        top_ids=np.full((num_rows, width), -1, dtype=np.int64),
-        top_values=np.full((num_rows, width), np.nan),
-    )
+def _results(sampled: SampledTokens) -> _Results:
+    return _Results(*(getattr(sampled, name).numpy() for name in _Results._fields))
 
 
 def _columns(batch: SamplingBatch) -> _Columns:
