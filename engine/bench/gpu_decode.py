@@ -34,6 +34,7 @@ from kernels.bench.expected import DECODE_STEPS, PREFILL_STEPS
 
 _GOALS = {1: ("G1", 0.86), 64: ("G2", 0.85), 256: ("G2", 0.82)}
 _PREFILL_GOAL = 0.85
+_SHOWN_KERNELS, _SHOWN_NAME = 12, 90
 _IDLE_GOAL, _IDLE_BATCH = 0.01, 32
 _SAMPLER_GOAL = 0.03
 
@@ -153,13 +154,18 @@ class _Bench:
         seconds = 2 * point.batch * self._setting.floor.prefill_s(point.context)
         if not self._allows(what, seconds + 10):
             return
-        from engine.bench.gpu.idle import idle_shares
+        from engine.bench.gpu.idle import idle_shares, kernel_times
         from engine.bench.gpu.profile import device_intervals
 
         with Decoding(self._driver(), self._maker, point, self._sizes.max_num_batched_tokens) as decoding:
             intervals = device_intervals(lambda: decoding.steps(point.num_steps))
         idle = idle_shares(intervals, point.num_steps + 2)  # one step was in flight, one is launched ahead
-        self._setting.journal.keep({what: {"span_us": idle.span_us, "between": idle.between_steps, "all": idle.total}})
+        sums = kernel_times(intervals)
+        for name, time_us in list(sums.items())[:_SHOWN_KERNELS]:
+            self._setting.progress(f"  {time_us / point.num_steps:8,.0f} us a step: {name[:_SHOWN_NAME]}")
+        self._setting.journal.keep(
+            {what: {"span_us": idle.span_us, "between": idle.between_steps, "all": idle.total, "kernels_us": sums}}
+        )
         self._setting.journal.add(
             Result(
                 "G13",

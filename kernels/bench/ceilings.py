@@ -1,5 +1,7 @@
 """Best rates of the device: a copy, and products of large matrices of normally distributed numbers.
 
+A rate is that of the fastest tenth of the samples: after some tens of milliseconds of products a GPU reaches its power
+limit and lowers its clocks (an H200 from 793 to 688 TFLOP/s in bf16), which short steps do not.
 Products of zeros would draw less power and run at higher clocks. Other figures are compared with rates of the same run.
 """
 
@@ -56,21 +58,22 @@ def measure_ceilings(
     num_bytes, size = (_COPY_BYTES, _SIZE) if device.type == "cuda" else (_CPU_COPY_BYTES, _CPU_SIZE)
     if quick:
         num_bytes, size = _QUICK_COPY_BYTES, _QUICK_SIZE
-    copy = time_calls([_copy(device, num_bytes)], device, seconds=seconds)
-    samples = {"copy": copy.samples_s}
+    copies = {name: time_calls([copy], device, seconds=seconds) for name, copy in _copies(device, num_bytes)}
+    samples = {name: copy.samples_s for name, copy in copies.items()}
     flops: dict[str, float] = {}
     for name, product in _products(device, size, float8):
         timing = time_calls([product], device, seconds=seconds)
         samples[name] = timing.samples_s
         dtype = name.partition(" ")[0]
-        flops[dtype] = max(flops.get(dtype, 0.0), 2 * size**3 / timing.median_s)
-    return Ceilings(2 * num_bytes / copy.median_s, flops, samples)
+        flops[dtype] = max(flops.get(dtype, 0.0), 2 * size**3 / timing.fast_s)
+    return Ceilings(2 * num_bytes / min(copy.fast_s for copy in copies.values()), flops, samples)
 
 
-def _copy(device: torch.device, num_bytes: int) -> Callable[[], object]:
+def _copies(device: torch.device, num_bytes: int) -> list[tuple[str, Callable[[], object]]]:
+    """Returns a copy by the library and one by a kernel: in a graph, the former may use a slower copy engine."""
     source = torch.empty(num_bytes // 4, device=device).normal_()
     target = torch.empty_like(source)
-    return lambda: target.copy_(source)
+    return [("copy", lambda: target.copy_(source)), ("copy by a kernel", lambda: torch.neg(source, out=target))]
 
 
 def _products(device: torch.device, size: int, float8: torch.dtype | None) -> list[tuple[str, Callable[[], object]]]:

@@ -1,9 +1,10 @@
-"""Idle time of a GPU from a profile: the time without a kernel or copy.
+"""Idle time of a GPU from a profile: the time without a kernel or copy; and the time of each kernel.
 
 Gaps between the kernels of a step are part of the step; gaps between steps are caused by the host. N steps have N - 1
 gaps between them, taken to be the N - 1 largest: a gap inside a recorded graph lasts a microsecond.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ class Interval(NamedTuple):
 
     start_us: float
     end_us: float
+    name: str = ""
 
 
 class Idle(NamedTuple):
@@ -49,3 +51,11 @@ def idle_shares(intervals: Iterable[Interval], num_steps: int) -> Idle:
     span = busy_until - ordered[0].start_us
     between = sum(sorted(gaps, reverse=True)[: num_steps - 1])
     return Idle(span, between / span, sum(gaps) / span)
+
+
+def kernel_times(intervals: Iterable[Interval]) -> dict[str, float]:
+    """Returns the microseconds of the kernels and copies of each name, the largest sum first."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for interval in intervals:
+        sums[interval.name] += interval.end_us - interval.start_us
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))

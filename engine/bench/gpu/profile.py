@@ -15,7 +15,7 @@ def device_intervals(work: Callable[[], object]) -> list[Interval]:
         work()
         torch.cuda.synchronize()
     return [
-        Interval(event.time_range.start, event.time_range.end)
+        Interval(event.time_range.start, event.time_range.end, event.name)
         for event in recorded.events() or ()
-        if event.device_type is DeviceType.CUDA
+        if event.device_type == DeviceType.CUDA  # each event has its own object for it: `is` is false
     ]

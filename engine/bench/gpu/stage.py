@@ -1,8 +1,9 @@
 """Frame of every benchmark on a GPU: opens the setting, measures and makes an outcome."""
 
+import traceback
 from collections.abc import Callable
 
-from chairlift.bench.benchmark import Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from engine.bench.gpu.setting import GpuSetting, open_setting
 from kernels.bench.journal import Journal
 
@@ -13,7 +14,12 @@ def run_stage(settings: Settings, measure: Callable[[GpuSetting], None]) -> Outc
     Raises: BenchmarkError: there is no GPU, or the figures are invalid.
     """
     setting = open_setting(settings)
-    measure(setting)
+    try:
+        measure(setting)
+    except BenchmarkError:
+        raise
+    except Exception:  # of the device or a library: what has been measured counts
+        setting.journal.fail(traceback.format_exc())
     return outcome_of(setting.journal)
 
 
