@@ -113,7 +113,7 @@ def _choose_kernel(  # type: ignore[no-untyped-def]
         is_left = is_left & (numbers != first)
     is_chosen = is_expert & (is_left == 0)
     if NORMALIZES:
-        weights = weights / tl.sum(tl.where(is_chosen, weights, 0.0), 0)
+        weights = tl.div_rn(weights, tl.sum(tl.where(is_chosen, weights, 0.0), 0))  # one expert has exactly 1
     places = token * TOP_K + tl.cumsum(is_chosen.to(tl.int32), 0) - 1
     tl.store(weights_ptr + places, weights, mask=is_chosen)
     tl.store(experts_ptr + places, numbers, mask=is_chosen)

@@ -61,7 +61,11 @@ def test_errors_are_within_the_precision_of_the_format(device, seed, float8, dty
 
 @pytest.mark.parametrize(("num_rows", "n", "group_size"), [(5, 384, 128), (3, 256, 64), (2, 128, 128)])
 def test_groups_are_quantized_like_rows_of_their_own(device, seed, float8, num_rows, n, group_size):
-    """Bit for bit; in the plain kernel, after norms and after the gate."""
+    """Bit for bit; in the plain kernel, after norms and after the gate.
+
+    On a GPU a norm that quantizes may add up its squares in another order than one that does not: on an H200 with
+    Triton 3.6 their results differ in the last bit.
+    """
     generator = torch.Generator().manual_seed(seed)
     magnitudes = torch.logspace(-3, 3, n // group_size).repeat_interleave(group_size)
     x = (torch.randn(num_rows, n, generator=generator) * magnitudes).to(device)
@@ -78,11 +82,16 @@ def test_groups_are_quantized_like_rows_of_their_own(device, seed, float8, num_r
             silu_and_mul(torch.cat((gates, x), 1)),
         ),
     ]
-    for rows, exact in made:
+    for name, (rows, exact) in zip(("plain", "norm", "norm of a sum", "gate"), made, strict=True):
         alone = quantize_rows(exact.view(-1, group_size), float8)
         assert rows.group_size == group_size
-        assert torch.equal(rows.scales.flatten(), alone.scales.flatten())
-        assert torch.equal(bits(rows.values).flatten(), bits(alone.values).flatten())
+        if device.type == "cuda" and "norm" in name:
+            torch.testing.assert_close(rows.scales.flatten(), alone.scales.flatten(), rtol=2e-6, atol=0)
+            limit = rows.scales.repeat_interleave(group_size, 1) * (rows.values.float().abs() / 16).clamp(min=2**-10)
+            assert ((rows.dequantized(torch.float32) - exact).abs() <= limit * 1.001).all(), name
+            continue
+        assert torch.equal(rows.scales.flatten(), alone.scales.flatten()), name
+        assert torch.equal(bits(rows.values).flatten(), bits(alone.values).flatten()), name
         assert torch.equal(rows.dequantized(torch.float32).flatten(), alone.dequantized(torch.float32).flatten())
 
 
