@@ -12,6 +12,7 @@ from kernels.bench.dims import Dims
 from kernels.dtypes import dtype_name
 from kernels.gpu.linear import PackedLinear, linear, pack_linear
 from kernels.gpu.quantize import QuantizedRows, quantize_rows
+from kernels.gpu.tiled_linear import is_tiled, tiled_linear
 
 _DTYPE = torch.bfloat16
 _MAX_ERROR = 1e-2
@@ -75,10 +76,17 @@ def _prepare(
         packed = pack_linear(weight, None, quantization=None if float8 is None else "fp8", target=device.target)
         x = torch.randn(num_rows, size_in, device=device.device).to(_DTYPE)
         rows = quantize_rows(x, float8) if is_rounded and float8 is not None else x
-        calls.append(_call(rows, packed))
+        calls.append(_call(device, num_rows, rows, packed))
     last_call, last_x, last_weight = calls[-1], x, weight
     return Prepared(calls, lambda: relative_error(last_call(), last_x.float() @ last_weight.float().t()))
 
 
-def _call(rows: torch.Tensor | QuantizedRows, packed: PackedLinear) -> Callable[[], torch.Tensor]:
-    return lambda: linear(rows, packed)
+def _call(
+    device: BenchDevice, num_rows: int, rows: torch.Tensor | QuantizedRows, packed: PackedLinear
+) -> Callable[[], torch.Tensor]:
+    """Returns a call of the product that the engine uses."""
+    if not is_tiled(num_rows, packed, device.target):
+        return lambda: linear(rows, packed)
+    return lambda: tiled_linear(
+        rows, packed, target=device.target, num_processors=device.num_processors, batch_invariant=False
+    )

@@ -49,18 +49,13 @@ def start_state(  # type: ignore[no-untyped-def]
 ):
     """Returns the state of `attend` before its first step.
 
-    It consists of acc [BLOCK_M, BLOCK_D], row_max and row_sum [BLOCK_M, 1], the weights [BLOCK_M, BLOCK_N] and the
-    correction [BLOCK_M, 1] of the step before, and the blocks of the keys and of the values that are multiplied next.
+    It consists of acc [BLOCK_M, BLOCK_D], row_max and row_sum [BLOCK_M, 1], and the blocks of the first keys.
     """
-    block_ids = _load_block_ids(block_table_ptr, start_key, end_key, BLOCK_N, BLOCK_SIZE)
     return (
         tl.zeros((BLOCK_M, BLOCK_D), tl.float32),
         tl.full((BLOCK_M, 1), -float("inf"), tl.float32),
         tl.zeros((BLOCK_M, 1), tl.float32),
-        tl.zeros((BLOCK_M, BLOCK_N), tl.float32),
-        tl.zeros((BLOCK_M, 1), tl.float32),
-        block_ids,
-        block_ids,
+        _load_block_ids(block_table_ptr, start_key, end_key, BLOCK_N, BLOCK_SIZE),
     )
 
 
@@ -90,12 +85,8 @@ def attend(  # type: ignore[no-untyped-def]
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_MASKED: tl.constexpr,
-    LATE_VALUES: tl.constexpr,
 ):
     """Takes steps of BLOCK_N keys from start_key, a multiple of it, until stop_key is reached.
-
-    With LATE_VALUES a step multiplies the values of the step before while it computes its own weights: the product is
-    asynchronous on Hopper, so the tensor cores work during the softmax. The caller adds the last values.
 
     Args:
         q, score_scale: of `dot_queries`; q is [BLOCK_M, padded head size].
@@ -106,7 +97,7 @@ def attend(  # type: ignore[no-untyped-def]
         IS_MASKED: some row does not see some key of the range, or some key is outside of first_key:end_key.
     Returns: the new state.
     """
-    acc, row_max, row_sum, weights, correction, block_ids, v_block_ids = state
+    acc, row_max, row_sum, block_ids = state
     for start in range(start_key, stop_key, BLOCK_N):
         # The ids of the next step are loaded in this one, so that the pipeline of key loads never waits for an address.
         next_block_ids = _load_block_ids(block_table_ptr, start + BLOCK_N, end_key, BLOCK_N, BLOCK_SIZE)
@@ -116,14 +107,6 @@ def attend(  # type: ignore[no-untyped-def]
 
         k = _load_rows(k_ptr, slots, is_readable, HEAD_DIM, q.shape[1], IS_MASKED).to(q.dtype)
         scores = dot(q, tl.trans(k), tl.zeros((q.shape[0], BLOCK_N), tl.float32))
-        if LATE_VALUES:
-            # The first step multiplies its own values by zeros. With a window, the step before may have been masked.
-            v_start = tl.maximum(start - BLOCK_N, first_key // BLOCK_N * BLOCK_N)
-            acc = add_values(
-                acc, weights, correction, v_block_ids, v_start, first_key, end_key,
-                v_ptr, kv_head, num_kv_heads, q.dtype, HEAD_DIM, BLOCK_SIZE, IS_MASKED or HAS_WINDOW,
-            )  # fmt: skip
-            v_block_ids = _load_block_ids(block_table_ptr, start, end_key, BLOCK_N, BLOCK_SIZE)
         if IS_QUANTIZED:
             scores *= _load_scales(k_scales_ptr, slots, is_readable, IS_MASKED)[None, :]
         if HAS_SOFT_CAP:
@@ -151,38 +134,10 @@ def attend(  # type: ignore[no-untyped-def]
 
         if IS_QUANTIZED:
             weights *= _WEIGHT_SCALE * _load_scales(v_scales_ptr, slots, is_readable, IS_MASKED)[None, :]
-        if not LATE_VALUES:
-            acc = add_values(
-                acc, weights, correction, block_ids, start, first_key, end_key,
-                v_ptr, kv_head, num_kv_heads, q.dtype, HEAD_DIM, BLOCK_SIZE, IS_MASKED,
-            )  # fmt: skip
+        v = _load_rows(v_ptr, slots, is_readable, HEAD_DIM, acc.shape[1], IS_MASKED).to(q.dtype)
+        acc = dot(weights.to(q.dtype), v, acc * correction)
         block_ids = next_block_ids
-    return acc, row_max, row_sum, weights, correction, block_ids, v_block_ids
-
-
-@triton.jit
-def add_values(  # type: ignore[no-untyped-def]
-    acc,
-    weights,
-    correction,
-    block_ids,
-    start,
-    first_key,
-    end_key,
-    v_ptr,
-    kv_head,
-    num_kv_heads,
-    DTYPE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    IS_MASKED: tl.constexpr,
-):
-    """Returns acc * correction + weights @ values, multiplied in DTYPE, for the step of keys that begins at start."""
-    keys = start + tl.arange(0, weights.shape[1])
-    slots = _slots(block_ids, keys, kv_head, num_kv_heads, BLOCK_SIZE)
-    is_readable = (keys >= first_key) & (keys < end_key)
-    v = _load_rows(v_ptr, slots, is_readable, HEAD_DIM, acc.shape[1], IS_MASKED).to(DTYPE)
-    return dot(weights.to(DTYPE), v, acc * correction)
+    return acc, row_max, row_sum, block_ids
 
 
 @triton.jit

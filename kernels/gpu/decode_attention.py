@@ -183,7 +183,7 @@ def _decode_attention_kernel(  # type: ignore[no-untyped-def]
         tl.zeros((BLOCK_M,), tl.int32) + seq_len - 1,
         k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
         sliding_window, score_scale, soft_cap,
-        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, IS_MASKED=True, LATE_VALUES=False,
+        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, IS_MASKED=True,
     )  # fmt: skip
     acc, row_max, row_sum = state[0], state[1], state[2]
 

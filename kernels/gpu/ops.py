@@ -31,7 +31,7 @@ from kernels.gpu.soft_cap import soft_cap
 from kernels.gpu.step_graphs import StepGraphs, UnrecordedSize, decode_inputs
 from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
-from kernels.gpu.tiled_linear import TiledLinear, tiled_linear
+from kernels.gpu.tiled_linear import TiledLinear, is_tiled, tiled_linear
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, LowRank, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
@@ -202,9 +202,13 @@ class GpuOps:
         return table.index_select(0, indices)
 
     def linear(self, x: torch.Tensor | QuantizedRows, packed: TiledLinear) -> torch.Tensor:
-        """Multiplies by the vendor's library, or by `tiled_linear` where it has no such product."""
-        if self._batch_invariant or not isinstance(packed, PackedLinear):
+        """Multiplies by the vendor's library, or by `tiled_linear` where that is faster or the only one."""
+        num_rows = (x.values if isinstance(x, QuantizedRows) else x).shape[0]
+        if is_compile_only() and is_tiled(1, packed, self._target):
+            self._tiled_linear(x, packed)  # other steps have fewer rows
+        if self._batch_invariant or is_tiled(num_rows, packed, self._target):
             return self._tiled_linear(x, packed)
+        assert isinstance(packed, PackedLinear)
         return linear(x, packed)
 
     def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:

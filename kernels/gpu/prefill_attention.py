@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.attend import LOG2_E, add_sink, add_values, attend, dot_queries, start_state, weighted_mean
+from kernels.gpu.attend import LOG2_E, add_sink, attend, dot_queries, start_state, weighted_mean
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.launch import BoundKernel, is_compile_only
 from kernels.gpu.prefill_plan import CHUNK_UNIT, ROWS_AT_ONCE, find_row, prefill_plan
@@ -145,7 +145,6 @@ def _bind(
         HAS_WINDOW=has_window,
         HAS_SOFT_CAP=has_soft_cap,
         HAS_SINKS=has_sinks,
-        LATE_VALUES=tile.late_values,
         IS_INVARIANT=is_invariant,
         CHUNK_UNIT=CHUNK_UNIT,
         ROWS_AT_ONCE=ROWS_AT_ONCE,
@@ -210,7 +209,6 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    LATE_VALUES: tl.constexpr,
     IS_INVARIANT: tl.constexpr,
     IS_DIVIDED: tl.constexpr,
     CHUNK_UNIT: tl.constexpr,
@@ -269,7 +267,7 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
         chunk_start = first_key // CHUNK_UNIT * CHUNK_UNIT + index % num_chunks * chunk_keys
         start_key = tl.maximum(start_key, chunk_start)
         end_key = tl.minimum(end_key, chunk_start + chunk_keys)
-        if HAS_WINDOW or LATE_VALUES:  # the first step has no values of a step before
+        if HAS_WINDOW:
             first_key = tl.maximum(first_key, start_key)
         seen_stop = tl.minimum(seen_stop, end_key)
         seen_start = tl.maximum(seen_start, start_key)
@@ -281,34 +279,26 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     block_table_ptr += row.to(tl.int64) * block_table_stride_row
     state = start_state(block_table_ptr, start_key, end_key, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE)
     if HAS_WINDOW and not IS_INVARIANT:
-        cut_stop = tl.minimum(seen_start, end_key)
-        if LATE_VALUES:  # the same keys, but with Triton 3.6 ptxas made products synchronous; elsewhere more spills
-            seen_start = cut_stop
         state = attend(
-            q, state, start_key, cut_stop, first_key, end_key,
+            q, state, start_key, tl.minimum(seen_start, end_key), first_key, end_key,
             positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
             sliding_window, score_scale, soft_cap,
-            HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True, LATE_VALUES,
+            HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True,
         )  # fmt: skip
     if not IS_INVARIANT:
         state = attend(
             q, state, seen_start, seen_stop, first_key, end_key,
             positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
             sliding_window, score_scale, soft_cap,
-            HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, False, LATE_VALUES,
+            HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, False,
         )  # fmt: skip
     state = attend(
         q, state, tl.maximum(seen_start, seen_stop), end_key, first_key, end_key,
         positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
         sliding_window, score_scale, soft_cap,
-        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True, LATE_VALUES,
+        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True,
     )  # fmt: skip
-    acc, row_max, row_sum, weights, correction, _, v_block_ids = state
-    if LATE_VALUES:
-        acc = add_values(
-            acc, weights, correction, v_block_ids, (end_key - 1) // BLOCK_N * BLOCK_N, first_key, end_key,
-            v_ptr, kv_head, num_kv_heads, q.dtype, HEAD_DIM, BLOCK_SIZE, IS_MASKED=True,
-        )  # fmt: skip
+    acc, row_max, row_sum, _ = state
 
     if HAS_SINKS:
         if IS_DIVIDED:  # with the first chunk

@@ -21,7 +21,6 @@ class Resources:
         shared_bytes: shared memory (LDS) of a program.
         stack_bytes: local memory of each thread: registers that were spilled, and arrays indexed at run time.
         binary_bytes: size of the cubin or hsaco.
-        exposed_exponentials: see `count_exposed_exponentials`; 0 for targets without `wgmma`.
         has_serial_products: whether the binary waits for `wgmma` more often per product than its PTX: ptxas makes every
             product synchronous if other instructions use the registers of one in flight.
     """
@@ -33,7 +32,6 @@ class Resources:
     shared_bytes: int
     stack_bytes: int
     binary_bytes: int
-    exposed_exponentials: int
     has_serial_products: bool
 
 
@@ -57,38 +55,8 @@ def read_resources(compiled: Any) -> Resources:
         shared_bytes=max(compiled.metadata.shared, static_shared),
         stack_bytes=stack,
         binary_bytes=len(binary),
-        exposed_exponentials=count_exposed_exponentials(ptx),
         has_serial_products="wgmma.mma_async" in ptx and _has_serial_products(ptx, binary),
     )
-
-
-def count_exposed_exponentials(ptx: str) -> int:
-    """Returns the exponentials in loops with `wgmma` products during which no product is in flight.
-
-    `wgmma` is asynchronous: it runs until a `wgmma.wait_group 0`. Exponentials between such a wait and the next product
-    leave the tensor cores idle.
-    """
-    lines = ptx.splitlines()
-    first_line = {
-        label[1]: number for number, line in enumerate(lines) if (label := re.match(r"\s*(\$L\w+):", line)) is not None
-    }
-    num_exposed = 0
-    for end, line in enumerate(lines):
-        branch = re.search(r"\bbra(?:\.uni)?\s+(\$L\w+);", line)
-        if branch is None or (start := first_line.get(branch[1], end)) >= end:
-            continue
-        loop = lines[start:end]
-        if not any("wgmma.mma_async" in instruction for instruction in loop):
-            continue
-        in_flight = False
-        for instruction in loop:
-            if "wgmma.mma_async" in instruction:
-                in_flight = True
-            elif re.search(r"wgmma\.wait_group\S*\s+0;", instruction):
-                in_flight = False
-            elif "ex2.approx" in instruction and not in_flight:
-                num_exposed += 1
-    return num_exposed
 
 
 def _has_serial_products(ptx: str, cubin: bytes) -> bool:

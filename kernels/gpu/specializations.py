@@ -25,6 +25,7 @@ from kernels.gpu.row_specializations import Call, live_row_calls, row_calls
 from kernels.gpu.sample import sample
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import tiled_linear
+from kernels.gpu.tiles import scaled_product_tiles
 from kernels.grouped_weights import GroupedWeights
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import TokenMasks, greedy_batch
@@ -166,6 +167,36 @@ def _invariant_specializations(target: Target, everything: bool) -> Iterator[Cal
     for dtype in dict.fromkeys((half, torch.float16, torch.float32)) if everything else (half,):
         for num_in, num_out in _LAYERS if everything else _LAYERS[:2]:
             yield _product_call(num_in, num_out, dtype, target, 3)
+
+
+def _channel_scaled_specializations(target: Target, everything: bool) -> Iterator[Call]:
+    for num_in, num_out in _LAYERS if everything else _LAYERS[:2]:
+        yield from _channel_scaled_calls(num_in, num_out, target, 3)
+
+
+def _live_channel_scaled(target: Target, generator: random.Random) -> Iterator[Call]:
+    for num_rows in (1, 16, 17, 64, 65, 128, generator.randint(1, 128)):
+        yield from _channel_scaled_calls(*_LAYERS[0], target, num_rows)
+
+
+def _channel_scaled_calls(num_in: int, num_out: int, target: Target, num_rows: int) -> Iterator[Call]:
+    def make() -> object:
+        weight = torch.empty(num_out, num_in, dtype=target.fp8_dtype, device=_META).t()
+        scales, x = torch.empty(1, num_out, device=_META), torch.empty(num_rows, num_in, dtype=dtype, device=_META)
+        return [
+            tiled_linear(
+                x,
+                PackedLinear(weight, scales, bias, dtype),
+                target=target,
+                num_processors=_NUM_PROCESSORS,
+                batch_invariant=False,
+            )
+            for bias in (torch.empty(num_out, dtype=dtype, device=_META), None)
+        ]
+
+    dtype = torch.bfloat16
+    if scaled_product_tiles(target):
+        yield Call(f"{dtype_name(dtype)}, scales per channel, {num_in} inputs, {num_out} outputs", make)
 
 
 def _block_scaled_specializations(target: Target, everything: bool) -> Iterator[Call]:
@@ -347,6 +378,7 @@ def _live_sampling(target: Target, generator: random.Random) -> Iterator[Call]:
 FAMILIES = {
     "paged_attention": Family(_attention_specializations, _live_attention),
     "batch_invariant": Family(_invariant_specializations, _live_invariant),
+    "channel_scaled": Family(_channel_scaled_specializations, _live_channel_scaled),
     "block_scaled": Family(_block_scaled_specializations, _live_block_scaled),
     "grouped": Family(_grouped_specializations, _live_grouped),
     "experts": Family(expert_calls, live_expert_calls),

@@ -1,5 +1,5 @@
 """Linear layers in Triton: with a fixed order of summation, for `--batch-invariant`; with 8-bit weights that have
-scales per block; and with integers in groups (`kernels.gpu.grouped_linear`).
+scales per block, or per output channel for few rows; and with integers in groups (`kernels.gpu.grouped_linear`).
 
 The inputs of a layer are divided into parts. Each part is summed tile by tile in fp32, and the sums of the parts are
 added in order. A small batch has one program per part, to fill the GPU, and a second kernel adds the sums; in a large
@@ -13,7 +13,7 @@ without 8-bit floats multiply the inputs as they are by the values of the weight
 """
 
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 import triton
@@ -29,10 +29,17 @@ from kernels.gpu.linear import PackedLinear
 from kernels.gpu.quantize import QuantizedRows, rows_in_8_bits
 from kernels.gpu.rows import check_rows
 from kernels.gpu.targets import Target
-from kernels.gpu.tiles import ProductTile, block_product_tiles, grouped_product_tiles, product_splits, product_tile
+from kernels.gpu.tiles import (
+    ProductTile,
+    block_product_tiles,
+    grouped_product_tiles,
+    product_splits,
+    product_tile,
+    scaled_product_tiles,
+)
 
 TiledLinear: TypeAlias = PackedLinear | BlockScaledLinear | GroupedLinear
-"""Layers that `tiled_linear` computes; a `PackedLinear` must not be quantised."""
+"""Layers that `tiled_linear` computes."""
 
 _ADD_BLOCK = 1024
 _ROW_TILES = 8
@@ -69,7 +76,10 @@ def tiled_linear(
         form = _Form(groups=(packed.num_bits, packed.group_size))
         tensors = rows, packed.offsets, packed.weight, scales, bias
     else:
-        form = _Form(has_block_scales=packed.scales is not None, has_row_scales=row_scales is not rows)
+        form = _Form(
+            scales=None if packed.scales is None else "block" if isinstance(packed, BlockScaledLinear) else "channel",
+            has_row_scales=row_scales is not rows,
+        )
         tensors = rows, row_scales, packed.weight, scales, bias
     for tile in _tiles(packed, rows.itemsize, target, num_rows, batch_invariant):
         kernel = _bind(tile, num_in, num_out, packed.bias is not None, form, batch_invariant)
@@ -83,12 +93,21 @@ def tiled_linear(
     return out
 
 
+def is_tiled(num_rows: int, packed: TiledLinear, target: Target) -> bool:
+    """Tells whether `tiled_linear` is the product to use where results may depend on the batch."""
+    if not isinstance(packed, PackedLinear):
+        return True
+    return packed.scales is not None and any(num_rows <= tile.block_m for tile in scaled_product_tiles(target))
+
+
 def _rows_for(x: torch.Tensor | QuantizedRows, packed: TiledLinear) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns rows that the kernel multiplies with the weights, and their scales: the rows again if they have none."""
     if isinstance(packed, BlockScaledLinear) and packed.weight.dtype is not torch.uint8:
         quantized = rows_in_8_bits(x, packed.weight.dtype, BLOCK, packed.dtype)
         return quantized.values, quantized.scales
-    assert packed.scales is None or not isinstance(packed, PackedLinear), "no tile has scales per row"
+    if isinstance(packed, PackedLinear) and packed.scales is not None:
+        quantized = rows_in_8_bits(x, packed.weight.dtype, packed.in_features, packed.dtype)
+        return quantized.values, quantized.scales
     rows = x.dequantized(packed.dtype) if isinstance(x, QuantizedRows) else x
     if isinstance(packed, GroupedLinear) and packed.input_order is not None:
         rows = rows.index_select(1, packed.input_order)
@@ -100,9 +119,11 @@ def _tiles(
     packed: TiledLinear, itemsize: int, target: Target, num_rows: int, batch_invariant: bool
 ) -> tuple[ProductTile, ...]:
     """Returns the tile for a number of rows; all that later calls may use, if kernels are compiled."""
-    if isinstance(packed, PackedLinear):
+    if isinstance(packed, PackedLinear) and packed.scales is None:
         return (product_tile(target, itemsize),)
-    if isinstance(packed, GroupedLinear):
+    if isinstance(packed, PackedLinear):
+        tiles = scaled_product_tiles(target)
+    elif isinstance(packed, GroupedLinear):
         tiles = grouped_product_tiles(target, itemsize, packed.inputs_per_step, packed.span)
     else:
         tiles = block_product_tiles(target, itemsize)
@@ -117,12 +138,12 @@ class _Form(NamedTuple):
     """What distinguishes kernels besides tile and sizes.
 
     Attributes:
-        has_block_scales: whether weights are in 8 bits with scales per block.
+        scales: of weights in 8 bits, per block or per output channel.
         has_row_scales: whether inputs are in 8 bits too.
         groups: bits and group size of integers in groups.
     """
 
-    has_block_scales: bool = False
+    scales: Literal["block", "channel"] | None = None
     has_row_scales: bool = False
     groups: tuple[int, int] | None = None
 
@@ -158,7 +179,11 @@ def _bind(
     steps = -(-num_in // (tile.block_k * num_splits))
 
     def product(num_parts: int, steps_per_part: int, writes_result: bool) -> BoundKernel:
-        options = {"SCALE_BLOCK": BLOCK if form.has_block_scales else 0, "HAS_ROW_SCALES": form.has_row_scales}
+        options = {
+            "SCALE_BLOCK": BLOCK if form.scales == "block" else 0,
+            "HAS_CHANNEL_SCALES": form.scales == "channel",
+            "HAS_ROW_SCALES": form.has_row_scales,
+        }
         if form.groups is not None:
             options = dict(zip(("NUM_BITS", "GROUP_SIZE"), form.groups, strict=True))
         return BoundKernel(
@@ -199,6 +224,7 @@ def _product_kernel(  # type: ignore[no-untyped-def]
     NUM_IN: tl.constexpr,
     NUM_OUT: tl.constexpr,
     SCALE_BLOCK: tl.constexpr,
+    HAS_CHANNEL_SCALES: tl.constexpr,
     HAS_ROW_SCALES: tl.constexpr,
     SPLIT_STEPS: tl.constexpr,
     SPLITS_PER_PROGRAM: tl.constexpr,
@@ -213,6 +239,7 @@ def _product_kernel(  # type: ignore[no-untyped-def]
 
     SCALE_BLOCK inputs and outputs, a multiple of BLOCK_K and of BLOCK_N, share a scale of 8-bit weights; 0: the weights
     have the dtype of x. HAS_ROW_SCALES: x is in 8 bits too, with scales [num_rows, NUM_IN // SCALE_BLOCK].
+    HAS_CHANNEL_SCALES: both are in 8 bits, with scales [num_rows] and [NUM_OUT].
     """
     COLUMN_TILES: tl.constexpr = (NUM_OUT + BLOCK_N - 1) // BLOCK_N
     first_row_tile = tl.program_id(0) // (ROW_TILES * COLUMN_TILES) * ROW_TILES
@@ -253,6 +280,9 @@ def _product_kernel(  # type: ignore[no-untyped-def]
             else:
                 acc = dot(x, weight, acc)
         total += acc
+    if HAS_CHANNEL_SCALES:
+        row_scales = tl.load(row_scales_ptr + rows, mask=rows < num_rows, other=0.0)
+        total *= row_scales[:, None] * tl.load(scales_ptr + columns, mask=columns_mask, other=0.0)[None, :]
     if HAS_BIAS:
         total += tl.load(bias_ptr + columns, mask=columns_mask, other=0.0).to(tl.float32)[None, :]
     out_rows = part.to(tl.int64) * num_rows + rows

@@ -1,7 +1,8 @@
 """Table of tile sizes by target and shape class, with the reason for each.
 
-None of them has been measured yet: each follows from the hardware (registers, shared memory, the smallest matrix
-instruction) and from published figures. The compile check shows that they fit; it lists the few that spill.
+Those of heads of 128 and of 8-bit products on sm_90 were measured on an H200 (docs/performance.md). The others follow
+from the hardware (registers, shared memory, the smallest matrix instruction) and from published figures. The compile
+check shows that they fit; it lists the few that spill.
 """
 
 from typing import NamedTuple
@@ -18,15 +19,12 @@ class AttentionTile(NamedTuple):
         block_m: rows of queries: query tokens of one KV head times the query heads that share it.
         block_n: keys per step.
         num_warps, num_stages: of the launch; with s stages, the loads of up to s - 1 steps are in flight.
-        late_values: each step multiplies the values of the step before, during its softmax; needs asynchronous matrix
-            instructions, and registers for the weights.
     """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
-    late_values: bool = False
 
 
 _Shape = tuple[int, int]  # (head size rounded up to 64, 128 or 256; bits of a KV value)
@@ -171,10 +169,7 @@ def prefill_tile(
         tile = tile._replace(num_warps=8)
     if batch_invariant and kv_bits == 8 and tile.block_n > 32:
         tile = tile._replace(block_n=tile.block_n // 2)
-    # Weights of the step before take 32 registers; heads of 128 then take 236. They spill on sm_80, and beside 8-bit
-    # keys and values, which are widened in registers.
-    late_values = target.name == "sm_90" and query_bits == kv_bits == 16
-    return tile._replace(block_m=max(tile.block_m, _power_of_2(group_size)), late_values=late_values)
+    return tile._replace(block_m=max(tile.block_m, _power_of_2(group_size)))
 
 
 def decode_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, group_size: int) -> AttentionTile:
@@ -199,17 +194,20 @@ def _power_of_2(n: int) -> int:
 
 
 class ProductTile(NamedTuple):
-    """Tile of a program: block_m rows by block_n columns of the result, block_k inputs per step."""
+    """Tile of a program: block_m rows by block_n columns of the result, block_k inputs per step.
+
+    Attributes:
+        split_programs: programs of a product of few rows at which its inputs are not divided further: about one per
+            multiprocessor, or two.
+    """
 
     block_m: int
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
+    split_programs: int = 128
 
-
-_SPLIT_PROGRAMS = 128
-"""Programs of a product of few rows at which its inputs are not divided further: about one per multiprocessor."""
 
 _SPLIT_INPUTS = 512
 """Least inputs of a part: eight steps, so that the pipeline of loads is full most of the time."""
@@ -255,6 +253,23 @@ def block_product_tiles(target: Target, itemsize: int) -> tuple[ProductTile, ...
     return tile(16, 64, 4, 6), tile(64, 64, 4, 4), tile(128, 128, 8, 3)
 
 
+def scaled_product_tiles(target: Target) -> tuple[ProductTile, ...]:
+    """Returns tiles for 8-bit rows and weights with scales per row and output channel, by rising block_m.
+
+    They are for as many rows as the last of them has; more, and all rows on other targets, are multiplied by the
+    vendor's library. Measured on an H200 with the layers of Llama-3.1-8B: for up to 128 rows the library (cuBLAS 13.0)
+    takes tiles of 128 x 128 that it does not split, 25 of 132 multiprocessors have work in layers of 4,096 outputs, and
+    these tiles are 1.1 to 1.9 times as fast; with 256 rows both take the same time.
+    """
+    if target.name != "sm_90":
+        return ()
+    return (
+        ProductTile(16, 64, 128, 4, 6, split_programs=256),
+        ProductTile(64, 64, 256, 4, 3, split_programs=256),
+        ProductTile(128, 128, 128, 8, 3),
+    )
+
+
 def grouped_product_tiles(target: Target, itemsize: int, inputs_per_step: int, span: int) -> tuple[ProductTile, ...]:
     """Returns tiles for integers in groups, by rising block_m; see `block_product_tiles`.
 
@@ -284,7 +299,7 @@ def grouped_product_tiles(target: Target, itemsize: int, inputs_per_step: int, s
 def product_splits(tile: ProductTile, num_in: int, num_out: int) -> int:
     """Returns the number of parts into which the inputs of a layer are divided; it follows from the weights alone."""
     num_column_tiles = -(-num_out // tile.block_n)
-    return max(1, min(_SPLIT_PROGRAMS // num_column_tiles, num_in // _SPLIT_INPUTS))
+    return max(1, min(tile.split_programs // num_column_tiles, num_in // _SPLIT_INPUTS))
 
 
 class AdapterTile(NamedTuple):

@@ -107,7 +107,8 @@ def run_kernel(kernel, q, cache, metadata, device, tile, **options):
     """Calls the decode or the prefill kernel; elements of the result that it does not write are NaN."""
     out = torch.full((len(q), q[0].numel()), torch.nan, device=device)
     options = {"sliding_window": None, "soft_cap": None, "sinks": None, **options}
-    kernel(out, q.to(device), cache, to_device(metadata, device), tile=tile, **options)
+    on_device = {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in options.items()}
+    kernel(out, q.to(device), cache, to_device(metadata, device), tile=tile, **on_device)
     return out.cpu()
 
 
@@ -306,33 +307,22 @@ def test_padded_decode_rows_are_zeros_and_read_nothing(device):
     assert torch.equal(out[2:], torch.zeros(3, 4 * 64))
 
 
-@pytest.mark.parametrize(("sliding_window", "late_values"), [(None, False), (8, False), (8, True)])
-def test_padded_rows_of_a_mixed_step_are_zeros_and_read_nothing(device, sliding_window, late_values):
+@pytest.mark.parametrize("sliding_window", [None, 8])
+def test_padded_rows_of_a_mixed_step_are_zeros_and_read_nothing(device, sliding_window):
     batch = make_ragged_batch([5, 35], [40, 67])
     cache, stored = make_cache(batch, torch.float32, device)
     q, metadata = torch.cat((batch.q, torch.randn(3, 4, 64))), padded(batch.metadata, 3)
     options = {"scale": batch.scale, "sliding_window": sliding_window}
-    tile = tiles.AttentionTile(32, 16, 4, 1, late_values)
+    tile = tiles.AttentionTile(32, 16, 4, 1)
     out = run_kernel(prefill_attention, q, cache, metadata, device, tile, **PREFILL, **options)
     assert_close(out[:40], expect(batch, batch.q, stored, **options))
     assert torch.equal(out[40:], torch.zeros(3, 4 * 64))
 
 
-@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(None, None), (17, 3.0)])
-def test_values_may_be_multiplied_a_step_late(device, sliding_window, soft_cap):
-    batch = make_ragged_batch([20, 3], [53, 16], num_heads=2, num_kv_heads=1)
-    cache, stored = make_cache(batch, torch.float32, device)
-    options = {"scale": batch.scale, "sliding_window": sliding_window, "soft_cap": soft_cap}
-    tile = tiles.AttentionTile(16, 16, 4, 1, late_values=True)
-    out = run_kernel(prefill_attention, batch.q, cache, batch.metadata, device, tile, **PREFILL, **options)
-    assert_close(out, expect(batch, batch.q, stored, **options))
-
-
 PREFIXED = {
     "whole": {},
-    "late values": {"late_values": True},
     "window": {"sliding_window": 700},
-    "window, late values, soft cap": {"sliding_window": 700, "late_values": True, "soft_cap": 3.0},
+    "window, soft cap": {"sliding_window": 700, "soft_cap": 3.0},
     "fp8": {"kv_dtype": True},
     "sinks": {"sinks": torch.tensor([-1.0, 2.0, 1000.0])},
     "window, fp8": {"sliding_window": 700, "kv_dtype": True},
@@ -344,13 +334,12 @@ PREFIXED = {
 def test_a_few_tokens_behind_a_prefix_are_divided_by_keys(device, float8, name):
     """Beside a row of one unit of keys, a whole prompt and padding; groups of 3 leave a row of each tile unused."""
     options = dict(PREFIXED[name])
-    late_values = options.pop("late_values", False)
     kv_dtype = float8 if options.pop("kv_dtype", False) else torch.float32
     lens = ([7, 3, 4, 1], [1600, 40, 4, 1029])
     batch = make_ragged_batch(*lens, num_heads=3, num_kv_heads=1, head_dim=80, block_size=64)
     cache, stored = make_cache(batch, kv_dtype, device)
     options = {"scale": batch.scale, **options}
-    tile = tiles.AttentionTile(16, 32, 4, 1, late_values)
+    tile = tiles.AttentionTile(16, 32, 4, 1)
     q, metadata = torch.cat((batch.q, torch.randn(2, 3, 80))), to_device(padded(batch.metadata, 2), device)
     out = run_kernel(prefill_attention, q, cache, metadata, device, tile, **PREFILL, **options)
     assert_close(out[:15], expect(batch, batch.q, stored, **options))

@@ -8,8 +8,8 @@ from kernels.gpu.block_scales import pack_block_scaled
 from kernels.gpu.grouped_linear import grouped_span, pack_grouped
 from kernels.gpu.linear import pack_linear
 from kernels.gpu.quantize import quantize_rows
-from kernels.gpu.targets import TARGETS
-from kernels.gpu.tiled_linear import tiled_linear
+from kernels.gpu.targets import TARGETS, target_of
+from kernels.gpu.tiled_linear import is_tiled, tiled_linear
 from kernels.gpu.tiles import ProductTile, product_splits, product_tile
 from kernels.grouped_weights import GroupedWeights
 from tests.support.engine.weights import quantized_in_blocks
@@ -166,6 +166,53 @@ def test_products_with_scales_per_block_equal_sums_in_fp64(
     magnitudes = rows.abs() @ weight.abs().T + (0 if layer.bias is None else layer.bias.cpu().double().abs())
     allowed = unit * magnitudes + torch.finfo(dtype).eps * exact.abs()
     assert bool(((out.cpu().double() - exact).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_bias", "num_processors", "num_rows", "num_in", "num_out"),
+    [
+        (torch.bfloat16, True, ALONE, 3, 1040, 96),
+        (torch.float32, False, SHARED, 40, 2064, 48),  # four parts, the last with fewer steps
+        (torch.float16, True, SHARED, 70, 1024, 144),
+    ],
+)
+def test_products_with_scales_per_channel_equal_sums_in_fp64(
+    device, float8, seed, dtype, has_bias, num_processors, num_rows, num_in, num_out
+):
+    """Matrix units may keep 14 bits of the sum after each instruction of 32 inputs; see `_FAST_ACCUMULATION`."""
+    target = TARGETS["sm_90"]
+    if device.type == "cuda" and target_of(device) is not target:
+        pytest.skip("not the GPU of these tiles")
+    weight = (normal(seed, num_out, num_in) * normal(seed + 1, num_out, 1).exp()).to(device, dtype)
+    bias = normal(seed + 2, num_out).to(device, dtype) if has_bias else None
+    layer = pack_linear(weight, bias, quantization="fp8", target=target)
+    x = (normal(seed + 3, num_rows, num_in) * normal(seed + 4, num_rows, 1).exp()).to(device, dtype)
+    options = {"target": target, "num_processors": num_processors, "batch_invariant": False}
+    out = tiled_linear(x, layer, **options)
+    assert out.dtype is dtype
+    quantized = quantize_rows(x, float8)
+    assert torch.equal(tiled_linear(quantized, layer, **options), out)
+    rows = quantized.values.cpu().double() * quantized.scales.cpu().double()
+    weight = (layer.weight.cpu().double() * layer.scales.cpu().double()).T
+    shift = 0 if bias is None else bias.cpu().double()
+    exact, magnitudes = rows @ weight.T + shift, rows.abs() @ weight.abs().T + abs(shift)
+    unit = num_in * 2.0**-24 + (num_in / 32 * 2.0**-13 if device.type == "cuda" else 0)
+    allowed = unit * magnitudes + torch.finfo(dtype).eps * exact.abs()
+    assert bool(((out.cpu().double() - exact).abs() <= allowed).all())
+
+
+def test_few_rows_in_8_bits_are_tiled_on_the_gpu_that_was_measured(device):
+    weight = normal(0, 64, 64).to(device)
+    for name, quantization, num_rows, expected in (
+        ("sm_90", "fp8", 1, True),
+        ("sm_90", "fp8", 128, True),
+        ("sm_90", "fp8", 129, False),
+        ("sm_90", None, 1, False),
+        ("sm_89", "fp8", 1, False),
+    ):
+        target = TARGETS[name]
+        layer = pack_linear(weight, None, quantization=quantization, target=target)
+        assert is_tiled(num_rows, layer, target) is expected
 
 
 @pytest.mark.parametrize("num_processors", [SHARED, ALONE])
