@@ -64,11 +64,6 @@ def check_device(config: EngineConfig, device: torch.device) -> None:
 
 
 def _check_batch_invariant_gpu(config: EngineConfig) -> None:
-    if config.quantization is not None:
-        raise ConfigError(
-            f"--quantization {config.quantization} is not supported with --batch-invariant on a GPU, where the order "
-            "of summation in 8-bit matrix products depends on the batch: omit one of the two"
-        )
     if config.other_attention is not None:
         raise ConfigError(
             f"--attention-backend {config.other_attention} is not supported with --batch-invariant, which has its own "

@@ -309,6 +309,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
 def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress) -> "GpuOps":
     from kernels.gpu.linear_probe import check_row_scaled_product
     from kernels.gpu.ops import GpuOps
+    from kernels.gpu.tiles import scaled_product_tiles
 
     attention, name = None, task.config.other_attention
     if name is not None:
@@ -324,11 +325,12 @@ def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress)
     fp8, quantizes = _fp8(task.model), task.config.quantization == "fp8"
     has_blocks = fp8 is not None and fp8.has_blocks
     has_row_scales = quantizes or (fp8 is not None and not has_blocks)
-    if task.config.batch_invariant and has_row_scales:
+    what = "--quantization fp8" if quantizes else "quantization_config of the checkpoint"
+    if task.config.batch_invariant and has_row_scales and not scaled_product_tiles(target):
         raise ConfigError(
-            "quantization_config of the checkpoint: 8-bit weights with scales per tensor or output channel are not "
-            "supported with --batch-invariant on a GPU, where the order of summation in their products depends on the "
-            "batch: omit the flag, or use another model"
+            f"{what}: 8-bit weights with scales per tensor or output channel are not supported with --batch-invariant "
+            f"on {target.name}, where the order of summation in their products depends on the batch: omit the flag, or "
+            "use other weights"
         )
     ops = GpuOps(
         gpu.device,
@@ -342,8 +344,7 @@ def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress)
         adapter_dtype=task.dtype,
         progress=startup.count,
     )
-    if has_row_scales:
-        what = "--quantization fp8" if quantizes else "quantization_config of the checkpoint"
+    if has_row_scales and not task.config.batch_invariant:
         check_row_scaled_product(what, task.dtype, device=gpu.device, target=target, gpu_name=gpu.memory.name)
     return ops
 

@@ -82,8 +82,8 @@ class GpuOps:
             quantize_inputs: quantises inputs of linear layers in the operation that produces them; for models with
                 8-bit weights, from the checkpoint or from quantize_weights.
             input_group_size: number of adjacent quantised inputs that share a scale; None: all inputs of a token.
-            batch_invariant: a token's results are the same bits in any batch; not with 8-bit weights, except for those
-                with scales per block.
+            batch_invariant: a token's results are the same bits in any batch; 8-bit weights with scales per channel
+                need a target with `kernels.gpu.tiles.scaled_product_tiles`.
             attention: used instead of the Triton kernels of attention.
             adapter_dtype: dtype of the matrices of adapters, which must be that of activations.
             progress: shows progress of compiling kernels and recording CUDA graphs.

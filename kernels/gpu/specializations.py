@@ -189,9 +189,10 @@ def _channel_scaled_calls(num_in: int, num_out: int, target: Target, num_rows: i
                 PackedLinear(weight, scales, bias, dtype),
                 target=target,
                 num_processors=_NUM_PROCESSORS,
-                batch_invariant=False,
+                batch_invariant=batch_invariant,
             )
             for bias in (torch.empty(num_out, dtype=dtype, device=_META), None)
+            for batch_invariant in (False, True)
         ]
 
     dtype = torch.bfloat16

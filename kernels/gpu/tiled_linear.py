@@ -89,7 +89,7 @@ def tiled_linear(
         if kernel.num_splits > 1 and (is_compile_only() or num_tiles < num_processors):
             parts = torch.empty(kernel.num_splits, num_rows, num_out, dtype=torch.float32, device=rows.device)
             kernel.part((num_tiles, kernel.num_splits), *tensors, parts, num_rows)
-            kernel.add((num_rows, -(-num_out // _ADD_BLOCK)), parts, bias, out, num_rows)
+            kernel.add((num_rows, -(-num_out // _ADD_BLOCK)), parts, row_scales, scales, bias, out, num_rows)
     return out
 
 
@@ -177,11 +177,12 @@ def _bind(
 ) -> _Kernels:
     num_splits = product_splits(tile, num_in, num_out)
     steps = -(-num_in // (tile.block_k * num_splits))
+    has_channel_scales = form.scales == "channel"
 
     def product(num_parts: int, steps_per_part: int, writes_result: bool) -> BoundKernel:
         options = {
             "SCALE_BLOCK": BLOCK if form.scales == "block" else 0,
-            "HAS_CHANNEL_SCALES": form.scales == "channel",
+            "HAS_CHANNEL_SCALES": has_channel_scales and writes_result,
             "HAS_ROW_SCALES": form.has_row_scales,
         }
         if form.groups is not None:
@@ -204,7 +205,13 @@ def _bind(
         )
 
     add = BoundKernel(
-        _add_parts_kernel, NUM_OUT=num_out, SPLITS=num_splits, HAS_BIAS=has_bias, BLOCK=_ADD_BLOCK, num_warps=4
+        _add_parts_kernel,
+        NUM_OUT=num_out,
+        SPLITS=num_splits,
+        HAS_CHANNEL_SCALES=has_channel_scales,
+        HAS_BIAS=has_bias,
+        BLOCK=_ADD_BLOCK,
+        num_warps=4,
     )
     parts = (num_splits, steps) if batch_invariant else (1, num_splits * steps)  # a sum of each part takes registers
     return _Kernels(
@@ -239,7 +246,7 @@ def _product_kernel(  # type: ignore[no-untyped-def]
 
     SCALE_BLOCK inputs and outputs, a multiple of BLOCK_K and of BLOCK_N, share a scale of 8-bit weights; 0: the weights
     have the dtype of x. HAS_ROW_SCALES: x is in 8 bits too, with scales [num_rows, NUM_IN // SCALE_BLOCK].
-    HAS_CHANNEL_SCALES: both are in 8 bits, with scales [num_rows] and [NUM_OUT].
+    HAS_CHANNEL_SCALES: the sum is multiplied by scales [num_rows] of x and [NUM_OUT] of the weights.
     """
     COLUMN_TILES: tl.constexpr = (NUM_OUT + BLOCK_N - 1) // BLOCK_N
     first_row_tile = tl.program_id(0) // (ROW_TILES * COLUMN_TILES) * ROW_TILES
@@ -293,21 +300,26 @@ def _product_kernel(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_parts_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,
+    row_scales_ptr,
+    scales_ptr,
     bias_ptr,
     out_ptr,
     num_rows,
     NUM_OUT: tl.constexpr,
     SPLITS: tl.constexpr,
+    HAS_CHANNEL_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Adds parts [SPLITS, num_rows, NUM_OUT] in order."""
+    """Adds parts [SPLITS, num_rows, NUM_OUT] in order; the other arguments are those of `_product_kernel`."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < NUM_OUT
     total = tl.zeros((BLOCK,), tl.float32)
     for split in range(SPLITS):
         total += tl.load(parts_ptr + (split * num_rows.to(tl.int64) + row) * NUM_OUT + columns, mask=mask, other=0.0)
+    if HAS_CHANNEL_SCALES:
+        total *= tl.load(row_scales_ptr + row) * tl.load(scales_ptr + columns, mask=mask, other=0.0)
     if HAS_BIAS:
         total += tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * NUM_OUT + columns, total.to(out_ptr.dtype.element_ty), mask=mask)

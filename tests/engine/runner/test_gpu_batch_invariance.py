@@ -33,6 +33,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16, window": ("mistral", {"dtype": "bfloat16"}),
     "fp32, fp8 cache": ("llama", {"dtype": "float32", "kv_cache_dtype": "fp8"}),
+    "fp8 weights": ("llama", {"dtype": "bfloat16", "quantization": "fp8"}),
 }
 
 

@@ -29,7 +29,6 @@ def test_a_gpu_is_used_if_present_or_requested(
         ({"kv_cache_dtype": "fp8"}, CPU, "--kv-cache-dtype fp8 is not supported on a CPU: use int8"),
         ({"kv_cache_dtype": "int8"}, GPU, "--kv-cache-dtype int8 is not supported on a GPU: use fp8"),
         ({"kv_cache_dtype": "bfloat16"}, GPU, "--kv-cache-dtype bfloat16 is a choice on a CPU only: .*--dtype"),
-        ({"batch_invariant": True, "quantization": "fp8"}, GPU, "--quantization fp8 is not .* --batch-invariant"),
         ({"batch_invariant": True, "tensor_parallel_size": 2}, GPU, "--tensor-parallel-size 2 is not .* --batch-inv"),
         (
             {"batch_invariant": True, "attention_backend": "torch"},

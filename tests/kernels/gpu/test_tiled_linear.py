@@ -201,6 +201,17 @@ def test_products_with_scales_per_channel_equal_sums_in_fp64(
     assert bool(((out.cpu().double() - exact).abs() <= allowed).all())
 
 
+@pytest.mark.parametrize("num_processors", [SHARED, ALONE])
+@pytest.mark.usefixtures("sums_in_order")
+def test_a_row_has_the_same_bits_in_any_batch_with_scales_per_channel(device, float8, seed, num_processors):
+    target = TARGETS["sm_90"]
+    layer = pack_linear(normal(seed, 48, 2064).to(device), None, quantization="fp8", target=target)
+    x = normal(seed + 3, 67, 2064).to(device)
+    whole = invariant_linear(x, layer, target, ALONE)
+    for rows in (slice(66, 67), slice(40, 65)):
+        assert_same_bits(invariant_linear(x[rows], layer, target, num_processors), whole[rows])
+
+
 def test_few_rows_in_8_bits_are_tiled_on_the_gpu_that_was_measured(device):
     weight = normal(0, 64, 64).to(device)
     for name, quantization, num_rows, expected in (
