@@ -1,0 +1,277 @@
+"""Engines on a simulated GPU answer as on a CPU, with weights of every kind.
+
+tests/engine/test_gpu_serving.py serves requests, on a real GPU too.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.core.request import Adapter, Request, RequestId, SamplingParams
+from engine.errors import ConfigError
+from engine.startup.rank import RankTask
+from kernels.check import kernel_cases
+from kernels.gpu.prefill_plan import PrefillPlan, prefill_plan
+from tests.support.engine.adapters import save_adapter, save_merged
+from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
+from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
+from tests.support.engine.simulated_gpu import FakeGraphs, simulate_gpu
+from tests.support.engine.small_engine import answers, build, run_to_the_end
+from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
+from tests.support.kernels.scaled_mm import use_checked_products
+
+if torch.cuda.is_available():
+    pytest.skip("kernels are not interpreted beside a GPU: hide it with CUDA_VISIBLE_DEVICES=", allow_module_level=True)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A simulated GPU."""
+    return simulate_gpu(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def model_dir(servable: Callable[..., Path]) -> Path:
+    return servable(num_hidden_layers=1)
+
+
+@pytest.mark.slow
+def test_a_prompt_chunk_behind_a_long_prefix_divides_its_keys_and_answers_as_on_a_cpu(
+    gpu: SimpleNamespace, servable: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last 40 tokens of 1,064 are few tiles with many keys, which are computed in several chunks and merged."""
+    num_divided: list[int] = []
+
+    def recorded(*args: Any, **sizes: Any) -> PrefillPlan:
+        plan = prefill_plan(*args, **sizes)
+        num_divided.append(int(plan.rows[4, -1]) if plan.max_divided_tiles else 0)
+        return plan
+
+    monkeypatch.setattr("kernels.gpu.prefill_attention.prefill_plan", recorded)
+    model_dir = servable(num_hidden_layers=1, max_position_embeddings=1088)
+    limits = {"max_model_len": 1088, "max_num_batched_tokens": 1024, "num_gpu_blocks_override": 70}
+    tokens = []
+    for device in ("cuda", "cpu"):
+        parts = build(model_dir, device=device, **limits)
+        num_divided.clear()
+        prompt_ids = tuple(5 + n * n % 90 for n in range(1064))
+        params = SamplingParams(seed=0, max_tokens=2, temperature=0.0, ignore_end_token=True)
+        parts.scheduler.add_request(Request(RequestId(1), prompt_ids, params, arrival_s=0.0))
+        tokens.append(run_to_the_end(parts)[1])
+        assert bool(max(num_divided, default=0)) == (device == "cuda")
+    assert len(tokens[0]) == 2
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["StableLM", "OLMoE"])
+def test_a_model_that_transformers_computes_answers_as_on_a_cpu(
+    gpu: SimpleNamespace, tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its steps are recorded, except those of experts, whose shapes depend on the router."""
+    prefix, fields = TRANSFORMERS_FAMILIES[family]
+    save_family(tmp_path, family_config(prefix, **{**fields, "num_hidden_layers": 1}))
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    FakeGraphs.seen.clear()
+    with caplog.at_level("INFO"):
+        on_gpu = answers(build(tmp_path, num_gpu_blocks_override=24))
+    assert bool(FakeGraphs.seen) == (family == "StableLM")
+    assert ("Steps run without CUDA graphs" in caplog.text) == (family == "OLMoE")
+    assert on_gpu == answers(build(tmp_path, num_gpu_blocks_override=24, device="cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_a_mixture_of_experts_answers_as_on_a_cpu(
+    gpu: SimpleNamespace, servable: Callable[..., Path], quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its kernels checked at start, and its steps recorded: their shapes do not depend on the router."""
+    use_checked_products(monkeypatch)
+    sizes = {"moe_intermediate_size": 48, "mlp_only_layers": []} if quantization else {"mlp_only_layers": [1]}
+    path = servable("qwen3_moe", num_hidden_layers=2, hidden_size=64, **sizes)
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if case.kernel == "mixture of experts"],
+    )
+    FakeGraphs.seen.clear()
+    parts = build(path, num_gpu_blocks_override=24, kernel_check="fail", quantization=quantization)
+    on_gpu = answers(parts)
+    assert FakeGraphs.seen
+    if quantization is None:
+        assert on_gpu == answers(build(path, num_gpu_blocks_override=24, device="cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "fields"),
+    [
+        (Scheme("gptq", shuffled=True), {}),
+        (Scheme("awq"), {"batch_invariant": True}),
+        (Scheme("int8", num_bits=8, group_size=-1, symmetric=True), {}),
+    ],
+    ids=["gptq", "awq, batch-invariant", "compressed-tensors"],
+)
+def test_a_mixture_of_experts_in_integers_gives_the_tokens_of_a_cpu(
+    gpu: SimpleNamespace,
+    servable: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: Scheme,
+    fields: dict[str, object],
+) -> None:
+    """Experts are checked at start, and steps recorded; weights are not rounded on either device."""
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if case.kernel == "mixture of experts"],
+    )
+    original = servable("qwen3_moe", dtype="float32", hidden_size=64, intermediate_size=128, moe_intermediate_size=64)
+    integers, twin = (shutil.copytree(original, tmp_path / name) for name in ("integers", "twin"))
+    quantise_checkpoint(original, integers, twin, scheme)
+    FakeGraphs.seen.clear()
+    parts = build(integers, num_gpu_blocks_override=24, kernel_check="fail", **fields)
+    on_gpu = answers(parts)
+    assert FakeGraphs.seen
+    assert on_gpu == answers(build(integers, device="cpu")) == answers(build(twin, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, pytest.param({"kernels": "torch"}, marks=pytest.mark.slow)], ids=["triton", "torch"]
+)
+def test_adapters_give_the_tokens_of_merged_checkpoints(
+    gpu: SimpleNamespace,
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, object],
+) -> None:
+    """Two adapters and requests without one share recorded steps, two of them in flight; kernels are checked."""
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if case.kernel == "add_adapters"],
+    )
+    targets = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
+    adapters = [
+        save_adapter(tmp_path / "a", model_dir, rank=4, targets=targets),
+        save_adapter(tmp_path / "b", model_dir, rank=24, seed=2, targets=("k_proj", "up_proj")),
+    ]
+    merged = [save_merged(tmp_path / f"merged-{adapter.name}", model_dir, adapter) for adapter in adapters]
+    parts = build(
+        model_dir,
+        lora=tuple(f"{adapter.name}={adapter}" for adapter in adapters),
+        num_gpu_blocks_override=40,
+        max_num_seqs=3,
+        kernel_check="fail",
+        **fields,
+    )
+    digests = {adapter.name: adapter.sha256 for adapter in parts.info.adapters}
+    chosen = [Adapter(0, digests["a"]), None, Adapter(1, digests["b"])]
+    for number, adapter in enumerate(chosen):
+        params = SamplingParams(seed=0, max_tokens=5, temperature=0.0, ignore_end_token=True)
+        prompt_ids = tuple(range(5, 14))
+        parts.scheduler.add_request(Request(RequestId(1 + number), prompt_ids, params, arrival_s=0.0, adapter=adapter))
+    tokens = run_to_the_end(parts)
+    assert len({tuple(answer) for answer in tokens.values()}) == 3
+    for number, folder in enumerate((merged[0], model_dir, merged[1])):
+        alone = build(folder, num_gpu_blocks_override=40, device="cpu")
+        params = SamplingParams(seed=0, max_tokens=5, temperature=0.0, ignore_end_token=True)
+        alone.scheduler.add_request(Request(RequestId(1), tuple(range(5, 14)), params, arrival_s=0.0))
+        assert tokens[1 + number] == run_to_the_end(alone)[1]
+
+
+def test_torch_attention_serves_beside_triton_kernels(gpu: SimpleNamespace, model_dir: Path) -> None:
+    parts = build(model_dir, attention_backend="torch", num_gpu_blocks_override=24)
+    assert answers(parts) == answers(build(model_dir, device="cpu"))
+    assert not FakeGraphs.seen
+
+
+@pytest.mark.parametrize(("target", "tiles_few_rows"), [("sm_90", True), ("sm_89", False)])
+def test_eight_bit_weights_and_cache_serve(
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch, target: str, tiles_few_rows: bool
+) -> None:
+    gpu.target = target
+    products = use_checked_products(monkeypatch)
+    parts = build(model_dir, quantization="fp8", kv_cache_dtype="fp8", num_gpu_blocks_override=24, dtype="bfloat16")
+    assert [len(tokens) for tokens in answers(parts).values()] == [3, 3, 3]
+    num_at_start = 4  # of the check
+    assert (len(products) == num_at_start) == tiles_few_rows
+
+
+def test_a_bfloat16_model_runs_in_float16_on_a_gpu_without_bfloat16(
+    gpu: SimpleNamespace,
+    servable: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpu.target = "sm_75"
+    tasks: list[RankTask] = []
+
+    def record(task: RankTask, *_: object) -> None:
+        tasks.append(task)
+        raise ConfigError("recorded")
+
+    monkeypatch.setattr("engine.startup.rank._gpu_ops", record)
+    with pytest.raises(ConfigError, match="recorded"):
+        build(servable(num_hidden_layers=1, dtype="bfloat16"), dtype="auto")
+    assert tasks[0].dtype is tasks[0].kv_dtype is torch.float16
+    assert "fake has no bfloat16: the model runs in float16" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "fields"),
+    [
+        ("sm_90", {"batch_invariant": True}),
+        ("sm_80", {}),
+        ("sm_90", {"quantization": "fp8", "dtype": "bfloat16"}),
+    ],
+)
+def test_block_scaled_weights_serve(
+    gpu: SimpleNamespace,
+    servable: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    target: str,
+    fields: dict[str, object],
+) -> None:
+    """Without 8-bit floats too, and beside other layers that are quantised on load; they are checked at start."""
+    gpu.target = target
+    use_checked_products(monkeypatch)
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if "linear after" in case.kernel],
+    )
+    path = save_block_scaled(servable(num_hidden_layers=1, dtype="bfloat16", **BLOCK_SIZES), tmp_path / "blocks")
+    parts = build(path, num_gpu_blocks_override=24, enforce_eager=True, kernel_check="fail", **fields)
+    tokens = answers(parts)
+    assert [len(answer) for answer in tokens.values()] == [3, 3, 3]
+    if target == "sm_80":
+        assert tokens == answers(build(path, device="cpu"))  # inputs in float32 are not rounded
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, pytest.param({"batch_invariant": True}, marks=pytest.mark.slow)],
+    ids=["fast", "batch-invariant"],
+)
+def test_integers_give_the_tokens_of_a_cpu(
+    gpu: SimpleNamespace,
+    servable: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, object],
+) -> None:
+    """Linear layers are checked at start; weights are not rounded on either device."""
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if "linear after" in case.kernel],
+    )
+    original = servable(num_hidden_layers=1, dtype="float32", hidden_size=64, intermediate_size=128)
+    integers, twin = (shutil.copytree(original, tmp_path / name) for name in ("integers", "twin"))
+    quantise_checkpoint(original, integers, twin, Scheme("gptq", shuffled=True))
+    parts = build(integers, num_gpu_blocks_override=24, enforce_eager=True, kernel_check="fail", **fields)
+    assert answers(parts) == answers(build(integers, device="cpu")) == answers(build(twin, device="cpu"))
