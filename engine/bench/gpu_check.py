@@ -63,11 +63,11 @@ def run(settings: Settings) -> Outcome:
     budget, journal = Budget(options.budget), Journal()
     said: list[str] = []
     rehearsal = Rehearsal(options.device, options.shape, settings.quick, settings.threads)
-    has_xdist = importlib.util.find_spec("xdist") is not None
+    num_processes = max(8, (os.cpu_count() or 1) - 2) if importlib.util.find_spec("xdist") is not None else 1
     seed = secrets.randbelow(1 << 24)
     options.out.mkdir(parents=True, exist_ok=True)
     table = options.out / f"gpu-{options.stage}-{datetime.now(UTC):%Y%m%d-%H%M%S}.md"
-    for command in commands_of(options.stage, rehearsal, options.extra, has_xdist=has_xdist, seed=seed):
+    for command in commands_of(options.stage, rehearsal, options.extra, num_processes=num_processes, seed=seed):
         said += _run(command, settings, budget, journal)
         _write_markdown(table, journal, said)
     print(f"table: {table}")
@@ -110,7 +110,7 @@ def _status(arguments: list[str], changes: dict[str, str], log: Path, seconds: f
         try:
             return _wait(process, lines, seconds)
         except subprocess.TimeoutExpired:
-            for number in (signal.SIGTERM, signal.SIGKILL):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):  # pytest then reports
                 os.killpg(process.pid, number)
                 try:
                     process.wait(_STOP_S)

@@ -81,7 +81,7 @@ class Command:
 
 
 def commands_of(
-    stage: str, rehearsal: Rehearsal, extra: Sequence[str], *, has_xdist: bool, seed: int
+    stage: str, rehearsal: Rehearsal, extra: Sequence[str], *, num_processes: int, seed: int
 ) -> tuple[Command, ...]:
     """Returns the commands of a stage, in order.
 
@@ -89,7 +89,7 @@ def commands_of(
         stage: name in STAGES, or FIRST_CONTACT.
         rehearsal: options of the commands.
         extra: more flags of its benchmark, such as ("--precision", "fp8").
-        has_xdist: whether tests may run, and compile, in several processes.
+        num_processes: of the tests on a GPU, most of whose time is compiling; more than 1 needs pytest-xdist.
         seed: random seed of the tests' inputs.
     """
     if stage == "kernels":
@@ -97,12 +97,12 @@ def commands_of(
         if rehearsal.shape in MODELS:
             bench += ["--model", rehearsal.shape]
         return (
-            _tests(rehearsal, has_xdist=has_xdist, seed=seed),
+            _tests(rehearsal, num_processes=num_processes, seed=seed),
             Command("kernels.bench", ("-m", "kernels.bench", *bench, *extra)),
         )
     bench = [*rehearsal.flags(), *extra]
     if stage == FIRST_CONTACT:
-        return _first_contact(rehearsal, bench, has_xdist=has_xdist, seed=seed)
+        return _first_contact(rehearsal, bench, num_processes=num_processes, seed=seed)
     if stage == "decode" and "--precision" not in extra:
         return tuple(
             Command(
@@ -115,14 +115,14 @@ def commands_of(
     return (Command(f"gpu-{stage}", ("-m", "engine.bench", f"gpu-{stage}", *bench)),)
 
 
-def _first_contact(rehearsal: Rehearsal, bench: Sequence[str], *, has_xdist: bool, seed: int) -> tuple[Command, ...]:
+def _first_contact(rehearsal: Rehearsal, bench: Sequence[str], *, num_processes: int, seed: int) -> tuple[Command, ...]:
     """Returns every kind of check once; each mode is judged in its own process, because a GPU error ends a process."""
     judged = [] if rehearsal.shape is not None or rehearsal.quick else ["--shape", _JUDGED_SHAPE]
     point = [] if rehearsal.quick else ["--batches", "64", "--contexts", "512"]
     versions = ("-m", "engine.bench.gpu.versions", "--device", rehearsal.device)
     return (
         Command("versions", versions, share=_VERSIONS_SHARE, reports=False),
-        _tests(rehearsal, has_xdist=has_xdist, seed=seed),
+        _tests(rehearsal, num_processes=num_processes, seed=seed),
         *(
             Command(
                 f"gpu-judge, {mode}",
@@ -135,14 +135,14 @@ def _first_contact(rehearsal: Rehearsal, bench: Sequence[str], *, has_xdist: boo
     )
 
 
-def _tests(rehearsal: Rehearsal, *, has_xdist: bool, seed: int) -> Command:
+def _tests(rehearsal: Rehearsal, *, num_processes: int, seed: int) -> Command:
     """Returns the tests of kernels and engines with only pytest and pytest-timeout, without the project's settings."""
     arguments = ["-m", "pytest", "-c", "/dev/null", "--rootdir", ".", "-p", "no:cacheprovider", "-q"]
     arguments += ["--import-mode=importlib", "-p", "pytest_timeout", "-o", f"timeout={_TEST_TIMEOUT_S}"]
     arguments += ["-o", f"markers={_MARKERS}", "--maxfail=20"]
     is_gpu = rehearsal.device == "cuda"
-    if is_gpu and has_xdist:
-        arguments += ["-p", "xdist.plugin", "-n", "8"]
+    if is_gpu and num_processes > 1:
+        arguments += ["-p", "xdist.plugin", "-n", str(num_processes)]
     arguments += [_REHEARSED_TESTS] if rehearsal.quick else [_ENGINE_TESTS, _KERNEL_TESTS]
     # Compiling for other targets needs no GPU: CI does it.
     arguments += [f"--ignore={_KERNEL_TESTS}/test_compile.py"]

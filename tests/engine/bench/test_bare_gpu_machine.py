@@ -69,7 +69,7 @@ def test_benchmarks_are_listed_and_every_stage_is_imported(bare_environ: dict[st
 
 
 def test_all_tests_of_kernels_and_engines_are_collected(bare_environ: dict[str, str]) -> None:
-    tests, _ = commands_of("kernels", Rehearsal(), (), has_xdist=False, seed=0)
+    tests, _ = commands_of("kernels", Rehearsal(), (), num_processes=1, seed=0)
     environ = bare_environ | {name: value for name, value in tests.environ if value}
     collected = run_python(environ, *tests.arguments, "--collect-only", "-W", "error::pytest.PytestUnknownMarkWarning")
     assert re.search(r"\d{3,} tests collected", collected)

@@ -59,7 +59,7 @@ def test_torch_kernels_run_without_graphs_and_pay_for_attention_over_the_longest
     attended: list[tuple[int, int]] = []
     attention = ReferenceOps.paged_attention
 
-    def recorded(q: torch.Tensor, cache: object, metadata: AttentionMetadata, **options: Any) -> torch.Tensor:
+    def recorded(q: torch.Tensor, cache: Any, metadata: AttentionMetadata, **options: Any) -> torch.Tensor:
         attended.append((metadata.max_query_len, metadata.max_seq_len))
         return attention(q, cache, metadata, **options)
 
