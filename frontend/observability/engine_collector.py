@@ -98,7 +98,7 @@ class EngineCollector(Collector):
         adapters = self._gauge(*_ADAPTERS)
         for engine in self._engines:
             if engine.welcome is not None:
-                adapters.add_metric((engine.welcome.info.model, engine.engine), engine.num_adapters)
+                adapters.add_metric((engine.welcome.info.model, engine.engine), len(engine.adapters))
         yield adapters
         for row in _GAUGES:
             gauge = self._gauge(row.name, row.text)

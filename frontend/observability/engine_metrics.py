@@ -62,7 +62,7 @@ class EngineMetrics:
     Attributes:
         welcome: of the connected engine; None: it is not connected.
         load: its latest load; None: none has been received.
-        num_adapters: adapters that it has.
+        adapters: names of the adapters that it has.
         model_name: of the engine connected now or last; None: none ever was.
     """
 
@@ -75,7 +75,7 @@ class EngineMetrics:
         self._requests = requests
         self.welcome: pb.Welcome | None = None
         self.load: pb.LoadStats | None = None
-        self.num_adapters = 0
+        self.adapters: tuple[str, ...] = ()
         self.model_name: str | None = None
         self._failures_seen = 0  # of the connected engine
         self._steps: _Steps | None = None
@@ -85,7 +85,7 @@ class EngineMetrics:
         """The engine has connected: a new instance, or the same one again."""
         self.welcome = welcome
         self.load = None
-        self.num_adapters = len(welcome.info.adapters)
+        self.adapters = tuple(adapter.name for adapter in welcome.info.adapters)
         self.model_name = welcome.info.model
         self._failures_seen = 0
         self._last_step = 0
@@ -113,9 +113,9 @@ class EngineMetrics:
         self._requests.lost_engine.labels(self.model_name, self.engine).inc(num_requests)
 
     def note_status(self, status: pb.EngineStatus) -> None:
-        """Stores the load of a heartbeat, and the number of adapters."""
+        """Stores the load of a heartbeat, and the adapters."""
         if status.HasField("adapters"):
-            self.num_adapters = len(status.adapters.adapters)
+            self.adapters = tuple(adapter.name for adapter in status.adapters.adapters)
         if status.HasField("load"):
             self._note_load(status.load)
 

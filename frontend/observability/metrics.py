@@ -6,6 +6,7 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, generate_latest
 
+from frontend.observability.endpoint_collector import EndpointCollector
 from frontend.observability.engine_collector import EngineCollector
 from frontend.observability.engine_metrics import EngineMetrics, StepMetrics
 from frontend.observability.multiprocess import share_values, shared_collectors
@@ -71,6 +72,7 @@ class Metrics:
             for collector in shared_collectors(place):
                 self._exported.register(collector)
         self._exported.register(EngineCollector(prefix, self._engines, self._failures))
+        self._exported.register(EndpointCollector(prefix, self._engines))
 
     def engine(self) -> EngineMetrics:
         """Adds an engine; its label is the lowest free number, from 0, as in vLLM."""
