@@ -21,7 +21,7 @@ IN_PARALLEL := -n $(TEST_WORKERS) --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-check compose-check help run lock test test-slow mutants test-portable test-busy check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
+.PHONY: gpu-check chart-tools chart-check compose-check help run lock test test-slow mutants test-portable test-busy check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -64,6 +64,12 @@ lock: setup-dev  ## renew the images' lock files: hashes of all Python packages,
 
 check-extras: setup-dev  ## install each extra alone into an environment of its own and import what it promises
 	$(BIN)/python .ci/check_extras.py
+
+chart-tools: setup-dev  ## helm and Kubernetes' schemas, for the tests of the chart; into the user's cache folder, once
+	$(BIN)/python -m tests.support.chart_tools
+
+chart-check: chart-tools  ## deploy/helm: lint, and the objects of six sets of values against three versions of Kubernetes
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/deploy/chart
 
 compose-check: setup-dev  ## compose.yaml with the Docker engine at hand: build, up, kill, restart, bad input, down
 	$(BIN)/python -m pytest -m docker tests/deploy

@@ -2,8 +2,8 @@
 
     python deploy/chart_flags.py
 
-Only names and forms are listed: a number out of range is refused by the program, in one line, when it starts. Flags that
-the chart sets itself are left out.
+Only names and forms are listed: a number out of range is refused by the program, in one line, when it starts. Flags
+that the chart sets itself are left out.
 """
 
 import dataclasses
@@ -18,13 +18,14 @@ SCHEMA = Path(__file__).parent / "helm" / "chairlift" / "values.schema.json"
 # Set by templates from other values, or of no use in a pod.
 SET_BY_CHART = {
     "engineFlags": {
-        "device", "exit_on_stdin_close", "host", "insecure_bind", "model", "port", "served_model_name", "shutdown_timeout_s",
-        "step_log", "tensor_parallel_size", "tls_cert", "tls_client_ca", "tls_key", "uds",
+        "device", "exit_on_stdin_close", "host", "insecure_bind", "model", "port", "served_model_name",
+        "shutdown_timeout_s", "step_log", "tensor_parallel_size", "tls_cert", "tls_client_ca", "tls_key", "uds",
     },
     "frontendFlags": {
-        "admin_api_key", "admin_api_key_file", "api_key", "api_key_file", "engine", "engine_tls_ca", "engine_tls_client_cert",
-        "engine_tls_client_key", "host", "http", "http_host", "http_port", "insecure_bind", "port", "retry_ticket_key_file",
-        "reuse_port", "service_classes", "shutdown_timeout_s", "tls_cert", "tls_client_ca", "tls_key", "tokenizer",
+        "admin_api_key", "admin_api_key_file", "api_key", "api_key_file", "engine", "engine_tls_ca",
+        "engine_tls_client_cert", "engine_tls_client_key", "host", "http", "http_host", "http_port", "insecure_bind",
+        "port", "retry_ticket_key_file", "reuse_port", "service_classes", "shutdown_timeout_s", "tls_cert",
+        "tls_client_ca", "tls_key", "tokenizer",
     },
 }  # fmt: skip
 CONFIGS = {"engineFlags": EngineConfig, "frontendFlags": FrontendConfig}
