@@ -43,9 +43,7 @@ class EndpointCollector(Collector):
             "endpoint_kv_cache_usage_perc", "Share of all engines' KV cache that cannot be allocated now, 0 to 1."
         )
         cache = self._gauge("endpoint_cache_config_info", "All engines' KV cache; always 1.", _CACHE_LABELS)
-        adapters = self._gauge(
-            "lora_requests_info", "LoRA adapters; the time of the report.", _LORA_LABELS
-        )
+        adapters = self._gauge("lora_requests_info", "LoRA adapters; the time of the report.", _LORA_LABELS)
         if attached:
             num_blocks = sum(info.num_kv_blocks for info, _ in attached)
             num_free = sum(load.num_free_blocks for _, load in attached)
