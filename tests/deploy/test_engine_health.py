@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
@@ -27,14 +28,20 @@ def start_engine() -> Iterator[StartEngine]:
     """start_engine(state, detail, is_serving): the address of an engine that says so of itself."""
     servers = []
 
-    def start(state: "pb.EngineState", detail: str = "", is_serving: bool = False) -> str:
+    def start(
+        state: "pb.EngineState",
+        detail: str = "",
+        is_serving: bool = False,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> str:
         server = grpc.server(ThreadPoolExecutor(1))
         health = HealthServicer()
         answer = health_pb2.HealthCheckResponse
         health.set("", answer.SERVING if is_serving else answer.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         add_EngineServiceServicer_to_server(OneState(pb.EngineStatus(state=state, detail=detail)), server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        address = "127.0.0.1:0"
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
         server.start()
         servers.append(server)
         return f"127.0.0.1:{port}"
@@ -65,6 +72,27 @@ def test_engine_that_takes_no_requests_is_not_healthy_and_says_what_it_does(
 def test_engine_that_stands_by_is_as_healthy_as_the_one_it_stands_by_for(start_engine: StartEngine) -> None:
     assert engine_health.main([UNUSED, start_engine(pb.ENGINE_STATE_SERVING, is_serving=True)]) == 0
     assert engine_health.main([UNUSED, start_engine(pb.ENGINE_STATE_LOADING)]) == 1
+
+
+def test_engine_with_mutual_tls_is_asked_with_its_own_certificate(
+    start_engine: StartEngine, make_authority: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = make_authority("ours")
+    own, other = authority.sign("server"), make_authority("theirs").sign("client")
+    credentials = grpc.ssl_server_credentials(
+        [(own.key.read_bytes(), own.cert.read_bytes())], authority.ca.read_bytes(), require_client_auth=True
+    )
+    address = start_engine(pb.ENGINE_STATE_SERVING, is_serving=True, credentials=credentials)
+
+    def flags(signed: Any, name: str) -> list[str]:
+        files = {"--tls-ca": authority.ca, "--tls-cert": signed.cert, "--tls-key": signed.key}
+        return [f"{flag}={file}" for flag, file in files.items()] + [f"--tls-server-name={name}"]
+
+    assert engine_health.main([*flags(own, "localhost"), address]) == 0
+    assert capsys.readouterr().out == f"{address} SERVING\n"
+    assert engine_health.main([*flags(own, "another-name"), address]) == 1
+    assert engine_health.main([*flags(other, "localhost"), address]) == 1
+    assert engine_health.main([address]) == 1
 
 
 def test_no_engine_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,9 @@ PROOFS = [
         because="fetched from the hub: tests/engine/model/test_hub.py does so from a fake hub",
     ),
     Proof(r"make run ARGS=", How.SERVE),
-    Proof(r"make (test|test-slow|mutants|lint|types|stubs|compose-check)\b", How.PARSE, because="runs tests"),
+    Proof(
+        r"make (test|test-slow|mutants|lint|types|stubs|compose-check|chart-check)\b", How.PARSE, because="runs tests"
+    ),
     Proof(
         r"make bench-(batching|hf)\b",
         How.PARSE,
@@ -143,6 +145,11 @@ PROOFS = [
         given="! grep -q vllm: deploy/monitoring/prometheus/alerts.yml",
     ),
     Proof(r"docker compose\b", How.PARSE, because="a Docker engine: tests/deploy where there is one"),
+    Proof(
+        r"docker (build|push)\b",
+        How.ELSEWHERE,
+        because="a Docker engine and a registry: tests/deploy/containers build the images",
+    ),
     Proof(r"echo MODEL\w*=\S+ >> \.env", How.RUN, says=""),
     Proof(r"python -m tests\.support\.demo_model\.\w+", How.PARSE, because="half an hour: tests/engine/demo"),
 ]

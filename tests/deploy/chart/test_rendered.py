@@ -194,6 +194,18 @@ def test_engines_port_is_open_to_frontends_alone(render: Render) -> None:
     assert policies["engine"]["egress"] == []  # a bundled model needs no hub
 
 
+def test_clients_of_frontends_can_be_limited(render: Render, chart: Path) -> None:
+    made = render(chart / "ci" / "keda-monitoring-values.yaml")
+    (policy,) = [one["spec"] for one in made.of("NetworkPolicy") if one["metadata"]["name"].endswith("frontend")]
+    (rule,) = policy["ingress"]
+    namespaces = [peer["namespaceSelector"]["matchLabels"] for peer in rule["from"] if "namespaceSelector" in peer]
+    assert [labels["kubernetes.io/metadata.name"] for labels in namespaces] == ["apps", "monitoring"]
+    (test,) = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if "podSelector" in peer]
+    (pod,) = made.of("Pod")
+    assert test.items() <= pod["metadata"]["labels"].items()
+    assert 4318 in [port["port"] for rule in policy["egress"] for port in rule["ports"]]
+
+
 def test_disruption_budgets_and_spread_select_their_half(render: Render, value_set: Path) -> None:
     chart = render(value_set)
     budgets = {one["metadata"]["name"].rpartition("-")[2]: one["spec"] for one in chart.of("PodDisruptionBudget")}
