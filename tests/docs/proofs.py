@@ -150,6 +150,7 @@ PROOFS = [
         How.ELSEWHERE,
         because="a Docker engine and a registry: tests/deploy/containers build the images",
     ),
+    Proof(r"helm (install|test)\b", How.ELSEWHERE, because="a cluster: tests/deploy/chart render the chart"),
     Proof(r"echo MODEL\w*=\S+ >> \.env", How.RUN, says=""),
     Proof(r"python -m tests\.support\.demo_model\.\w+", How.PARSE, because="half an hour: tests/engine/demo"),
 ]

@@ -5,6 +5,7 @@ server answers for the headless Service: its name is an alias of every engine. N
 whatever else only a cluster enforces.
 """
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -17,8 +18,6 @@ from typing import Any
 import grpc
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from tests.support import chart_tools
 
 CHART = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "chairlift"
 START_TIMEOUT_S = 300.0  # the first start compiles kernels on busy cores
@@ -53,6 +52,7 @@ class Balancer:
 
     def close(self) -> None:
         """Accepts no more connections."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread that accepts
         self._listener.close()
 
     def _accept(self) -> None:
@@ -69,8 +69,16 @@ class Balancer:
                 client.close()
                 continue
             server.settimeout(None)
-            for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
+            threading.Thread(target=_relay, args=(client, server), daemon=True).start()
+
+
+def _relay(client: socket.socket, server: socket.socket) -> None:
+    """Copies both ways until both ends have closed."""
+    with client, server:
+        answers = threading.Thread(target=_copy, args=(server, client), daemon=True)
+        answers.start()
+        _copy(client, server)
+        answers.join()
 
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:
@@ -78,9 +86,10 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
         while data := source.recv(1 << 16):
             sink.sendall(data)
         sink.shutdown(socket.SHUT_WR)
-    except OSError:
+    except OSError:  # one end is gone: so is the connection
         for end in (source, sink):
-            end.close()
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 class Cluster:
@@ -191,8 +200,3 @@ class Cluster:
             self._docker("rm", "--force", pod)
         self._docker("network", "rm", self._name)
         self._docker("volume", "rm", self._name)
-
-
-def helm_or_none() -> Path | None:
-    """The helm that renders."""
-    return chart_tools.find_helm()

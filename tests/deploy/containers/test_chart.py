@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.containers.cluster import Cluster, helm_or_none, render
+from tests.deploy.containers.cluster import Cluster, render
 from tests.hang import HANG_S
+from tests.support import chart_tools
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(1800)]
 PROMPTS_PER_RUN = 60
@@ -24,7 +25,7 @@ PROMPTS_PER_RUN = 60
 @pytest.fixture(scope="module")
 def cluster(project: Any, docker: Callable[..., str], image: Callable[[str], str]) -> Iterator[Cluster]:
     """Two frontends and two engines of the chart, ready."""
-    helm = helm_or_none()
+    helm = chart_tools.find_helm()
     if helm is None:
         pytest.skip("needs helm: `make chart-tools` fetches it")
     manifests = render(helm, engine__flags={"threads": 1, "max-num-seqs": 16}, engine__replicas=2)
