@@ -117,15 +117,17 @@ def test_variables_of_services_cannot_become_flags(render: Render, value_set: Pa
 
 
 def test_drain_fits_into_the_grace_period(render: Render, value_set: Path) -> None:
-    chart = render(value_set, engine__shutdownTimeoutSeconds=77, frontend__preStopSeconds=12)
+    chart = render(value_set, engine__shutdownTimeoutSeconds=77, frontend__preStopSeconds=55)
     engine, frontend = chart.pod("engine"), chart.pod("frontend")
     drain_s = parse_config(chart.container("engine")["args"], {}).shutdown_timeout_s
     assert drain_s == 77
     assert engine["terminationGracePeriodSeconds"] >= drain_s + 5
     drain_s = parse_arguments(chart.container("frontend")["args"], {}).shutdown_timeout_s
     pre_stop = chart.container("frontend")["lifecycle"]["preStop"]["exec"]["command"]
-    assert pre_stop == ["sleep", "12"]
-    assert frontend["terminationGracePeriodSeconds"] >= 12 + drain_s + 5
+    assert pre_stop == ["sleep", "55"]
+    age_s = parse_arguments(chart.container("frontend")["args"], {}).max_connection_age_s
+    assert 1.1 * age_s < 55, "gRPC adds up to a tenth: a connection that is left at SIGTERM gets errors"
+    assert frontend["terminationGracePeriodSeconds"] >= 55 + drain_s + 5
 
 
 def test_rolling_updates_never_take_a_frontend_before_its_successor_serves(render: Render, value_set: Path) -> None:
@@ -346,6 +348,7 @@ def test_monitoring_is_that_of_compose_with_the_metrics_prefix(render: Render, c
             {"frontend__autoscaling": {"enabled": True, "maxReplicas": 1}},
             "frontend.autoscaling.minReplicas is 2, above maxReplicas, which is 1",
         ),
+        ({"frontend__preStopSeconds": 35}, "must be at least 1.2 times maxConnectionAgeSeconds, which is 30"),
         ({"gateway__enabled": True}, "set gateway.endpointPicker.name"),
         (
             {"gateway": {"enabled": True, "endpointPicker": {"name": "e"}}, "frontend__apiKeys__secretName": "s"},

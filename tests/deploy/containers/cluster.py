@@ -159,10 +159,13 @@ class Cluster:
             self.wait_until(is_serving, pod)
 
     def stop(self, half: str, pod: str) -> None:
-        """Ends a pod as Kubernetes does: out of the Service, SIGTERM. It drains before SIGKILL would come."""
+        """Ends a pod as Kubernetes does: out of the Service, preStop, SIGTERM. It drains before SIGKILL would come."""
         self.pods[half].remove(pod)
+        (container,) = self._owners[half]["spec"]["template"]["spec"]["containers"]
         if half == "frontend":
             self.balance()
+        if "lifecycle" in container:
+            self._docker("exec", pod, *container["lifecycle"]["preStop"]["exec"]["command"])
         self._docker("stop", pod)
         assert self._docker("inspect", "--format", "{{.State.ExitCode}}", pod).strip() == "0", self.log(pod)
         self._docker("rm", pod)

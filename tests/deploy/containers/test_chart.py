@@ -28,7 +28,8 @@ def cluster(project: Any, docker: Callable[..., str], image: Callable[[str], str
     helm = chart_tools.find_helm()
     if helm is None:
         pytest.skip("needs helm: `make chart-tools` fetches it")
-    manifests = render(helm, engine__flags={"threads": 1, "max-num-seqs": 16}, engine__replicas=2)
+    short = {"frontend__maxConnectionAgeSeconds": 8, "frontend__preStopSeconds": 12}
+    manifests = render(helm, engine__flags={"threads": 1, "max-num-seqs": 16}, engine__replicas=2, **short)
     made = Cluster(docker, f"chart-{os.getpid()}", manifests, {half: image(half) for half in ("engine", "frontend")})
     try:
         first = made.start("engine")
