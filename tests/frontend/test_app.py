@@ -247,3 +247,44 @@ async def test_more_than_a_thousand_calls_at_once_are_all_served(make_pair):
     calls = [stub.Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="ab"))) for _ in range(1100)]
     answers = await asyncio.gather(*calls)
     assert all(answer.text == "ab" for answer in answers)
+
+
+@pytest.mark.slow
+async def test_old_connection_is_left_without_an_error(make_pair, text_request):
+    """What a rolling update relies on: a client that always calls has a new connection before the server drains."""
+    pair = await make_pair(max_connection_age_s=1.0)
+    proxy = CountingProxy(pair.app.port)
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{await proxy.start()}", options=options)
+    pair.channels.append(channel)
+    stub = GenerationServiceStub(channel)
+    async with asyncio.timeout(HANG_S):
+        while proxy.num_connections < 3:
+            await stub.Generate(pb.GenerateRequest(spec=text_request("abc").spec))
+    await proxy.stop()
+
+
+class CountingProxy:
+    """Forwards connections to the frontend, and counts them."""
+
+    def __init__(self, port):
+        self._port = port
+        self.num_connections = 0
+
+    async def start(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1")
+        return self._server.sockets[0].getsockname()[1]
+
+    async def stop(self):
+        self._server.close()
+
+    async def _serve(self, client, to_client):
+        self.num_connections += 1
+        frontend, to_frontend = await asyncio.open_connection("127.0.0.1", self._port)
+        await asyncio.gather(self._forward(client, to_frontend), self._forward(frontend, to_client))
+
+    async def _forward(self, reader, writer):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
