@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import grpc
+import jsonschema
 import pytest
 import yaml
 
@@ -119,8 +120,12 @@ def test_a_file_is_read_by_its_program(block: Block, tmp_path: Path) -> None:
 
 
 @of_kind("yaml")
-def test_settings_of_prometheus_are_those_that_the_repository_has(block: Block, tmp_path: Path) -> None:
+def test_settings_are_those_of_the_chart_or_of_the_repositorys_prometheus(block: Block, tmp_path: Path) -> None:
     settings = yaml.safe_load(block.text)
+    if block.page == "docs/kubernetes.md":
+        schema = json.loads((ROOT / "deploy/helm/chairlift/values.schema.json").read_text())
+        jsonschema.validate(settings, schema)
+        return
     ours = yaml.safe_load((ROOT / "deploy/monitoring/prometheus/prometheus.yml").read_text())
     (job,) = settings["scrape_configs"]
     assert job["job_name"] in [known["job_name"] for known in ours["scrape_configs"]]
