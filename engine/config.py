@@ -199,8 +199,8 @@ class EngineConfig:
     )  # fmt: skip
     best_effort_share: float = flag(
         0.1, number(0, 0.9),
-        "with --scheduling-policy slo: share of the prompt tokens for requests without targets while others wait. A "
-        "larger one makes them start sooner and fewer requests meet their targets",
+        "with --scheduling-policy slo: share of the prompt tokens and of the slots for requests without targets while "
+        "others wait. A larger one makes them start sooner and fewer requests meet their targets",
     )  # fmt: skip
     max_step_time_s: float = flag(
         0.1, number(0.001, 60),

@@ -30,7 +30,8 @@ class SchedulerConfig:
             only with blocks for its maximum length. 0 reserves all blocks on admission.
         max_steps_in_flight: plans that may be scheduled before the first is updated.
         step_time: prior of the step-time model, needed by `slo`.
-        best_effort_share: under `slo`, share of the prompt tokens for requests without targets while others wait too.
+        best_effort_share: under `slo`, share of the prompt tokens and of the slots for requests without targets while
+            others wait too.
         max_step_s: under `slo`, how long a step may last while no running request has an inter-token target.
         tenant_weights: under `slo`, shares of tenants relative to those not named, which have 1.
     """

@@ -96,13 +96,22 @@ class SimulationResult:
 
 def is_good(request: SimulatedRequest) -> bool:
     """Returns whether a request that has ended met its targets; see the module's docstring."""
+    return request.outcome is Outcome.COMPLETED and _is_in_time(request)
+
+
+def _is_in_time(request: SimulatedRequest) -> bool:
+    """Whether the tokens that a request got met its targets; it got at least the first."""
     service_class = request.service_class
-    if request.outcome is not Outcome.COMPLETED:
-        return False
     if service_class.ttft_s is not None and not request.first_s - request.arrival_s <= service_class.ttft_s + 1e-9:
         return False
     num_late = request.num_late_tokens if service_class.pacing == "paced" else request.num_wide_gaps
     return num_late <= MAX_LATE_SHARE * request.num_tokens
+
+
+def _is_in_vain(request: SimulatedRequest) -> bool:
+    """Whether it missed targets. An answer in time that the end of the simulation cut off has missed nothing."""
+    is_cut = request.outcome is Outcome.UNFINISHED
+    return request.service_class.has_targets and not (_is_in_time(request) if is_cut else is_good(request))
 
 
 class Replay(NamedTuple):
@@ -138,7 +147,7 @@ def summarize(
     longest = sorted(timed, key=lambda request: request.input_tokens)[3 * len(timed) // 4 :]
     started = [request for request in measured if request.num_tokens]
     num_good_tokens = sum(request.input_tokens + request.num_tokens for request in good)
-    in_vain = [request for request in requests if request.service_class.has_targets and not is_good(request)]
+    in_vain = [request for request in requests if _is_in_vain(request)]
     elapsed_s = sum(run.ended_s for run in runs)
     engine_s = options.num_engines * elapsed_s
     gaps_s = {name: array("d") for name in (*class_names, *(request.service_class.name for request in requests))}

@@ -8,7 +8,12 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.core.latency.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior
+
+_Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +98,14 @@ class StepTimer:
         return step_s
 
 
-def request_seconds(cost: StepTimePrior, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
-    """Returns the least device time of a request: its products and its attention in an endless batch, no weights."""
-    _, token_s, row_s, kv_token_s, pair_s = cost.coefficients
+def prompt_seconds(cost: StepTimePrior, input_tokens: _Floats, cached_tokens: _Floats) -> _Floats:
+    """Returns the least device time of prompts: their products and their attention in an endless batch, no weights."""
+    _, token_s, _, _, pair_s = cost.coefficients
     num_new = input_tokens - cached_tokens
-    return (
-        token_s * (num_new + output_tokens)
-        + row_s * output_tokens
-        + pair_s * num_new * (cached_tokens + (num_new + 1) / 2)
-        + kv_token_s * output_tokens * (input_tokens + output_tokens / 2)
-    )
+    return token_s * num_new + pair_s * num_new * (cached_tokens + (num_new + 1) / 2)
+
+
+def answer_seconds(cost: StepTimePrior, input_tokens: _Floats, output_tokens: _Floats) -> _Floats:
+    """Returns the same of answers, without the first token, which comes with the prompt."""
+    _, token_s, row_s, kv_token_s, _ = cost.coefficients
+    return output_tokens * (token_s + row_s + kv_token_s * (input_tokens + output_tokens / 2))

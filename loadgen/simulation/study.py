@@ -126,7 +126,7 @@ def simulate_policy(
 
 
 def _bound(workload: Workload, options: FleetOptions, load: float) -> float:
-    num_good = num_requests = 0
+    num_good, num_requests = 0.0, 0
     for repeat in range(workload.num_repeats):
         trace = workload.part(load, repeat)
         requests = requests_of(trace, workload.classes, workload.mix, workload.seed + repeat)

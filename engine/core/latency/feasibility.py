@@ -2,8 +2,9 @@
 
 Method: Moore-Hodgson (Moore 1968, "An n job, one machine sequencing algorithm for minimizing the number of late jobs").
 Prompts are taken in the order of their due times. Whenever one would be late, a prompt is given up, of all those taken
-so far the one that loses least: first those of tenants over their share, then the least value per second of work. With
-equal values this leaves the fewest late prompts on one machine.
+so far the one that loses least: first those of tenants over their share, then the least value per second that it costs.
+If values are equal and costs are the work until the first token, this leaves the fewest late prompts on one machine.
+The cost includes the expected answer: a prompt with a long answer takes time from prompts that come later.
 """
 
 import heapq
@@ -20,6 +21,7 @@ class WaitingPrompt(NamedTuple):
         value: of its targets being met, relative to others.
         is_over_share: whether its tenant has received more than its share.
         must_stay: it was promised or has begun, and is never given up.
+        cost_s: seconds of the device for the prompt and its answer; None: as `work_s`.
     """
 
     due_s: float
@@ -27,6 +29,7 @@ class WaitingPrompt(NamedTuple):
     value: float = 1.0
     is_over_share: bool = False
     must_stay: bool = False
+    cost_s: float | None = None
 
 
 class Slots(NamedTuple):
@@ -62,7 +65,8 @@ def find_late(prompts: Iterable[WaitingPrompt], now_s: float, start_s: float, sl
             end_s = max(end_s, now_s + num_behind / max(slots.released_per_s, 1e-9))
         end_s += prompt.work_s
         if not prompt.must_stay:
-            value_per_s = prompt.value / max(prompt.work_s, 1e-9)
+            cost_s = prompt.work_s if prompt.cost_s is None else prompt.cost_s
+            value_per_s = prompt.value / max(cost_s, 1e-9)
             heapq.heappush(taken, (not prompt.is_over_share, value_per_s, index, prompt.work_s))
         if end_s > prompt.due_s and taken:
             _, _, given_up, work_s = heapq.heappop(taken)

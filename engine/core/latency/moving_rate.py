@@ -19,7 +19,7 @@ class MovingRate:
         """The rate; None before the first sample."""
         return self._count / self._elapsed_s if self._elapsed_s > 0.0 else None
 
-    def add(self, count: int, elapsed_s: float) -> None:
+    def add(self, count: float, elapsed_s: float) -> None:
         """Counts events in the next `elapsed_s` seconds; ignores a duration that is not positive."""
         if elapsed_s > 0.0:
             weight = math.exp(-elapsed_s / self._time_constant_s)

@@ -20,6 +20,7 @@ tokens late at any noise.
 _MAX_BANK = 1.5
 _MAX_LATE_SHARE, _MIN_LATE = 0.02, 3  # beyond both, a request has missed its targets
 _NEVER = math.inf
+_AGE_OF_TOKEN_S = 0.02  # best effort: as much later as a token more to compute places a request
 _AHEAD_S = 2.0**32  # places a request ahead of all others; leaves microseconds of a float
 
 
@@ -50,6 +51,7 @@ class Pace:
         next_due_s: when the step that yields its next token must end; inf: never.
         num_late: tokens that came late.
         num_uncached_tokens: tokens to compute when it is admitted, as far as known.
+        answer_s: device time that its answer is expected to cost from now on; only known of requests on time.
         is_steady: whether a token that is in time only sets `next_due_s` to `gap_s` after it; see `note_tokens`.
     """
 
@@ -66,6 +68,7 @@ class Pace:
     next_due_s: float = _NEVER
     num_late: int = 0
     num_uncached_tokens: int = 0
+    answer_s: float = 0.0
     is_steady: bool = False
     _schedule_s: float = _NEVER  # under `paced`: when the next token counts as late
     _bank: float = 0.0  # gaps saved
@@ -152,8 +155,13 @@ def pace_of(request: Request) -> Pace:
 
 
 def best_effort_key(request: Request, has_begun: bool) -> float:
-    """Returns the place among best-effort requests: by age, and those in the middle of an answer first."""
-    return request.arrival_s - request.waited_s - (_AHEAD_S if has_begun else 0.0)
+    """Returns the place among best-effort requests: by age and length, and those in the middle of an answer first.
+
+    Short requests go first, but a long one is only overtaken by those that arrive within 20 ms per token of its own.
+    By age alone, long prompts make all others wait when there is too much best effort.
+    """
+    age_s = request.arrival_s - request.waited_s + _AGE_OF_TOKEN_S * request.num_tokens
+    return age_s - (_AHEAD_S if has_begun else 0.0)
 
 
 class Slack(NamedTuple):

@@ -16,11 +16,12 @@ the other lane that would take them, best effort only once it has waited long; r
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
+from engine.core.latency.answer_lengths import AnswerLengths
 from engine.core.latency.feasibility import LatePrompt, Slots, WaitingPrompt, find_late
 from engine.core.latency.lane_queue import LaneQueue, pace
 from engine.core.latency.pacing import Lane, Slack, best_effort_key, note_tokens, slack_of
@@ -44,12 +45,13 @@ from engine.core.scheduler import Scheduler
 
 _RUNNING, _FINISHED, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.FINISHED, RequestStatus.PREEMPTED
 _OF_BLOCKS = (0.05, 0.20)  # share of the blocks that an admission leaves free, by lane
-_OF_SLOTS = (0.0, 0.20)
+_OF_SLOTS = 0.20  # the same of the slots, of best effort while it has its share of them
 _ON_TIME_MEMORY_S = 30.0  # best effort may use everything if no request had targets for this long
 _PATIENCE_S = 60.0  # after this wait the head of best effort gets blocks before requests on time
 _TURN_TOKENS = 256  # of its share, from which best effort goes first in a step
 _MIN_CREDIT, _MAX_CREDIT = -1024.0, 8192.0
 _MIN_TURN_CHUNK = 64
+_SPEED_SAFETY = 0.95  # of what is promised; a prompt that takes all of its time would miss by milliseconds
 _CHARGE_INTERVAL_S = 0.1  # of KV cache held by tenants
 _ENDS_BY_TOKEN = (EndReason.END_TOKEN, EndReason.STOP_TOKEN, EndReason.MAX_TOKENS, EndReason.CONTEXT_FULL)
 
@@ -81,6 +83,7 @@ class LatencyScheduler(Scheduler):
         self._shares = TenantShares(config.tenant_weights)
         super().__init__(config, LatencyPolicy(config.max_num_seqs, self._shares))
         self._lanes = self._waiting = LaneQueue(self._shares)
+        self._answers = AnswerLengths()
         self._clock = StepClock(config.step_time)
         self._model = self._clock.model
         # Holding the whole cache for a second is charged as much as the prompts that a second computes.
@@ -107,6 +110,7 @@ class LatencyScheduler(Scheduler):
         self._on_time_until_s = request.arrival_s + _ON_TIME_MEMORY_S
         num_hits = len(self._cache.get_computed_blocks(request)) * self._config.block_size
         pace(request).num_uncached_tokens = request.num_tokens - num_hits
+        pace(request).answer_s = self._answers.expected_s(request, self._model)
 
     def grant_credit(self, request_id: RequestId, num_tokens: int, now_s: float) -> None:
         """Lets a request generate more tokens; the time it was paused is not charged to its targets."""
@@ -153,7 +157,7 @@ class LatencyScheduler(Scheduler):
         stats = super().stats()
         errors = self._model.errors
         num_on_time = sum(request.num_tokens for _, _, request in self._lanes.on_time)
-        num_on_time += self._num_running_on_time_tokens()
+        num_on_time += sum(num_missing for _, num_missing in self._running_on_time())
         slack = self._slack
         return replace(
             stats,
@@ -182,7 +186,7 @@ class LatencyScheduler(Scheduler):
         budget = StepBudget(self._model, len(rows), slack.num_kv_tokens, allowed_s)
         prompts = [request for request in prompts if request.status is _RUNNING]
         self._prompts = prompts
-        self._give_up_late(start_s)
+        self._give_up_late(start_s, budget)
         on_time = sorted((r for r in prompts if pace(r).lane is Lane.ON_TIME), key=lambda request: pace(request).key)
         best_effort = [request for request in prompts if pace(request).lane is Lane.BEST_EFFORT]
         num_kv_tokens = slack.num_kv_tokens + sum(request.num_tokens for request in prompts)
@@ -249,8 +253,10 @@ class LatencyScheduler(Scheduler):
         if lane is Lane.ON_TIME and self._exceeds_gap(request, turn):
             return False
         is_reserved = lane is Lane.BEST_EFFORT and self._now_s < self._on_time_until_s
-        if is_reserved and num_running >= (1.0 - _OF_SLOTS[lane]) * config.max_num_seqs:
-            return False
+        if is_reserved and num_running >= (1.0 - _OF_SLOTS) * config.max_num_seqs:
+            num_best_effort = sum(pace(other).lane is Lane.BEST_EFFORT for other in self._running.values())
+            if num_best_effort >= config.best_effort_share * config.max_num_seqs:
+                return False
         num_left = self._cache.pool.num_free_blocks - self._cache.num_blocks_for(pace(request).num_uncached_tokens)
         return num_left >= _OF_BLOCKS[Lane.BEST_EFFORT if is_reserved else Lane.ON_TIME] * config.num_blocks
 
@@ -265,26 +271,30 @@ class LatencyScheduler(Scheduler):
         self._num_itl_infeasible += 1
         return True
 
-    def _give_up_late(self, start_s: float) -> None:
+    def _give_up_late(self, start_s: float, budget: StepBudget) -> None:
         """Refuses requests on time, or makes them best effort, if not all can be in time; see `feasibility.py`."""
         queue = self._lanes.on_time
         if not queue:
             return
-        rate, step_s = self._clock.expected_pace(self._now_s, self._config.max_step_s)
+        speed, step_s = self._clock.expected_pace(self._now_s, self._config.max_step_s, budget.free_share)
+        speed *= _SPEED_SAFETY
         if self._lanes.first(Lane.BEST_EFFORT) is not None:
-            rate *= 1.0 - self._config.best_effort_share
+            speed *= 1.0 - self._config.best_effort_share
         # A first token comes at the end of a step.
-        free_s = start_s + step_s + self._num_running_on_time_tokens() / rate
+        free_s = start_s + step_s + self._running_on_time_s() / speed
         head = queue[0][2]
-        if not self._has_new and free_s + pace(head).num_uncached_tokens / rate <= pace(head).due_s:
+        if not self._has_new and free_s + self._prompt_s(head) / speed <= pace(head).due_s:
             return
         self._has_new = False
         num_free_slots = self._config.max_num_seqs - len(self._running)
-        num_tokens = sum(pace(request).num_uncached_tokens for _, _, request in queue)
-        if len(queue) <= num_free_slots and free_s + num_tokens / rate <= pace(head).due_s:
+        works_s = [self._prompt_s(request) for _, _, request in queue]
+        if len(queue) <= num_free_slots and free_s + sum(works_s) / speed <= pace(head).due_s:
             return  # all are in time even for the first due time
         slots = Slots(num_free_slots, self._clock.ends_per_s)
-        prompts = [_waiting_prompt(request, rate, self._shares) for _, _, request in queue]
+        prompts = [
+            _waiting_prompt(request, work_s, speed, self._shares)
+            for (_, _, request), work_s in zip(queue, works_s, strict=True)
+        ]
         late = [(queue[given_up.position][2], given_up) for given_up in find_late(prompts, self._now_s, free_s, slots)]
         for request, given_up in late:
             self._give_up(request, given_up)
@@ -321,6 +331,8 @@ class LatencyScheduler(Scheduler):
             self._num_ended += 1
             if reason in _ENDS_BY_TOKEN and self._shares.is_shared:
                 self._shares.charge(request.tenant, OUTPUT_TOKEN_CHARGE)  # of its last token
+        if request.output_ids:
+            self._answers.note(request, is_complete=reason in _ENDS_BY_TOKEN)
         return super()._finish(request, reason, detail)
 
     def _note_tokens(self, requests: Iterable[Request], rows: Iterable[ScheduledRow], now_s: float) -> None:
@@ -346,27 +358,38 @@ class LatencyScheduler(Scheduler):
             for request in self._running.values():
                 self._shares.charge(request.tenant, charge * request.num_computed_tokens)
 
-    def _num_running_on_time_tokens(self) -> int:
+    def _prompt_s(self, request: Request) -> float:
+        """Device time of what a waiting request must compute before its next token."""
+        num_tokens = pace(request).num_uncached_tokens
+        return self._model.prompt_s(num_tokens, attention_pairs(num_tokens, request.num_tokens - num_tokens))
+
+    def _running_on_time_s(self) -> float:
+        """The same of the running prompts on time."""
         return sum(
-            request.num_tokens - request.num_computed_tokens
-            for request in self._prompts
-            if request.status is _RUNNING
-            and pace(request).lane is Lane.ON_TIME
-            and request.num_tokens - request.num_computed_tokens > 1
+            self._model.prompt_s(num_missing, attention_pairs(num_missing, request.num_computed_tokens))
+            for request, num_missing in self._running_on_time()
         )
+
+    def _running_on_time(self) -> Iterator[tuple[Request, int]]:
+        """Yields running prompts on time with the tokens they miss."""
+        for request in self._prompts:
+            num_missing = request.num_tokens - request.num_computed_tokens
+            if request.status is _RUNNING and pace(request).lane is Lane.ON_TIME and num_missing > 1:
+                yield request, num_missing
 
     def _has_waited_long(self, request: Request) -> bool:
         return self._now_s - request.arrival_s + request.waited_s > _PATIENCE_S
 
 
-def _waiting_prompt(request: Request, rate: float, shares: TenantShares) -> WaitingPrompt:
+def _waiting_prompt(request: Request, work_s: float, speed: float, shares: TenantShares) -> WaitingPrompt:
     state = pace(request)
     return WaitingPrompt(
         state.due_s,
-        state.num_uncached_tokens / rate,
+        work_s / speed,
         state.value,
         shares.is_over_share(request.tenant),
         must_stay=state.has_begun,
+        cost_s=work_s + state.answer_s,
     )
 
 

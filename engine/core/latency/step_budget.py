@@ -21,6 +21,12 @@ class StepBudget:
 
     Use: `max_chunk` before a chunk, `spend` after it. Tokens below the knee of the model cost no time in linear layers:
     the step reads the weights anyway.
+
+    Attributes:
+        decode_s: expected duration without prompts.
+        room_s: what is left for prompts.
+        free_share: share of such steps that prompts have, at least what every step may compute of them.
+        num_tokens: prompt tokens so far.
     """
 
     def __init__(self, model: StepTimeModel, num_rows: int, num_kv_tokens: int, allowed_s: float) -> None:
@@ -30,6 +36,10 @@ class StepBudget:
         self.decode_s = step_s + token_s * max(num_rows, model.knee_tokens) + row_s * num_rows
         self.decode_s += kv_token_s * num_kv_tokens
         self.room_s = allowed_s - self.decode_s
+        floor_s = token_s * FLOOR_TOKENS
+        self.free_share = floor_s / (self.decode_s + floor_s)
+        if allowed_s > 0.0:
+            self.free_share = max(self.free_share, self.room_s / allowed_s)
         self._num_free = max(0, model.knee_tokens - num_rows)
         self.num_tokens = 0
 

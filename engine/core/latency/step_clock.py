@@ -1,7 +1,7 @@
 """Steps in time: when those in flight are expected to end, and how fast the engine has been.
 
-The rates are measured, not modelled. They contain decodes, the step budget and whatever slows the device down, and so
-hold where the step-time model does not.
+Rates are measured while there is something to measure. They contain decodes, the step budget and whatever slows the
+device down, and so hold where the step-time model does not.
 """
 
 from collections import deque
@@ -23,12 +23,14 @@ class _PlannedStep(NamedTuple):
         predicted_s: expected duration.
         num_prompt_tokens: prompt tokens but one per row, if prompts were left over; otherwise 0, because they tell
             nothing of the rate.
+        prompt_s: seconds that these take by the model, with their attention.
     """
 
     shape: StepShape
     planned_s: float
     predicted_s: float
     num_prompt_tokens: int
+    prompt_s: float
 
 
 class StepClock:
@@ -39,12 +41,14 @@ class StepClock:
 
     def __init__(self, prior: StepTimePrior) -> None:
         self.model = StepTimeModel(prior)
-        self._first_rate = 1.0 / prior.coefficients.token_s
         self._steps: deque[_PlannedStep] = deque()  # in flight
         self._prompt_rate = MovingRate(_PROMPT_RATE_S)
+        self._prompt_speed = MovingRate(_PROMPT_RATE_S)  # see `expected_pace`
         self._end_rate = MovingRate(_END_RATE_S)
         self._busy_until_s = 0.0  # when the steps in flight are expected to end
         self._collected_s = 0.0  # when the last step with rows ended
+        self._model_speed = MovingRate(_PROMPT_RATE_S)  # expected seconds of all steps, per second
+        self._speed_measured_s = float("-inf")
         self._last_step_s = 0.0
         self._observed: tuple[StepShape, float] | None = None  # not learned yet
 
@@ -77,8 +81,9 @@ class StepClock:
         """
         predicted_s = self.model.predict_s(shape) if shape.num_rows else 0.0
         num_prompt_tokens = shape.num_tokens - shape.num_rows if has_backlog else 0
+        prompt_s = self.model.prompt_s(num_prompt_tokens, shape.num_pairs)
         self._busy_until_s = self.start_s(now_s) + predicted_s
-        self._steps.append(_PlannedStep(shape, now_s, predicted_s, num_prompt_tokens))
+        self._steps.append(_PlannedStep(shape, now_s, predicted_s, num_prompt_tokens, prompt_s))
 
     def collect(self, now_s: float, num_ended: int) -> None:
         """Notes the end of the oldest step in flight, and the running requests that ended since the one before."""
@@ -89,6 +94,9 @@ class StepClock:
             self._observed = (step.shape, elapsed_s)
             if step.num_prompt_tokens:
                 self._prompt_rate.add(step.num_prompt_tokens, elapsed_s)
+                self._prompt_speed.add(step.prompt_s, elapsed_s)
+                self._speed_measured_s = now_s
+            self._model_speed.add(step.predicted_s, elapsed_s)
             self._end_rate.add(num_ended, elapsed_s)
             self._last_step_s = elapsed_s
             self._collected_s = now_s
@@ -100,12 +108,21 @@ class StepClock:
             self.model.observe(*self._observed)
             self._observed = None
 
-    def expected_pace(self, now_s: float, max_step_s: float) -> tuple[float, float]:
-        """Returns prompt tokens per second and the duration of a step, as a promise may assume them.
+    def expected_pace(self, now_s: float, max_step_s: float, free_share: float) -> tuple[float, float]:
+        """Returns the speed at which prompts are computed and the duration of a step, as a promise may assume them.
+
+        The speed is in seconds of the model per second: 1 if the device does nothing else. In tokens per second a long
+        prompt would look as if it had no more attention than the short ones before it.
 
         Bad values are not kept while nothing is measured: an engine that refuses all because of them would stay idle.
+
+        Args:
+            now_s: monotonic seconds.
+            max_step_s: of an idle step.
+            free_share: of a step that decodes leave to prompts; the speed while none is measured, unless the device is
+                slower than the model.
         """
-        rate, step_s = self._prompt_rate.per_s or self._first_rate, self._last_step_s
         if now_s - self._collected_s > _STALE_S:
-            rate, step_s = max(rate, 1.0 / self.model.coefficients.token_s), min(step_s, max_step_s)
-        return rate, step_s
+            return free_share, min(self._last_step_s, max_step_s)
+        speed = self._prompt_speed.per_s if now_s - self._speed_measured_s <= _STALE_S else None
+        return speed or free_share * min(1.0, self._model_speed.per_s or 1.0), self._last_step_s

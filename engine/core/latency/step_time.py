@@ -137,6 +137,10 @@ class StepTimeModel:
             + pair_s * num_pairs
         )
 
+    def prompt_s(self, num_tokens: int, num_pairs: int) -> float:
+        """Returns the expected seconds of prompt tokens with their attention, apart from the step they are in."""
+        return self.coefficients.token_s * num_tokens + self.coefficients.pair_s * num_pairs
+
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
         """Learns from a step that took `elapsed_s` seconds; ignores a duration that is not positive."""
         if elapsed_s <= 0.0:

@@ -6,8 +6,6 @@ from array import array
 import pytest
 
 from chairlift.service.service_classes import ServiceClass
-from engine.core.latency.step_time import Coefficients, StepTimePrior
-from loadgen.simulation.bound import upper_bound
 from loadgen.simulation.fleet import FleetRun
 from loadgen.simulation.results import Replay, is_good, summarize
 from loadgen.simulation.sizing import engines_for
@@ -83,15 +81,14 @@ def test_repeats_are_counted_together(ended, fleet_of):
     assert (result.span_s, result.good_requests_per_s, result.engine_s) == (20.0, 0.1, 60.0)
 
 
-def test_the_bound_takes_the_cheapest_requests_first(request_of):
-    """A prompt of n tokens costs n s. Up to the last first token, 10 + 1 s, there is room for 1 + 4 + 5 of targets."""
-    cost = StepTimePrior(Coefficients(100.0, 1.0, -1.0, 0.0, 0.0))
-    requests = [request_of(index, float(index), n, 1, GAP) for index, n in enumerate((4, 9, 5, 1), 1)]
-    requests += [request_of(9, 10.0, 20, 1, NO_CLASS)]
-    assert upper_bound(requests, cost, 1, grace_s=15.0) == 3
-    assert upper_bound(requests, cost, 1, grace_s=20.0) == 4
-    assert upper_bound(requests, cost, 2, grace_s=15.0) == 5
-    assert upper_bound(requests, cost, 1, grace_s=15.0, cached_tokens=[0, 8, 0, 0, 0]) == 4
+def test_work_for_an_answer_that_the_end_cut_off_in_time_is_not_in_vain(ended, fleet_of):
+    def share(*requests):
+        return summarize([Replay(requests, FleetRun(ended_s=40.0))], fleet_of()).vain_work_share
+
+    assert share(ended(1), ended(2, outcome=Outcome.UNFINISHED)) == 0.0
+    assert share(ended(1), ended(2, outcome=Outcome.UNFINISHED, ttft_s=1.5)) == 20 / 30
+    assert share(ended(1), ended(2, outcome=Outcome.UNFINISHED, wide=5)) == 20 / 30
+    assert share(ended(1), ended(2, ttft_s=1.5)) == 20 / 30
 
 
 def test_the_smallest_fleet_is_found():

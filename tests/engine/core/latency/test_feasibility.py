@@ -1,6 +1,7 @@
 """Which prompts are given up when not all can be in time."""
 
 import random
+from collections.abc import Iterable
 from itertools import combinations
 
 import pytest
@@ -34,6 +35,27 @@ def test_the_longest_of_equal_value_is_given_up_even_if_another_one_would_be_lat
 def test_value_is_weighed_against_work() -> None:
     prompts = [WaitingPrompt(2.0, 1.8, value=100.0), WaitingPrompt(2.1, 0.2), WaitingPrompt(2.2, 0.3)]
     assert given_up(prompts) == {2}  # dropping the first would lose 100; 1 / 0.3 s is the least per second
+
+
+def test_the_answer_is_part_of_the_cost_but_not_of_the_time_until_the_first_token() -> None:
+    prompts = [WaitingPrompt(1.0, 0.5, cost_s=0.5), WaitingPrompt(1.0, 0.4, cost_s=2.0), WaitingPrompt(1.0, 0.4)]
+    assert given_up(prompts) == {1}
+    assert given_up([WaitingPrompt(1.0, 0.5, cost_s=9.0), WaitingPrompt(1.0, 0.5, cost_s=9.0)]) == set()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_of_equal_work_with_one_due_time_those_with_the_most_value_per_cost_stay(seed: int) -> None:
+    """All fit or fail alike, so the best set is any of the right size with the highest sum."""
+    rng = random.Random(seed)
+    num_prompts = rng.randrange(1, 9)
+    prompts = [WaitingPrompt(1.0, 0.3, rng.uniform(0.5, 2.0), cost_s=rng.uniform(0.1, 3.0)) for _ in range(num_prompts)]
+
+    def worth(indexes: Iterable[int]) -> float:
+        return sum(prompts[index].value / (prompts[index].cost_s or 0.3) for index in indexes)
+
+    kept = set(range(num_prompts)) - given_up(prompts)
+    assert len(kept) == min(3, num_prompts)
+    assert worth(kept) == pytest.approx(max(map(worth, combinations(range(num_prompts), len(kept)))))
 
 
 def test_tenants_over_their_share_lose_first() -> None:

@@ -23,9 +23,12 @@ def started(make_request: MakeRequest, pacing: Pacing, gap_s: float = 0.1) -> Pa
     return pace
 
 
-def test_a_request_without_targets_is_best_effort_by_age(make_request: MakeRequest) -> None:
+def test_a_request_without_targets_is_best_effort_by_age_and_length(make_request: MakeRequest) -> None:
     pace = pace_of(make_request(1, 5, arrival_s=10.0, waited_s=4.0))
-    assert (pace.lane, pace.key, pace.is_timed) == (Lane.BEST_EFFORT, 6.0, False)
+    assert (pace.lane, pace.key, pace.is_timed) == (Lane.BEST_EFFORT, pytest.approx(6.0 + 0.02 * 5), False)
+    long, short = (pace_of(make_request(1, n, arrival_s=at_s)) for n, at_s in ((1000, 0.0), (500, 9.0)))
+    assert short.key < long.key  # it came 9 s later, 500 tokens are 10 s
+    assert pace_of(make_request(1, 500, arrival_s=11.0)).key > long.key
 
 
 def test_with_an_inter_token_target_alone_it_waits_as_best_effort_and_is_timed_when_it_runs(

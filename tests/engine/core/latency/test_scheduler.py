@@ -153,7 +153,7 @@ def test_what_cannot_be_in_time_is_refused_with_the_times_in_the_message() -> No
     world.add(1, 8000, ttft_s=0.05, when_infeasible=REFUSE)  # takes 0.2 s
     world.run()
     assert world.reason(1) is EndReason.INFEASIBLE
-    assert "the first token is due in 0.050 s, expected in 0.1" in world.ends[1].detail
+    assert "the first token is due in 0.050 s, expected in 0.2" in world.ends[1].detail
     assert not world.times_s[1]
     assert world.scheduler.stats().num_infeasible_total == 1
 
@@ -172,8 +172,8 @@ def test_what_cannot_be_in_time_may_be_served_as_best_effort(when: WhenInfeasibl
 def test_of_two_that_exclude_each_other_the_longer_one_is_refused_and_value_counts() -> None:
     for value, refused in ((1.0, 1), (10.0, 2)):
         world = World()
-        world.add(1, 8000, ttft_s=0.2, when_infeasible=REFUSE, value=value)  # 0.16 s
-        world.add(2, 4000, ttft_s=0.21, when_infeasible=REFUSE)  # 0.08 s
+        world.add(1, 8000, ttft_s=0.25, when_infeasible=REFUSE, value=value)  # 0.21 s
+        world.add(2, 4000, ttft_s=0.26, when_infeasible=REFUSE)  # 0.09 s
         world.run()
         assert {request_id for request_id in world.ends if world.reason(request_id) is EndReason.INFEASIBLE} == {
             refused
@@ -420,6 +420,33 @@ def test_best_effort_leaves_slots_for_requests_on_time_and_takes_them_when_there
     world.now_s += 31.0
     world.run(until_s=world.now_s + 0.1)
     assert world.scheduler.stats().num_running == 20
+
+
+def test_best_effort_keeps_its_share_of_the_slots_when_requests_on_time_take_the_rest() -> None:
+    world = World(max_num_seqs=20, best_effort_share=0.1)
+    for number in range(1, 21):
+        world.add(number, 10, max_tokens=10_000, ttft_s=1.0)
+    world.run(until_s=0.1)
+    for number in range(1, 4):
+        world.scheduler.cancel(number, world.now_s)
+    for number in range(100, 110):
+        world.add(number, 10, max_tokens=10_000)
+    world.run(until_s=0.3)
+    running = Counter(request.request_id >= 100 for request in world.scheduler._running.values())
+    assert (running[True], running[False]) == (2, 17)
+
+
+def test_a_long_prompt_is_refused_if_its_attention_makes_it_late() -> None:
+    """40,000 tokens take 0.8 s by their products, and 1.1 s more by their attention."""
+
+    def refusal(ttft_s: float) -> EndReason:
+        world = World(max_model_len=50_000)
+        world.add(1, 40_000, ttft_s=ttft_s, when_infeasible=REFUSE)
+        world.run(until_s=4.0)
+        return world.reason(1)
+
+    assert refusal(1.5) is EndReason.INFEASIBLE
+    assert refusal(3.0) is EndReason.MAX_TOKENS
 
 
 def test_best_effort_leaves_blocks_for_requests_on_time() -> None:

@@ -69,3 +69,10 @@ def test_a_floor_of_tokens_is_given_when_decodes_alone_take_too_long(allowed_s: 
     budget.spend(FLOOR_TOKENS - 40, 0)
     assert budget.is_spent
     assert budget.max_chunk(0) == 0
+
+
+def test_the_share_of_prompts_is_what_decodes_leave_and_at_least_the_floor() -> None:
+    assert StepBudget(NO_PAIRS, 0, 0, allowed_s=0.01).free_share == pytest.approx(0.9)
+    floor_share = FLOOR_TOKENS * 1e-4 / (FLOOR_TOKENS * 1e-4 + 1e-3)
+    for allowed_s in (-1.0, 0.0, 1e-4):
+        assert StepBudget(NO_PAIRS, 0, 0, allowed_s).free_share == pytest.approx(floor_share)

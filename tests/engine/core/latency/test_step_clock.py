@@ -38,22 +38,36 @@ def test_with_two_steps_in_flight_the_second_is_timed_from_the_end_of_the_first(
 
 def test_rates_are_measured_while_prompts_wait_only(clock: StepClock) -> None:
     clock.plan(PROMPT, 0.0, has_backlog=False)
-    clock.collect(1.0, 0)
+    clock.collect(2.0, 0)
     assert clock.prompt_tokens_per_s is None
-    assert clock.expected_pace(1.0, 9.0) == (100.0, 1.0)
-    clock.plan(PROMPT, 1.0, has_backlog=True)
-    clock.collect(3.0, 4)
-    assert clock.expected_pace(3.0, 9.0) == (50.0, 2.0)
+    assert clock.expected_pace(2.0, 9.0, 0.7) == (0.7, 2.0)
+    clock.plan(PROMPT, 2.0, has_backlog=True)
+    clock.collect(4.0, 4)
+    assert clock.prompt_tokens_per_s == 50.0
+    assert clock.expected_pace(4.0, 9.0, 0.7) == (0.5, 2.0)  # 100 tokens of 10 ms in 2 s
     assert clock.ends_per_s is not None
 
 
-def test_old_measurements_promise_no_less_than_the_model(clock: StepClock) -> None:
+def test_the_speed_counts_attention() -> None:
+    clock = StepClock(StepTimePrior(Coefficients(1.0, 0.01, 0.0, 0.0, 0.001)))
+    clock.plan(PROMPT, 0.0, has_backlog=True)
+    clock.collect(10.0, 0)
+    assert clock.expected_pace(10.0, 9.0, 0.7)[0] == pytest.approx((100 * 0.01 + 5050 * 0.001) / 10.0)
+
+
+def test_old_measurements_are_not_kept(clock: StepClock) -> None:
     clock.plan(PROMPT, 0.0, has_backlog=True)
     clock.collect(50.0, 0)
-    assert clock.expected_pace(50.5, 0.1) == (2.0, 50.0)
-    rate, step_s = clock.expected_pace(60.0, 0.1)
-    assert rate > 50.0
-    assert step_s == 0.1
+    assert clock.expected_pace(50.5, 0.1, 0.7) == (pytest.approx(1.0 / 50.0), 50.0)
+    assert clock.expected_pace(60.0, 0.1, 0.7) == (0.7, 0.1)
+    for now_s in range(60, 80):
+        clock.plan(DECODE, float(now_s), has_backlog=False)
+        clock.collect(now_s + 1.0, 0)  # the engine runs, but no prompt waits
+    assert clock.expected_pace(80.0, 0.1, 0.7) == (pytest.approx(0.7, rel=0.01), 1.0)
+    for now_s in range(80, 100, 2):
+        clock.plan(DECODE, float(now_s), has_backlog=False)
+        clock.collect(now_s + 2.0, 0)  # at half the speed of the model, which follows slowly
+    assert 0.3 < clock.expected_pace(100.0, 0.1, 0.7)[0] < 0.5
 
 
 def test_each_step_is_learned_once_and_steps_without_rows_are_not(clock: StepClock) -> None:

@@ -1,0 +1,76 @@
+"""The upper bound of goodput: no schedule of small cases exceeds it, and where the answer is known it is that."""
+
+import random
+from itertools import combinations
+
+import pytest
+
+from chairlift.service.service_classes import ServiceClass
+from engine.core.latency.step_time import Coefficients, StepTimePrior
+from loadgen.simulation.bound import upper_bound
+from loadgen.simulation.workload import NO_CLASS
+
+SECOND_PER_TOKEN = StepTimePrior(Coefficients(100.0, 1.0, 0.0, 0.0, 0.0))
+"""A prompt of n tokens and an answer of m cost n + m - 1 seconds: the prompt yields the first token."""
+
+
+def soon(ttft_s, inter_token_s=None):
+    return ServiceClass(name="soon", ttft_s=ttft_s, inter_token_s=inter_token_s, pacing="paced")
+
+
+def most_in_time(requests):
+    """The most prompts that preemptive earliest-due-first, which is optimal for a given set, computes in time."""
+    for size in range(len(requests), 0, -1):
+        if any(are_in_time(chosen) for chosen in combinations(requests, size)):
+            return size
+    return 0
+
+
+def are_in_time(requests):
+    left = {request.index: request.input_tokens for request in requests}
+    for now_s in range(100):
+        ready = [request for request in requests if request.arrival_s <= now_s and left[request.index]]
+        if ready:
+            left[min(ready, key=lambda one: one.arrival_s + one.service_class.ttft_s).index] -= 1
+        if any(left[one.index] and one.arrival_s + one.service_class.ttft_s <= now_s + 1 for one in requests):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_schedule_exceeds_the_bound(request_of, seed):
+    rng = random.Random(seed)
+    arrivals = sorted(rng.randrange(0, 12) for _ in range(rng.randrange(2, 8)))
+    requests = [
+        request_of(index, float(at), rng.randrange(1, 8), 1, soon(float(rng.randrange(1, 12))))
+        for index, at in enumerate(arrivals)
+    ]
+    assert most_in_time(requests) <= upper_bound(requests, SECOND_PER_TOKEN, 1, grace_s=30.0) + 1e-9
+
+
+def test_the_cheapest_requests_come_first_and_the_last_one_counts_in_part(request_of):
+    requests = [request_of(index, 0.0, n, 1, soon(12.0)) for index, n in enumerate((4, 9, 5, 1))]
+    assert upper_bound(requests, SECOND_PER_TOKEN, 1, grace_s=20.0) == pytest.approx(3 + 2 / 9, rel=1e-3)
+    assert upper_bound(requests, SECOND_PER_TOKEN, 2, grace_s=20.0) == 4
+    assert upper_bound(requests, SECOND_PER_TOKEN, 1, 20.0, [0, 8, 0, 0]) == 4
+
+
+def test_time_after_the_due_time_and_before_the_arrival_does_not_count(request_of):
+    burst = [request_of(index, 50.0, 4, 1, soon(8.0)) for index in range(6)]
+    assert upper_bound([request_of(9, 0.0, 1, 1, soon(8.0)), *burst], SECOND_PER_TOKEN, 1, 50.0) < 1 + 6 * 0.6
+
+
+def test_best_effort_has_time_until_the_end(request_of):
+    requests = [request_of(index, float(index), 10, 1, NO_CLASS) for index in range(4)]
+    assert upper_bound(requests, SECOND_PER_TOKEN, 1, grace_s=37.0) == 4
+    assert upper_bound(requests, SECOND_PER_TOKEN, 1, grace_s=17.0) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_later_tokens_are_due_one_gap_after_another(request_of):
+    """Ten tokens a second apart from the fourth second on: three of them, and the prompt, must be computed by 7 s."""
+    requests = [request_of(index, 0.0, 3, 11, soon(4.0, 1.0)) for index in range(4)]
+    assert upper_bound(requests, SECOND_PER_TOKEN, 1, grace_s=1000.0) < 2.0
+
+
+def test_without_any_time_nothing_is_said(request_of):
+    assert upper_bound([request_of(1, 0.0, 10, 1, NO_CLASS)], SECOND_PER_TOKEN, 1, grace_s=0.0) == 1
