@@ -38,15 +38,17 @@ def test_paging_wastes_half_a_block_per_sequence_and_reserving_the_rest_of_the_m
 
 
 def test_step_overhead_reports_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that moves by 1 ms whenever it is read: at the start, and at the end of each of four parts."""
+    """A clock that moves by 1 ms whenever it is read: at the start, and at the end of each of five parts."""
     ticks = itertools.count()
     monkeypatch.setattr("engine.bench.step_overhead.time", SimpleNamespace(perf_counter=lambda: 0.001 * next(ticks)))
     assert main(["step-overhead", *_QUICK, "--out", str(tmp_path)]) == 0
     report = report_of(tmp_path)
-    assert len(report["results"]) == 4
+    *steps, churning, steady = report["results"]
+    assert len(steps) == len(report["raw"]["parts_ms"]) == 6
+    assert churning["figure"] == steady["figure"] == pytest.approx(1.0)
     for name, rounds in report["raw"]["parts_ms"].items():
         assert report["raw"]["median_step_ms"][name] == [times[0] for times in rounds]
-        assert all(times == pytest.approx([4.0, 1.0, 1.0, 1.0, 1.0]) for times in rounds)
+        assert all(times == pytest.approx([4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]) for times in rounds)
 
 
 @pytest.mark.slow
