@@ -76,23 +76,27 @@ class BlockPool:
             if self._fences[block_id] == fence:
                 self._fences[block_id] = 0
                 self._num_deferred -= 1
-                self._make_idle(block_id)
+                if self._hashes[block_id] is None:
+                    self._free.append(block_id)
+                else:
+                    self._cached[block_id] = None
 
     def allocate(self, num_blocks: int) -> list[BlockId] | None:
         """Allocates blocks with one owner each and undefined content: free ones first, then the least recently used.
 
         Returns: the blocks; None, without a change, if fewer than `num_blocks` are available.
         """
-        if num_blocks > self.num_free_blocks:
+        free, ref_counts = self._free, self._ref_counts
+        if num_blocks > len(free) + len(self._cached):
             return None
         block_ids = []
         for _ in range(num_blocks):
-            if self._free:
-                block_id = self._free.pop()
+            if free:
+                block_id = free.pop()
             else:
                 block_id, _ = self._cached.popitem(last=False)
                 self._forget_hash(block_id)
-            self._ref_counts[block_id] = 1
+            ref_counts[block_id] = 1
             block_ids.append(block_id)
         return block_ids
 
@@ -127,15 +131,18 @@ class BlockPool:
         The tail becomes reusable first, since a cached prefix is usable only while its head is cached.
         """
         fence = self._last_begun_step if self.has_steps_in_flight else 0
+        ref_counts, hashes = self._ref_counts, self._hashes
         for block_id in reversed(block_ids):
-            self._ref_counts[block_id] -= 1
-            if self._ref_counts[block_id] == 0:
+            ref_counts[block_id] -= 1
+            if ref_counts[block_id] == 0:
                 if fence:
                     self._fences[block_id] = fence
                     self._deferred.append((fence, block_id))
                     self._num_deferred += 1
+                elif hashes[block_id] is None:
+                    self._free.append(block_id)
                 else:
-                    self._make_idle(block_id)
+                    self._cached[block_id] = None
 
     def check_integrity(self, owners: Iterable[Sequence[BlockId]]) -> None:
         """Checks that reference counts, hashes, lists and fences agree.
@@ -182,12 +189,6 @@ class BlockPool:
                 )
         if len(self._block_by_hash) != len(hashed):
             raise IntegrityError(f"{len(self._block_by_hash)} hashes name fewer blocks")
-
-    def _make_idle(self, block_id: BlockId) -> None:
-        if self._hashes[block_id] is None:
-            self._free.append(block_id)
-        else:
-            self._cached[block_id] = None
 
     def _forget_hash(self, block_id: BlockId) -> None:
         block_hash = self._hashes[block_id]

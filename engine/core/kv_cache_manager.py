@@ -8,6 +8,7 @@ equal salt and adapter, and no choice of tokens forges a collision. Hashing cost
 
 import hashlib
 from array import array
+from functools import lru_cache
 from collections.abc import Sequence
 
 from engine.core.block_pool import BlockPool
@@ -18,19 +19,18 @@ from engine.errors import IntegrityError
 class _BlockTable:
     """The blocks of one request, in order of position."""
 
-    __slots__ = ("block_ids", "num_published", "num_slots")
+    __slots__ = ("block_ids", "num_published")
 
     def __init__(self) -> None:
         self.block_ids: list[BlockId] = []
-        self.num_slots = 0
         self.num_published = 0  # leading blocks in the hash table, or equal to one there
 
 
 class KVCacheManager:
     """Block tables of all running requests on top of one `BlockPool`.
 
-    Invariants: a table covers the first `num_slots` positions of its request without a gap; only full, computed blocks
-    are published; only published blocks are shared.
+    Invariants: a table covers the first `Request.num_slots` positions of its request without a gap; only full, computed
+    blocks are published; only published blocks are shared.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
@@ -90,24 +90,25 @@ class KVCacheManager:
         Returns: the blocks appended to the table, without `computed_blocks`; None, without a change, if the pool has
         too few.
         """
-        table = self._tables.get(request.request_id)
-        if table is None:
-            table = _BlockTable()
-        elif num_tokens <= table.num_slots:
+        if num_tokens <= request.num_slots:
             return ()
-        pool = self.pool
-        num_new_blocks = self.num_blocks_for(num_tokens) - len(table.block_ids) - len(computed_blocks)
-        num_hits_taken = sum(1 for block_id in computed_blocks if pool.is_idle(block_id))
-        if num_new_blocks > pool.num_free_blocks - num_hits_taken:
-            return None
-        for block_id in computed_blocks:
-            pool.acquire(block_id)
+        table = self._tables.get(request.request_id) or _BlockTable()
+        pool, block_ids = self.pool, table.block_ids
+        num_new_blocks = -(-num_tokens // self.block_size) - len(block_ids) - len(computed_blocks)
+        if computed_blocks:
+            num_hits_taken = sum(1 for block_id in computed_blocks if pool.is_idle(block_id))
+            if num_new_blocks > pool.num_free_blocks - num_hits_taken:
+                return None
+            for block_id in computed_blocks:
+                pool.acquire(block_id)
+            block_ids += computed_blocks
+            table.num_published += len(computed_blocks)
         new_block_ids = pool.allocate(num_new_blocks)
-        assert new_block_ids is not None, f"{num_new_blocks} blocks needed, {pool.num_free_blocks} free"
-        table.block_ids += computed_blocks
-        table.block_ids += new_block_ids
-        table.num_slots = len(table.block_ids) * self.block_size
-        table.num_published += len(computed_blocks)
+        if new_block_ids is None:
+            assert not computed_blocks, f"{num_new_blocks} blocks needed, {pool.num_free_blocks} free"
+            return None
+        block_ids += new_block_ids
+        request.num_slots = len(block_ids) * self.block_size
         self._tables[request.request_id] = table
         return new_block_ids
 
@@ -132,6 +133,7 @@ class KVCacheManager:
         self._hashes.pop(request.request_id, None)
         table = self._tables.pop(request.request_id, None)
         if table is not None:
+            request.num_slots = 0
             self.pool.free(table.block_ids)
 
     def check_integrity(self, running: Sequence[Request], waiting: Sequence[Request]) -> None:
@@ -149,9 +151,13 @@ class KVCacheManager:
             table = self._tables[request.request_id]
             if len(set(table.block_ids)) != len(table.block_ids):
                 raise IntegrityError(f"request {request.request_id} holds a block twice: {table.block_ids}")
-            if request.num_computed_tokens > table.num_slots:
+            if request.num_slots != len(table.block_ids) * self.block_size:
                 raise IntegrityError(
-                    f"request {request.request_id}: {request.num_computed_tokens} tokens in {table.num_slots} slots"
+                    f"request {request.request_id}: {request.num_slots} slots in {len(table.block_ids)} blocks"
+                )
+            if request.num_computed_tokens > request.num_slots:
+                raise IntegrityError(
+                    f"request {request.request_id}: {request.num_computed_tokens} tokens in {request.num_slots} slots"
                 )
             if table.num_published * self.block_size > request.num_computed_tokens:
                 raise IntegrityError(
@@ -160,14 +166,16 @@ class KVCacheManager:
                 )
 
     def _block_hash(self, request: Request, index: int, hashes: Sequence[bytes]) -> bytes:
-        previous = hashes[index - 1] if index else _root_hash(request)
+        adapter = request.adapter
+        previous = hashes[index - 1] if index else _root_hash(request.cache_salt, adapter and adapter.digest)
         tokens = request.token_ids(index * self.block_size, (index + 1) * self.block_size)
         return hashlib.sha256(previous + array("I", tokens).tobytes()).digest()
 
 
-def _root_hash(request: Request) -> bytes:
+@lru_cache(maxsize=1024)
+def _root_hash(cache_salt: bytes, adapter_digest: bytes | None) -> bytes:
     """Returns what the chain starts with; no salt of the base model gives that of an adapter."""
-    root = hashlib.sha256(b"chairlift kv" + request.cache_salt).digest()
-    if request.adapter is None:
+    root = hashlib.sha256(b"chairlift kv" + cache_salt).digest()
+    if adapter_digest is None:
         return root
-    return hashlib.sha256(b"chairlift lora" + request.adapter.digest + root).digest()
+    return hashlib.sha256(b"chairlift lora" + adapter_digest + root).digest()

@@ -39,13 +39,13 @@ def completion_of(request: Request, reason: EndReason, detail: str = "") -> Requ
     """Returns the completion of a request whose time has been charged until now."""
     stopped_by_token = reason in (EndReason.END_TOKEN, EndReason.STOP_TOKEN)
     return RequestCompletion(
-        reason=reason,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_cached_tokens=max(0, request.num_cached_tokens),
-        num_output_tokens=len(request.output_ids),
-        time=time_account(request),
-        stop_token_id=request.output_ids[-1] if stopped_by_token else None,
-        detail=detail,
+        reason,
+        len(request.prompt_ids),
+        max(0, request.num_cached_tokens),
+        len(request.output_ids),
+        time_account(request),
+        request.output_ids[-1] if stopped_by_token else None,
+        detail,
     )
 
 
@@ -69,8 +69,7 @@ def charge_time(request: Request, now_s: float) -> None:
 
 def time_account(request: Request) -> TimeAccount:
     """Returns the time charged so far, by activity; the five add up to the time since arrival."""
-    queued_s, prefill_s, decode_s, paused_s, preempted_s = request.spent_s
-    return TimeAccount(queued_s, prefill_s, decode_s, paused_s, preempted_s, request.num_preemptions)
+    return TimeAccount(*request.spent_s, request.num_preemptions)
 
 
 def _kind(request: Request) -> _Kind:

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from engine.constraints.constraint import Constraint
 
 
-@dataclass(frozen=True, slots=True)
-class NewRequest:
+class NewRequest(NamedTuple):
     """A request that enters or re-enters the batch, as the runner needs it.
 
     Attributes:

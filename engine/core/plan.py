@@ -41,9 +41,8 @@ class PlanBuilder:
         num_prompt_logits: int = 0,
     ) -> None:
         """Schedules the next `num_tokens` tokens of a request; `num_prompt_logits` of them yield prompt logprobs."""
-        row = tuple.__new__(  # ScheduledRow(...) takes twice the time, and there are hundreds in a step
-            ScheduledRow,
-            (request.request_id, num_tokens, request.num_computed_tokens, new_block_ids, samples, num_prompt_logits),
+        row = ScheduledRow(
+            request.request_id, num_tokens, request.num_computed_tokens, new_block_ids, samples, num_prompt_logits
         )
         if num_tokens == 1:
             self._narrow.append(row)
@@ -62,6 +61,22 @@ class PlanBuilder:
             request.num_prompt_logits += num_prompt_logits
             self._num_logits_left -= num_prompt_logits
 
+    def add_decode(self, request: Request, new_block_ids: tuple[BlockId, ...]) -> None:
+        """Schedules the one token that a request lacks, and samples the next."""
+        num_computed_tokens = request.num_computed_tokens
+        self._narrow.append(
+            tuple.__new__(  # ScheduledRow(...) takes twice the time, and there are hundreds in a step
+                ScheduledRow, (request.request_id, 1, num_computed_tokens, new_block_ids, True, 0)
+            )
+        )
+        self._narrow_requests.append(request)
+        self.budget -= 1
+        self.num_tokens += 1
+        self._num_logits_left -= 1
+        request.num_computed_tokens = num_computed_tokens + 1
+        request.num_rows_in_flight += 1
+        request.num_pending_tokens += 1
+
     @property
     def narrow_requests(self) -> Sequence[Request]:
         """The requests of one-token rows."""
@@ -77,7 +92,9 @@ class PlanBuilder:
         """
         num_missing = request.num_tokens - request.num_computed_tokens
         assert num_missing > 0, f"request {request.request_id} has nothing to compute"
-        num_tokens = min(num_missing, self.budget if max_tokens is None else min(max_tokens, self.budget))
+        num_tokens = min(num_missing, self.budget)
+        if max_tokens is not None and max_tokens < num_tokens:
+            num_tokens = max_tokens
         num_left, num_prompt_logits = self._num_logits_left, 0
         if (num_owed := request.num_owed_logits) > 0:
             # After preemption the prompt is recomputed; skip positions whose logprobs were already reported.
@@ -93,12 +110,12 @@ class PlanBuilder:
 
     def add_new_request(self, request: Request, block_ids: tuple[BlockId, ...]) -> None:
         """Adds a request that the runner does not know yet, with its block table."""
-        token_ids = (*request.prompt_ids, *request.output_ids)
+        prompt_ids, output_ids = request.prompt_ids, request.output_ids
         self._new_requests.append(
             NewRequest(
                 request.request_id,
-                token_ids,
-                request.num_prompt_tokens,
+                (*prompt_ids, *output_ids) if output_ids else prompt_ids,
+                len(prompt_ids),
                 request.params,
                 block_ids,
                 request.constraint,

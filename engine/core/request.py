@@ -3,6 +3,7 @@
 Only the scheduler writes to a `Request`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NewType
@@ -94,6 +95,7 @@ class Request:
         arrival_index: number of requests accepted before; breaks ties of arrival.
         max_num_tokens: most tokens of prompt and output, from max_tokens and max_model_len; set when accepted.
         num_rows_in_flight: its rows in steps in flight.
+        num_slots: positions that its blocks hold.
         num_cached_tokens: prompt tokens found in the prefix cache at its first admission, -1 before.
         num_prompt_logits: leading prompt positions whose logits were scheduled for prompt logprobs.
         num_discarded_tokens: computed tokens that its last preemption discarded, cached or not.
@@ -130,6 +132,7 @@ class Request:
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_rows_in_flight: int = 0
+    num_slots: int = 0
     num_cached_tokens: int = -1
     num_prompt_logits: int = 0
     num_preemptions: int = 0
@@ -167,11 +170,11 @@ class Request:
         """Whether its completion has been reported."""
         return self.status is RequestStatus.FINISHED
 
-    def token_ids(self, start: int, stop: int) -> list[int]:
+    def token_ids(self, start: int, stop: int) -> Sequence[int]:
         """Known token ids [start, stop) of prompt and output together."""
         n = len(self.prompt_ids)
         if stop <= n:
-            return list(self.prompt_ids[start:stop])
+            return self.prompt_ids[start:stop]
         if start >= n:
             return self.output_ids[start - n : stop - n]
         return [*self.prompt_ids[start:], *self.output_ids[: stop - n]]

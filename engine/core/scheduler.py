@@ -41,7 +41,7 @@ from engine.core.request import Request, RequestId, RequestStatus
 from engine.core.waiting_queue import WaitingQueue
 from engine.errors import IntegrityError, InvalidRequest, QueueFull, RequestTooLong
 
-_RUNNING = RequestStatus.RUNNING
+_RUNNING, _PREEMPTED, _FINISHED = RequestStatus.RUNNING, RequestStatus.PREEMPTED, RequestStatus.FINISHED
 
 
 class Scheduler:
@@ -185,24 +185,26 @@ class Scheduler:
             self._cache.pool.end_step(step)
         outputs, self._outputs = self._outputs, []
         block_size = self._config.block_size
+        failures, all_logprobs = result.failures, result.logprobs
         for index, (request, row, token_id) in enumerate(zip(requests, plan.rows, result.token_ids, strict=True)):
             request.num_rows_in_flight -= 1
             status = request.status
-            if status is RequestStatus.FINISHED:
+            if status is _FINISHED:
                 continue  # cancelled, or finished by an earlier row: drop the token
-            if index in result.failures:
-                completion = self._finish(request, EndReason.ENGINE_ERROR, detail=result.failures[index])
+            if index in failures:
+                completion = self._finish(request, EndReason.ENGINE_ERROR, detail=failures[index])
                 outputs.append(_completion_output(request, completion))
                 continue
-            if status is not RequestStatus.PREEMPTED:
-                num_completed = row.num_computed_tokens + row.num_scheduled_tokens
-                if row.num_scheduled_tokens > 1 or num_completed % block_size == 0:
+            _, num_tokens, num_computed, _, samples, num_prompt_logits = row
+            if status is not _PREEMPTED:
+                num_completed = num_computed + num_tokens
+                if num_tokens > 1 or num_completed % block_size == 0:
                     self._cache.publish(request, num_completed)
-            if row.num_prompt_logits:
+            if num_prompt_logits:
                 outputs.append(_prompt_output(request, row, result.prompt_logprobs[index]))
-            if row.samples:
+            if samples:
                 assert token_id >= 0, f"row {index} of step {step} sampled no token and did not fail"
-                logprobs = (result.logprobs[index],) if index in result.logprobs else ()
+                logprobs = (all_logprobs[index],) if index in all_logprobs else ()
                 outputs.append(self._accept_token(request, token_id, logprobs))
         return outputs
 
@@ -263,6 +265,8 @@ class Scheduler:
     def _schedule_decodes(self, batch: PlanBuilder) -> tuple[list[Request], bool]:
         """Schedules running requests that need one token, in admission order.
 
+        Most rows need no new block: they are scheduled without a call to the cache.
+
         Returns: running requests that need more than one token, and whether all the others got the blocks they needed.
         If not, no request is admitted in this step.
         """
@@ -283,6 +287,9 @@ class Scheduler:
                 continue  # samples in flight use up its credit
             if batch.budget == 0:
                 break
+            if num_wanted <= request.num_slots:
+                batch.add_decode(request, ())
+                continue
             new_block_ids = self._cache.allocate_slots(request, num_wanted)
             if new_block_ids is None:
                 all_have_blocks = False
@@ -290,7 +297,7 @@ class Scheduler:
                     continue
                 new_block_ids = self._cache.allocate_slots(request, num_wanted)
                 assert new_block_ids is not None, f"no blocks for request {request.request_id} after preemption"
-            batch.add_row(request, 1, True, tuple(new_block_ids))
+            batch.add_decode(request, tuple(new_block_ids))
         return prompts, all_have_blocks
 
     def _schedule_prompts(self, batch: PlanBuilder, prompts: list[Request], may_admit: bool) -> None:
@@ -392,31 +399,33 @@ class Scheduler:
 
     def _accept_token(self, request: Request, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -> RequestOutput:
         """Appends a sampled token; pauses or finishes the request if it was the last one allowed."""
-        is_waiting = request.status is RequestStatus.PREEMPTED
+        is_waiting = request.status is _PREEMPTED
         if is_waiting:
             self._waiting.remove(request)
-        start_index = len(request.output_ids)
-        request.output_ids.append(token_id)
+        output_ids, credit = request.output_ids, request.token_credit
+        start_index = len(output_ids)
+        output_ids.append(token_id)
         request.num_pending_tokens -= 1
         self._num_generated_tokens += 1
         num_cached_tokens = time = None
-        if request.first_token_s is None or request.has_time_news or request.token_credit == 1:
+        if request.first_token_s is None or request.has_time_news or credit == 1:
             charge_time(request, self._now_s)
             time = time_account(request)
             request.has_time_news = False
             if request.first_token_s is None:
                 request.first_token_s = self._now_s
                 num_cached_tokens = request.num_cached_tokens
-        if request.token_credit is not None:
-            request.token_credit -= 1
-            if request.token_credit <= 0 and not is_waiting:
+        if credit is not None:
+            request.token_credit = credit - 1
+            if credit <= 1 and not is_waiting:
                 request.status = RequestStatus.PAUSED
         if is_waiting:
             self._waiting.push(request)
         reason = finish_reason(request, self._config.end_token_ids)
         completion = None if reason is None else self._finish(request, reason)
-        return RequestOutput(
-            request.request_id, start_index, (token_id,), logprobs, num_cached_tokens, completion, time
+        return tuple.__new__(  # as in `PlanBuilder.add_decode`
+            RequestOutput,
+            (request.request_id, start_index, (token_id,), logprobs, num_cached_tokens, completion, time, None),
         )
 
     def _finish_now(self, request: Request, reason: EndReason, detail: str = "") -> None:
