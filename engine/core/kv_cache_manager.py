@@ -8,8 +8,8 @@ equal salt and adapter, and no choice of tokens forges a collision. Hashing cost
 
 import hashlib
 from array import array
-from functools import lru_cache
 from collections.abc import Sequence
+from functools import lru_cache
 
 from engine.core.block_pool import BlockPool
 from engine.core.request import BlockId, Request, RequestId

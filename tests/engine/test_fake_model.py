@@ -163,7 +163,7 @@ class TestRunner:
 
     def test_logprobs_are_reported_to_requests_that_ask(self) -> None:
         runner = FakeModelRunner(num_blocks=8)
-        asks = replace(new(1, [1], 0), params=replace(PARAMS, top_logprobs=3))
+        asks = new(1, [1], 0)._replace(params=replace(PARAMS, top_logprobs=3))
         result = execute(runner, plan(1, row(1, 0, 1), row(2, 0, 1), new_requests=[asks, new(2, [1], 1)]))
         assert list(result.logprobs) == [0]
         chosen, top_ids, top_values = result.logprobs[0]

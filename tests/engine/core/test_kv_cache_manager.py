@@ -159,6 +159,14 @@ def test_check_integrity_notices_tokens_beyond_the_table(manager: KVCacheManager
         manager.check_integrity([request], [])
 
 
+def test_check_integrity_notices_a_wrong_number_of_slots(manager: KVCacheManager, make_request: MakeRequest) -> None:
+    request = make_request(1, 8)
+    compute(manager, request)
+    request.num_slots = 12
+    with pytest.raises(IntegrityError, match="request 1: 12 slots in 2 blocks"):
+        manager.check_integrity([request], [])
+
+
 def test_hits_in_use_need_no_free_block(make_request: MakeRequest) -> None:
     manager = KVCacheManager(num_blocks=3, block_size=BLOCK_SIZE)
     compute(manager, make_request(1, 8))

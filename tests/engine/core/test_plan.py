@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 from engine.core.plan import PlanBuilder
-from engine.core.request import Request
+from engine.core.request import BlockId, Request
 
 MakeRequest = Callable[..., Request]
 
@@ -19,6 +19,18 @@ def test_one_token_rows_are_packed_first_with_their_requests_in_the_same_order(m
     assert [row.request_id for row in plan.rows] == [2, 1]
     assert requests == [narrow, wide]
     assert (plan.num_tokens, batch.budget) == (7, 3)
+
+
+def test_a_decode_is_a_row_of_one_token_that_samples(make_request: MakeRequest) -> None:
+    plans = []
+    for add in (PlanBuilder.add_decode, lambda batch, request, blocks: batch.add_row(request, 1, True, blocks)):
+        batch, request = PlanBuilder(10, 4), make_request(1, 6, num_computed_tokens=5)
+        add(batch, request, (BlockId(7),))
+        assert progress(request) == (6, 1, 1)
+        plans.append((batch.budget, batch.build(1, [])[0]))
+        batch.remove_row(request)
+        assert (progress(request), batch.budget) == ((5, 0, 0), 10)
+    assert plans[0] == plans[1]
 
 
 def test_removing_a_row_undoes_all_it_meant(make_request: MakeRequest) -> None:

@@ -1,6 +1,6 @@
 """Plans survive the way to the other ranks."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from engine.constraints.constraint import Constraint
 from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
@@ -54,7 +54,7 @@ def test_every_field_of_a_plan_survives() -> None:
 
 def test_constraints_stay_with_the_rank_that_samples() -> None:
     request = NewRequest(RequestId(3), (1, 2), 2, PARAMS, blocks(4))
-    plan = SchedulerOutput(1, (), (replace(request, constraint=Constraint(100, allowed_ids=[5])),), (), 0)
+    plan = SchedulerOutput(1, (), (request._replace(constraint=Constraint(100, allowed_ids=[5])),), (), 0)
     assert unpack_plan(pack_plan(plan)) == SchedulerOutput(1, (), (request,), (), 0)
 
 
