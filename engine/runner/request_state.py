@@ -3,7 +3,7 @@
 Plans contain only differences; a step gathers its inputs from these arrays without a Python loop over tokens.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,8 +66,8 @@ class RequestState:
             row = self._row_of.pop(request_id)
             self._vacated[row] = self._num_plans
             self._free_rows.append(row)
-        for request in plan.new_requests:
-            self._add(request)
+        if plan.new_requests:
+            self._add(plan.new_requests)
         for row_plan in plan.rows:
             if row_plan.new_block_ids:
                 self._append_blocks(self._row_of[row_plan.request_id], row_plan.new_block_ids)
@@ -110,17 +110,21 @@ class RequestState:
         rows = [*self._row_of.values(), *self._free_rows]
         assert sorted(rows) == list(range(len(self.num_tokens))), "a row is lost or has two owners"
 
-    def _add(self, request: NewRequest) -> None:
-        assert request.request_id not in self._row_of, f"request {request.request_id} is known already"
-        row = self._free_rows.pop()
-        self._row_of[request.request_id] = row
-        self.token_ids[row, : len(request.token_ids)] = request.token_ids
-        self.num_tokens[row] = len(request.token_ids)
-        self.num_prompt_tokens[row] = request.num_prompt_tokens
-        self.num_blocks[row] = 0
-        self.adapters[row] = -1 if request.adapter is None else request.adapter
-        self._append_blocks(row, request.block_ids)
-        self.sampling.set_row(row, request.params)
+    def _add(self, requests: Sequence[NewRequest]) -> None:
+        """Gives each request a row. Writes columns as a whole, since each assignment in NumPy has a fixed cost."""
+        rows = []
+        for request in requests:
+            assert request.request_id not in self._row_of, f"request {request.request_id} is known already"
+            row = self._free_rows.pop()
+            self._row_of[request.request_id] = row
+            rows.append(row)
+            self.token_ids[row, : len(request.token_ids)] = request.token_ids
+            self.block_table[row, : len(request.block_ids)] = request.block_ids
+        self.num_tokens[rows] = [len(request.token_ids) for request in requests]
+        self.num_prompt_tokens[rows] = [request.num_prompt_tokens for request in requests]
+        self.num_blocks[rows] = [len(request.block_ids) for request in requests]
+        self.adapters[rows] = [-1 if request.adapter is None else request.adapter for request in requests]
+        self.sampling.set_rows(rows, [request.params for request in requests])
 
     def _append_blocks(self, row: int, block_ids: tuple[int, ...]) -> None:
         start = self.num_blocks[row]

@@ -1,6 +1,7 @@
 """Sampling parameters of the requests in the batch, as columns for the sampler."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,10 @@ _NO_BIASES = Biases(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
 
 _BIASED, _PENALISED, _RANDOM, _FILTERED = 1, 2, 4, 8  # flags of a row
 
+_doubles_of = attrgetter(*DOUBLES)
+_penalties_of, _NO_PENALTIES = attrgetter(*PENALTIES), tuple(PENALTIES.values())
+_filters_of, _NO_FILTERS = attrgetter(*FILTERS), tuple(FILTERS.values())
+
 _PLAIN = np.array(list(DOUBLES.values()))[:, None]  # values of a greedy row
 
 
@@ -80,31 +85,36 @@ class SamplingState:
         self._stop_ids = [_NO_BIASES.ids] * max_num_seqs
         self._minus_inf = np.full(vocab_size, -np.inf, dtype=np.float32)
 
-    def set_row(self, row: int, params: SamplingParams) -> None:
-        """Sets the parameters of the request in this row."""
+    def set_rows(self, rows: Sequence[int], all_params: Sequence[SamplingParams]) -> None:
+        """Sets the parameters of the requests in these rows."""
         self.version += 1
-        self._doubles[:, row] = [getattr(params, name) for name in DOUBLES]
-        self._top_k[row] = min(params.top_k, self._vocab_size)
-        self._top_logprobs[row] = -1 if params.top_logprobs is None else params.top_logprobs
-        self._prompt_logprobs[row] = params.prompt_logprobs or 0
+        self._doubles[:, rows] = np.array([_doubles_of(params) for params in all_params]).T
+        self._top_k[rows] = [min(params.top_k, self._vocab_size) for params in all_params]
+        self._top_logprobs[rows] = [-1 if params.top_logprobs is None else params.top_logprobs for params in all_params]
+        self._prompt_logprobs[rows] = [params.prompt_logprobs or 0 for params in all_params]
+        self._flags[rows] = [self._flags_of(params) for params in all_params]
+        self._seed[rows] = [
+            params.seed if params.seed < 2**63 else params.seed - 2**64  # the same 64 bits
+            for params in all_params
+        ]
+        self._min_tokens[rows] = [params.min_tokens for params in all_params]
+        for row, params in zip(rows, all_params, strict=True):
+            self._bias[row] = _NO_BIASES
+            if params.logit_bias:
+                ids, values = zip(*params.logit_bias, strict=True)
+                self._bias[row] = Biases(np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32))
+            if params.min_tokens:
+                ends = set(params.stop_token_ids) | (set() if params.ignore_end_token else self._end_token_ids)
+                self._stop_ids[row] = np.array(sorted(i for i in ends if i < self._vocab_size), dtype=np.int32)
+
+    def _flags_of(self, params: SamplingParams) -> int:
         flags = _BIASED if params.logit_bias else 0
-        if any(getattr(params, name) != neutral for name, neutral in PENALTIES.items()):
+        if _penalties_of(params) != _NO_PENALTIES:
             flags |= _PENALISED
         if params.temperature > 0:
-            is_filtered = 0 < params.top_k < self._vocab_size or any(
-                getattr(params, name) != neutral for name, neutral in FILTERS.items()
-            )
+            is_filtered = 0 < params.top_k < self._vocab_size or _filters_of(params) != _NO_FILTERS
             flags |= _RANDOM | _FILTERED if is_filtered else _RANDOM
-        self._flags[row] = flags
-        self._seed[row] = params.seed if params.seed < 2**63 else params.seed - 2**64
-        self._min_tokens[row] = params.min_tokens
-        self._bias[row] = _NO_BIASES
-        if params.logit_bias:
-            ids, values = zip(*params.logit_bias, strict=True)
-            self._bias[row] = Biases(np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32))
-        if params.min_tokens:
-            ends = set(params.stop_token_ids) | (set() if params.ignore_end_token else self._end_token_ids)
-            self._stop_ids[row] = np.array(sorted(i for i in ends if i < self._vocab_size), dtype=np.int32)
+        return flags
 
     def is_penalised(self, row: int) -> bool:
         """Whether the sampler needs the history of this row."""

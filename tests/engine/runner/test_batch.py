@@ -157,7 +157,7 @@ def test_batches_do_not_depend_on_earlier_ones():
     builder = BatchBuilder(**limits)
     for num_rows, change, is_changed in itertools.product((1, 2), changes, (True, False)):
         for row in (0, 1):
-            sampling.set_row(row, replace(PARAMS, **change) if is_changed else PARAMS)
+            sampling.set_rows([row], [replace(PARAMS, **change) if is_changed else PARAMS])
         plan = SchedulerOutput(2, (), (), tuple(ScheduledRow(i, 1, 0, (), True) for i in range(num_rows)), num_rows)
         batch = builder.build(plan, state)
         _assert_equal_sampling(batch, BatchBuilder(**limits).build(plan, state))
@@ -281,7 +281,7 @@ def test_adapted_tokens_are_those_of_requests_with_adapters_sorted_by_adapter(de
     for _ in range(20):
         plan = _plan(rng, 4, MAX_NUM_SEQS, decodes_only)
         adapters = {request.request_id: rng.choice([None, 0, 1, 2]) for request in plan.new_requests}
-        new = tuple(replace(request, adapter=adapters[request.request_id]) for request in plan.new_requests)
+        new = tuple(request._replace(adapter=adapters[request.request_id]) for request in plan.new_requests)
         plan = replace(plan, new_requests=new)
         sampling = SamplingState(max_num_seqs=MAX_NUM_SEQS, vocab_size=1000, end_token_ids=())
         of_tokens = [adapters[row.request_id] for row in plan.rows for _ in range(row.num_scheduled_tokens)]
@@ -303,7 +303,7 @@ def test_places_behind_adapted_tokens_have_no_adapter():
     plan = _plan(random.Random(7), 4, MAX_NUM_SEQS, decodes_only=False)
     num_tokens = sum(row.num_scheduled_tokens for row in plan.rows)
     for adapted_ids in ({row.request_id for row in plan.rows}, {plan.rows[0].request_id}):
-        new = tuple(replace(one, adapter=1 if one.request_id in adapted_ids else None) for one in plan.new_requests)
+        new = tuple(one._replace(adapter=1 if one.request_id in adapted_ids else None) for one in plan.new_requests)
         sampling = SamplingState(max_num_seqs=MAX_NUM_SEQS, vocab_size=1000, end_token_ids=())
         state = RequestState(**limits, sampling=sampling)
         state.apply(replace(plan, new_requests=new))

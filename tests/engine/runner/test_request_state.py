@@ -44,6 +44,23 @@ def test_a_new_request_brings_tokens_and_blocks(state):
     assert state.num_prompt_tokens[state.rows_of([7])].tolist() == [1]
 
 
+def test_new_requests_of_a_plan_keep_their_own_adapter_and_parameters(state):
+    greedy = SamplingParams(seed=1, max_tokens=4, temperature=0.0)
+    penalised = SamplingParams(seed=2**64 - 1, max_tokens=4, presence_penalty=0.5, top_logprobs=3)
+    state.apply(
+        _plan(
+            new=[
+                NewRequest(7, (5,), 1, greedy, (9,), adapter=2),
+                NewRequest(8, (6, 7), 2, penalised, (4, 3)),
+            ]
+        )
+    )
+    rows = state.rows_of([7, 8])
+    assert state.adapters[rows].tolist() == [2, -1]
+    assert state.num_prompt_tokens[rows].tolist() == [1, 2]
+    assert [state.sampling.is_penalised(row) for row in rows] == [False, True]
+
+
 def test_rows_bring_blocks_and_samples_bring_tokens(state):
     state.apply(_plan(new=[_new(7, [5, 6, 7, 8], [9]), _new(8, [1], [4])]))
     _append(state, [8, 7], [11, 22])

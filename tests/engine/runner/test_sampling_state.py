@@ -51,8 +51,8 @@ def test_columns_hold_each_rows_own_values(state):
         frequency_penalty=2.0,
         top_logprobs=4,
     )
-    state.set_row(3, first)
-    state.set_row(1, SamplingParams(seed=5, max_tokens=1, top_k=2**31))
+    state.set_rows([3], [first])
+    state.set_rows([1], [SamplingParams(seed=5, max_tokens=1, top_k=2**31)])
     batch = _gather(state, [1, 3], [0, 6])
     assert batch.temperature.tolist() == [1.0, 0.5]
     assert batch.top_p.tolist() == [1.0, 0.25]
@@ -71,17 +71,17 @@ def test_columns_hold_each_rows_own_values(state):
 
 @pytest.mark.parametrize(("seed", "bits"), [(2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1)])
 def test_seeds_keep_all_their_bits(state, seed, bits):
-    state.set_row(0, SamplingParams(seed=seed, max_tokens=1))
+    state.set_rows([0], [SamplingParams(seed=seed, max_tokens=1)])
     assert _gather(state, [0]).seed.tolist() == [bits]
 
 
 def test_biases_are_those_of_the_row_and_go_with_its_request(state):
-    state.set_row(0, SamplingParams(seed=0, max_tokens=1, logit_bias=((5, 1.5), (6, -2.0))))
-    state.set_row(1, SamplingParams(seed=0, max_tokens=1))
-    state.set_row(2, SamplingParams(seed=0, max_tokens=1, logit_bias=((9, 0.5),)))
+    state.set_rows([0], [SamplingParams(seed=0, max_tokens=1, logit_bias=((5, 1.5), (6, -2.0)))])
+    state.set_rows([1], [SamplingParams(seed=0, max_tokens=1)])
+    state.set_rows([2], [SamplingParams(seed=0, max_tokens=1, logit_bias=((9, 0.5),))])
     batch = _gather(state, [2, 1, 0], [0, 0, 0])
     assert [_biases(batch, i) for i in range(3)] == [[(9, 0.5)], [], [(5, 1.5), (6, -2.0)]]
-    state.set_row(0, SamplingParams(seed=0, max_tokens=1))
+    state.set_rows([0], [SamplingParams(seed=0, max_tokens=1)])
     assert _biases(_gather(state, [0]), 0) == []
 
 
@@ -93,7 +93,7 @@ def test_biases_are_those_of_the_row_and_go_with_its_request(state):
 def test_what_ends_an_answer_is_forbidden_before_min_tokens(state, ignore_end_token, forbidden):
     """Token 100, an end token of the model's files, is beyond the vocabulary and must not be written to."""
     params = SamplingParams(seed=0, max_tokens=9, min_tokens=3, stop_token_ids=(50,), ignore_end_token=ignore_end_token)
-    state.set_row(0, params)
+    state.set_rows([0], [params])
     for num_output_tokens in range(5):
         want = [(i, -math.inf) for i in forbidden] if num_output_tokens < 3 else []
         assert _biases(_gather(state, [0], [num_output_tokens]), 0) == want
@@ -101,8 +101,8 @@ def test_what_ends_an_answer_is_forbidden_before_min_tokens(state, ignore_end_to
 
 def test_biases_that_exceed_the_buffer_are_sent_separately(state):
     ids = tuple((i % 100, float(i)) for i in range(BIAS_CAPACITY))
-    state.set_row(0, SamplingParams(seed=0, max_tokens=1, logit_bias=ids))
-    state.set_row(1, SamplingParams(seed=0, max_tokens=1, logit_bias=((3, 4.0),)))
+    state.set_rows([0], [SamplingParams(seed=0, max_tokens=1, logit_bias=ids)])
+    state.set_rows([1], [SamplingParams(seed=0, max_tokens=1, logit_bias=((3, 4.0),))])
     out = LAYOUT.arrays(torch.zeros(LAYOUT.num_bytes, dtype=torch.uint8))
     _, biases = _write(state, [0, 1], [0, 0], out)
     assert len(biases.ids) == BIAS_CAPACITY + 1
@@ -127,8 +127,8 @@ def test_biases_that_exceed_the_buffer_are_sent_separately(state):
 )
 def test_the_host_knows_what_no_row_asks_for(state, changes, hints):
     plain = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
-    state.set_row(0, plain)
-    state.set_row(1, SamplingParams(seed=0, max_tokens=1, **changes))
+    state.set_rows([0], [plain])
+    state.set_rows([1], [SamplingParams(seed=0, max_tokens=1, **changes)])
     out = LAYOUT.arrays(torch.zeros(LAYOUT.num_bytes, dtype=torch.uint8))
     got, _ = _write(state, [0, 1], [0, 0], out)
     assert (got.any_penalised, got.any_random, got.any_filtered) == hints
@@ -139,5 +139,5 @@ def test_the_host_knows_what_no_row_asks_for(state, changes, hints):
 
 def test_a_row_that_changes_changes_the_version(state):
     version = state.version
-    state.set_row(0, SamplingParams(seed=0, max_tokens=1))
+    state.set_rows([0], [SamplingParams(seed=0, max_tokens=1)])
     assert state.version != version
