@@ -69,7 +69,8 @@ def charge_time(request: Request, now_s: float) -> None:
 
 def time_account(request: Request) -> TimeAccount:
     """Returns the time charged so far, by activity; the five add up to the time since arrival."""
-    return TimeAccount(*request.spent_s, request.num_preemptions)
+    queued_s, prefill_s, decode_s, paused_s, preempted_s = request.spent_s
+    return TimeAccount(queued_s, prefill_s, decode_s, paused_s, preempted_s, request.num_preemptions)
 
 
 def _kind(request: Request) -> _Kind:
