@@ -5,6 +5,7 @@ from typing import Any
 import grpc
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from frontend.errors import ConfigError
 from frontend.routing.foreign.continuation import Continuation
 from frontend.routing.foreign.dialect import (
     DEFAULT_BLOCK_TOKENS,
@@ -40,7 +41,7 @@ class VllmDialect(Dialect):
         model = await self._stub.GetModelInfo(self._pb.GetModelInfoRequest(), timeout=timeout_s)
         server = await self._stub.GetServerInfo(self._pb.GetServerInfoRequest(), timeout=timeout_s)
         if not model.is_generation:
-            raise DialectError(f"its model {model.model_path} does not generate text")
+            raise ConfigError(f"the engine's model {model.model_path} does not generate text")
         return EngineFacts(
             model=model.served_model_name or model.model_path,
             max_model_len=model.max_context_length,
