@@ -33,6 +33,7 @@ from frontend.errors import ConfigError
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
 
 _ANY_HOST = text("an address", lambda _: True, metavar="HOST")
+_ADDRESSES = "HOST:PORT or unix:PATH, behind vllm://, sglang:// or trtllm:// for an engine of another project"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*,]+")  # in the format of browsers, which compare it literally
 
 
@@ -117,7 +118,7 @@ class FrontendConfig:
     )
 
     engine: tuple[str, ...] = flag(
-        ("127.0.0.1:50052",), repeated(text("HOST:PORT or unix:PATH", _is_address, metavar="ADDRESS")),
+        ("127.0.0.1:50052",), repeated(text(_ADDRESSES, _is_address, metavar="ADDRESS")),
         "address of an engine: HOST:PORT or unix:PATH, or vllm://, sglang:// or trtllm://HOST:PORT for an engine of "
         "another project; may be repeated, the variable separates addresses by commas. A host name stands for all of "
         "its addresses, which are looked up repeatedly", group="engines",

@@ -35,9 +35,11 @@ class EngineAddress(NamedTuple):
         """Splits an address.
 
         Raises:
-            ValueError: its scheme is not known.
+            ValueError: its scheme is not known, or it has two.
         """
         scheme, separator, target = address.partition(_SEPARATOR)
+        if _SEPARATOR in target:
+            raise ValueError(f"{address} has two schemes")
         return cls(EngineKind(scheme), target) if separator else cls(EngineKind.CHAIRLIFT, address)
 
     def at(self, target: str) -> str:

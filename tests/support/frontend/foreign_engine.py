@@ -459,7 +459,8 @@ def answer_to(
     prompt_ids: Sequence[int], max_tokens: int, *, ignore_end: bool = False, stop_token_ids: Sequence[int] = ()
 ) -> list[int]:
     """The tokens that an undisturbed engine generates."""
-    token_ids, answer = list(prompt_ids), []
+    token_ids = list(prompt_ids)
+    answer: list[int] = []
     while len(answer) < max_tokens:
         answer.append(next_token(token_ids, may_end=not ignore_end))
         token_ids.append(answer[-1])
