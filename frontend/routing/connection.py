@@ -18,12 +18,13 @@ import grpc
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
-from chairlift.service.engine_protocol import MAX_FRONTEND_MESSAGE_BYTES, PROTOCOL_MAJOR, PROTOCOL_MINOR
+from chairlift.service.engine_protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from frontend import __version__
 from frontend.access.engine_tls import EngineTls
 from frontend.engine_address import EngineAddress, EngineKind
 from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
 from frontend.observability.engine_metrics import EngineMetrics
+from frontend.routing.channel import engine_channel
 from frontend.routing.connection_log import ConnectionLog, EngineLostError, EngineNotReadyError
 from frontend.routing.foreign.attach import check_installed, make_stub
 from frontend.routing.heartbeat import Heartbeat
@@ -44,23 +45,6 @@ _MIN_BACKOFF_S = 0.1
 _MAX_WAITING_BACKOFF_S = 0.25  # while an engine starts; this delay adds to its start-up time
 MAX_BACKOFF_S = 2.0
 _HEARTBEAT_CHECKS = 12
-# A stopped process or a vanished machine does not answer gRPC pings. A busy process does, because gRPC answers them on
-# threads that do not need the GIL; heartbeats need it. On two cores at load 14 to 27, with steps of up to 51 s, no ping
-# was missed in 90 s (limit 1.75 s), and heartbeats came at most 0.70 s apart. Pings time out a little earlier than
-# heartbeats, so that the log shows which of the two was missed. As fractions of the heartbeat timeout:
-_PING_EVERY = 1 / 3  # engines accept one ping per second
-_PING_TIMEOUT = 0.55
-_MIN_PING_EVERY_MS = 500
-_MAX_FOREIGN_MESSAGE_BYTES = 64 << 20  # one message holds the log-probabilities of a whole prompt
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_FRONTEND_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_FRONTEND_MESSAGE_BYTES),
-    # A separate connection for each attempt, so that gRPC adds no backoff of its own.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-    # http_proxy in the environment is for connections to the internet.
-    ("grpc.enable_http_proxy", 0),
-)
 
 
 class AttachCall(Protocol):
@@ -299,24 +283,12 @@ class EngineConnection:
         return cast("EngineServiceAsyncStub", make_stub(self._kind, channel, self.address, self._tokenizers.own_files))
 
     def _channel(self) -> grpc.aio.Channel:
-        options = self._channel_options()
-        if self._tls is None:
-            return grpc.aio.insecure_channel(self._target, options=options)
-        name = [("grpc.ssl_target_name_override", self._server_name)] if self._server_name else []
-        return grpc.aio.secure_channel(self._target, self._tls.credentials(), options=[*options, *name])
-
-    def _channel_options(self) -> list[tuple[str, int]]:
-        if self._kind is not EngineKind.CHAIRLIFT:  # polls detect silence, and some servers end connections that ping
-            return [*_CHANNEL_OPTIONS[1:], ("grpc.max_receive_message_length", _MAX_FOREIGN_MESSAGE_BYTES)]
-        ping_every_ms = round(1000 * self._heartbeat_timeout_s * _PING_EVERY)
-        ping_timeout_ms = round(1000 * self._heartbeat_timeout_s * _PING_TIMEOUT)
-        return [
-            *_CHANNEL_OPTIONS,
-            ("grpc.keepalive_time_ms", max(ping_every_ms, _MIN_PING_EVERY_MS)),
-            ("grpc.keepalive_timeout_ms", ping_timeout_ms),
-            # Required: without it grpc 1.85 keeps the connection to a stopped peer.
-            ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
-        ]
+        return engine_channel(
+            EngineAddress(self._kind, self._target),
+            heartbeat_timeout_s=self._heartbeat_timeout_s,
+            tls=self._tls,
+            server_name=self._server_name,
+        )
 
     async def _hello(self, channel: grpc.aio.Channel, call: AttachCall) -> pb.Welcome:
         hello = pb.Hello(

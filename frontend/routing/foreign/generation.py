@@ -186,6 +186,9 @@ class Generation:
 
     def _add_prompt(self, columns: LogprobBatch) -> None:
         submission = self._submission
+        num_tokens, num_prompt = len(columns.chosen) + 1, len(submission.prompt_ids) // BYTES_PER_TOKEN_ID
+        if num_tokens != num_prompt:
+            raise DialectError(f"log-probabilities of {num_tokens} prompt tokens, it was sent {num_prompt}")
         self._host.events.add_prompt(
             pb.PromptLogprobs(
                 handle=submission.handle,

@@ -110,6 +110,13 @@ def without_logprobs(messages):
     return messages
 
 
+def short_prompt(messages):
+    for message in filter(chunk, messages):
+        for field in ("token_logprobs", "token_ids", "top_logprobs"):
+            del getattr(message.chunk.input_logprobs, field)[4:]
+    return messages
+
+
 @pytest.mark.parametrize(
     ("rewrite", "details"),
     [
@@ -119,13 +126,14 @@ def without_logprobs(messages):
         (chunks("prompt_tokens", 3), f"the engine read 3 prompt tokens, it was sent {len(TEXT)}"),
         (chunks("index", 1), "the engine sent answer 2 of 1"),
         (without_logprobs, "the engine sent no log-probabilities"),
+        (short_prompt, f"log-probabilities of 4 prompt tokens, it was sent {len(TEXT)}"),
     ],
 )
 async def test_contradictions_are_faults_of_one_request(make_foreign, read, encode, rewrite, details):
     world = await make_foreign("vllm")
     (engine,) = world.engines
     engine.rewrite = rewrite
-    reading = read(world, TEXT, max_tokens=9, output={"top_logprobs": 1})
+    reading = read(world, TEXT, max_tokens=9, output={"top_logprobs": 1, "prompt_logprobs": 1})
     if details is not None:
         assert await error_of(reading) == (grpc.StatusCode.INTERNAL, f"the engine failed this request: {details}")
     else:  # it had made progress: the answer is continued, here by nothing
