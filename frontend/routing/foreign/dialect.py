@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import grpc
@@ -88,7 +88,7 @@ class EngineLoads:
     num_waiting_tokens: int = 0
     capacity_tokens: int = 0
     num_used_tokens: float = 0.0
-    version: str = field(default="")
+    version: str = ""
 
 
 class Dialect(ABC):

@@ -40,22 +40,22 @@ async def submit(call, **fields):
     await call.write(pb.AttachRequest(submit=pb.SubmitBatch(submissions=[submission(**fields)])))
 
 
-async def tokens_until_statuses(call, num_statuses):
-    """The tokens that come before so many heartbeats have."""
-    token_ids = []
-    while num_statuses:
+async def tokens_before_heartbeats(call, num_tokens):
+    """Reads so many tokens, and what comes before the next two heartbeats."""
+    token_ids, num_heartbeats = [], 0
+    while len(token_ids) < num_tokens or num_heartbeats < 2:
         response = await call.read()
         token_ids += response.step.token_ids
-        num_statuses -= response.HasField("status")
+        num_heartbeats += response.HasField("status") and len(token_ids) >= num_tokens
     return token_ids
 
 
 async def test_an_engine_is_not_read_further_than_the_credit(call):
     await submit(call, token_credit=4)
     expected = answer_to(PROMPT, 100, ignore_end=True)
-    assert await tokens_until_statuses(call, 4) == expected[:4]
+    assert await tokens_before_heartbeats(call, 4) == expected[:4]
     await call.write(pb.AttachRequest(credit=pb.CreditGrant(handles=[1], tokens=[8])))
-    assert await tokens_until_statuses(call, 3) == expected[4:12]
+    assert await tokens_before_heartbeats(call, 8) == expected[4:12]
 
 
 async def test_events_of_one_request(call):

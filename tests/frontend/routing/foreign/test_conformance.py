@@ -184,10 +184,10 @@ async def test_cancelled_call_cancels_and_aborts_the_engines_request(make_foreig
 async def test_deadline_of_the_call_ends_the_engines_request(make_foreign, read, kind):
     world = await make_foreign(ForeignEngine(kind=kind, step_interval_s=0.01))
     (engine,) = world.engines
-    reading = read(world, TEXT, ignore_end_token=True, timeout=0.5)
+    reading = read(world, TEXT, ignore_end_token=True, timeout=1.0)
     await reading.end()
     assert reading.error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await engine.wait_for(lambda: engine.ended)
+    await world.until(lambda: engine.ended == [request.request_id for request in engine.requests])
 
 
 @pytest.mark.parametrize("kind", KINDS)
