@@ -28,14 +28,20 @@ from chairlift.service.flags import (
 )
 from chairlift.service.logs import LOG_FORMATS, LOG_LEVELS
 from chairlift.service.tls import is_loopback
+from frontend.engine_address import EngineAddress
 from frontend.errors import ConfigError
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
 
 _ANY_HOST = text("an address", lambda _: True, metavar="HOST")
+_ADDRESSES = "HOST:PORT or unix:PATH, behind vllm://, sglang:// or trtllm:// for an engine of another project"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*,]+")  # in the format of browsers, which compare it literally
 
 
-def _is_address(address: str) -> bool:
+def _is_address(value: str) -> bool:
+    try:
+        address = EngineAddress.parse(value).target
+    except ValueError:
+        return False
     if address.startswith("unix:"):
         return len(address) > len("unix:")
     host, colon, port = address.removeprefix("dns:").rpartition(":")
@@ -112,9 +118,10 @@ class FrontendConfig:
     )
 
     engine: tuple[str, ...] = flag(
-        ("127.0.0.1:50052",), repeated(text("HOST:PORT or unix:PATH", _is_address, metavar="ADDRESS")),
-        "address of an engine: HOST:PORT or unix:PATH; may be repeated, the variable separates addresses by commas. A "
-        "host name stands for all of its addresses, which are looked up repeatedly", group="engines",
+        ("127.0.0.1:50052",), repeated(text(_ADDRESSES, _is_address, metavar="ADDRESS")),
+        "address of an engine: HOST:PORT or unix:PATH, or vllm://, sglang:// or trtllm://HOST:PORT for an engine of "
+        "another project; may be repeated, the variable separates addresses by commas. A host name stands for all of "
+        "its addresses, which are looked up repeatedly", group="engines",
     )  # fmt: skip
     engine_tls_ca: Path | None = flag(
         None, path(), "CA certificates (PEM) used to verify engines; connections to unix sockets are not encrypted"

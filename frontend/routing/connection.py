@@ -12,18 +12,21 @@ import uuid
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import grpc
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
-from chairlift.service.engine_protocol import MAX_FRONTEND_MESSAGE_BYTES, PROTOCOL_MAJOR, PROTOCOL_MINOR
+from chairlift.service.engine_protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from frontend import __version__
 from frontend.access.engine_tls import EngineTls
+from frontend.engine_address import EngineAddress, EngineKind
 from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
 from frontend.observability.engine_metrics import EngineMetrics
+from frontend.routing.channel import engine_channel
 from frontend.routing.connection_log import ConnectionLog, EngineLostError, EngineNotReadyError
+from frontend.routing.foreign.attach import check_installed, make_stub
 from frontend.routing.heartbeat import Heartbeat
 from frontend.routing.held_adapters import HeldAdapters
 from frontend.routing.pending import PendingRequest
@@ -42,24 +45,21 @@ _MIN_BACKOFF_S = 0.1
 _MAX_WAITING_BACKOFF_S = 0.25  # while an engine starts; this delay adds to its start-up time
 MAX_BACKOFF_S = 2.0
 _HEARTBEAT_CHECKS = 12
-# A stopped process or a vanished machine does not answer gRPC pings. A busy process does, because gRPC answers them on
-# threads that do not need the GIL; heartbeats need it. On two cores at load 14 to 27, with steps of up to 51 s, no ping
-# was missed in 90 s (limit 1.75 s), and heartbeats came at most 0.70 s apart. Pings time out a little earlier than
-# heartbeats, so that the log shows which of the two was missed. As fractions of the heartbeat timeout:
-_PING_EVERY = 1 / 3  # engines accept one ping per second
-_PING_TIMEOUT = 0.55
-_MIN_PING_EVERY_MS = 500
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_FRONTEND_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_FRONTEND_MESSAGE_BYTES),
-    # A separate connection for each attempt, so that gRPC adds no backoff of its own.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-    # http_proxy in the environment is for connections to the internet.
-    ("grpc.enable_http_proxy", 0),
-)
 
-AttachCall = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
+
+class AttachCall(Protocol):
+    """The Attach stream, or what stands in for it."""
+
+    async def write(self, request: pb.AttachRequest) -> None:
+        """Sends a command."""
+
+    async def read(self) -> object:
+        """Returns the next AttachResponse, or something else at the end of the stream."""
+        ...
+
+    def cancel(self) -> object:
+        """Ends the stream."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class EngineConnection:
     """Keeps this process attached to one engine.
 
     Args:
-        address: HOST:PORT or unix:PATH.
+        address: HOST:PORT or unix:PATH, with the scheme of another project's engine.
         tokenizers: loads the tokenizer of the engine's model.
         metrics: the engine's metrics.
         heartbeat_timeout_s: time without a message after which the engine is lost; a ping times out a little earlier.
@@ -136,7 +136,9 @@ class EngineConnection:
         server_name: str | None = None,
     ) -> None:
         self.address = address
-        self._is_remote = not address.startswith("unix:")
+        self._kind, self._target = EngineAddress.parse(address)
+        check_installed(self._kind)
+        self._is_remote = not self._target.startswith("unix:")
         self._tls = tls if self._is_remote else None
         self._server_name = server_name.rstrip(".") if server_name else None
         self._tokenizers = tokenizers
@@ -237,8 +239,8 @@ class EngineConnection:
 
     async def _attach(self) -> None:
         async with self._channel() as channel:
-            stub: EngineServiceAsyncStub = EngineServiceStub(channel)
-            call = stub.Attach()
+            stub = self._make_stub(channel)
+            call: AttachCall = stub.Attach()
             try:
                 welcome = await self._hello(channel, call)
                 instance_id = welcome.engine_instance_id
@@ -275,23 +277,18 @@ class EngineConnection:
             finally:
                 call.cancel()
 
-    def _channel(self) -> grpc.aio.Channel:
-        options = self._channel_options()
-        if self._tls is None:
-            return grpc.aio.insecure_channel(self.address, options=options)
-        name = [("grpc.ssl_target_name_override", self._server_name)] if self._server_name else []
-        return grpc.aio.secure_channel(self.address, self._tls.credentials(), options=[*options, *name])
+    def _make_stub(self, channel: grpc.aio.Channel) -> "EngineServiceAsyncStub":
+        if self._kind is EngineKind.CHAIRLIFT:
+            return EngineServiceStub(channel)
+        return cast("EngineServiceAsyncStub", make_stub(self._kind, channel, self.address, self._tokenizers.own_files))
 
-    def _channel_options(self) -> list[tuple[str, int]]:
-        ping_every_ms = round(1000 * self._heartbeat_timeout_s * _PING_EVERY)
-        ping_timeout_ms = round(1000 * self._heartbeat_timeout_s * _PING_TIMEOUT)
-        return [
-            *_CHANNEL_OPTIONS,
-            ("grpc.keepalive_time_ms", max(ping_every_ms, _MIN_PING_EVERY_MS)),
-            ("grpc.keepalive_timeout_ms", ping_timeout_ms),
-            # Required: without it grpc 1.85 keeps the connection to a stopped peer.
-            ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
-        ]
+    def _channel(self) -> grpc.aio.Channel:
+        return engine_channel(
+            EngineAddress(self._kind, self._target),
+            heartbeat_timeout_s=self._heartbeat_timeout_s,
+            tls=self._tls,
+            server_name=self._server_name,
+        )
 
     async def _hello(self, channel: grpc.aio.Channel, call: AttachCall) -> pb.Welcome:
         hello = pb.Hello(
@@ -313,7 +310,7 @@ class EngineConnection:
                 raise EngineNotReadyError(error.details()) from error
             if self._is_remote and _may_be_tls(error.details() or ""):
                 context = self._tls.context() if self._tls is not None else None
-                if (problem := await tls_problem(self.address, context, self._server_name)) is not None:
+                if (problem := await tls_problem(self._target, context, self._server_name)) is not None:
                     raise EngineLostError(problem) from error
             raise
         if not isinstance(response, pb.AttachResponse) or response.WhichOneof("event") != "welcome":

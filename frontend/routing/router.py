@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.access.engine_tls import EngineTls
+from frontend.engine_address import EngineAddress
 from frontend.errors import EngineUnavailable, ModelNotFound, QueueFull, RequestError
 from frontend.observability.metrics import Metrics
 from frontend.routing.adapter_control import AdapterControl, Holder
@@ -95,12 +96,13 @@ class Router:
         self._is_running = False
         self._stop_error: RequestError | None = None
         for address in dict.fromkeys(addresses):
-            name = name_and_port(address)
+            kind, target = EngineAddress.parse(address)
+            name = name_and_port(target)
             if name is None:
                 self._fixed.add(address)
                 self._add_connection(address, was_found=False)
             else:
-                self._resolvers.append(self._resolver(address, *name))
+                self._resolvers.append(self._resolver(EngineAddress(kind, target), *name))
 
     @property
     def serving(self) -> bool:
@@ -148,7 +150,7 @@ class Router:
         attachment = self._place(request)
         if attachment is None:
             submission = request.submission
-            if self._by_model.get(request.model) and submission.adapter and not self._is_pending(submission):
+            if submission.adapter and self._engines_for(request.model) and not self._is_pending(submission):
                 raise ModelNotFound(f"model {submission.adapter!r} is not served here: its adapter has been unloaded")
             self._failover.add(request, self._unavailable())
             return None
@@ -187,7 +189,7 @@ class Router:
 
     def can_replace(self, attachment: Attachment) -> bool:
         """Returns whether another engine serves the same model."""
-        usable = self._by_model.get(attachment.model.key, ())
+        usable = self._engines_for(attachment.model.key)
         return any(other.instance_id != attachment.instance_id for _, other in usable)
 
     def on_changed(self) -> None:
@@ -205,7 +207,7 @@ class Router:
                 by_model.setdefault(attachment.model.key, []).append((connection, attachment))
         self._by_model = by_model
         longest = next((attachment for attachment in self._attached if attachment.instance_id in instance_ids), None)
-        self._usable = by_model[longest.model.key] if longest is not None else []
+        self._usable = self._engines_for(longest.model.key) if longest is not None else []
         self._adapters = self._served_adapters()
         for model, engines in by_model.items():
             for connection, _ in engines:
@@ -276,13 +278,25 @@ class Router:
         """Returns the engines that serve the request's model, which may be an older one, have its adapter, and did not
         reject it.
         """
-        usable: Sequence[_Usable] = self._by_model.get(request.model, ())
+        usable: Sequence[_Usable] = self._engines_for(request.model)
         submission = request.submission
         if submission.adapter:
             name, sha256 = submission.adapter, submission.adapter_sha256
             usable = [one for one in usable if one[1].adapters.has(name, sha256)]
         rejected_by = self._rejected_by.get(request, ())
         return [one for one in usable if one[1].instance_id not in rejected_by] if rejected_by else usable
+
+    def _engines_for(self, key: ModelKey) -> list[_Usable]:
+        """Returns the serving engines of a model; of those that report their weights, only engines with the same."""
+        if len(self._by_model) == 1 and key in self._by_model:
+            return self._by_model[key]
+        found: list[_Usable] = []
+        for other, engines in self._by_model.items():
+            if other.matches(key):
+                found += engines
+                if not key.weights_revision:
+                    key = key._replace(weights_revision=other.weights_revision)
+        return found
 
     def _adapters_changed(self) -> None:
         """Requests may wait for an adapter that an engine has got."""
@@ -318,7 +332,7 @@ class Router:
     def _log_other_model(self, address: str, key: ModelKey) -> None:
         """Logs once that an engine is not used because its model differs."""
         used = self._usable[0][1].model.key
-        if key == used:
+        if any(connection.address == address for connection, _ in self._usable):
             self._unused.pop(address, None)
             return
         if self._unused.get(address) == key:
@@ -333,8 +347,11 @@ class Router:
 
     # Addresses.
 
-    def _resolver(self, address: str, name: str, port: int) -> Resolver:
-        def take(addresses: list[str]) -> None:
+    def _resolver(self, named: EngineAddress, name: str, port: int) -> Resolver:
+        address = named.at(named.target)
+
+        def take(targets: list[str]) -> None:
+            addresses = [named.at(target) for target in targets]
             if addresses != self._found.get(address):
                 logger.info("engines at %s: %s", name, ", ".join(addresses))
                 self._found[address] = addresses

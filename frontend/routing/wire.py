@@ -312,6 +312,14 @@ def ids_to_bytes(token_ids: Sequence[int]) -> bytes:
     return ids.tobytes()
 
 
+def ids_from_bytes(packed: bytes) -> "array[int]":
+    """Decodes token ids; see `ids_to_bytes`."""
+    ids = array("I", packed)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids
+
+
 def budget_ms(left_s: float) -> int:
     """Returns the milliseconds left of a time budget; the engine ends a request at 0."""
     return max(math.ceil(left_s * 1000), 0)

@@ -24,7 +24,8 @@ class Adapter(NamedTuple):
 class ModelKey(NamedTuple):
     """Properties that must be equal for two engines to serve the same requests, also in a failover.
 
-    Adapters are none of them: an engine serves requests for those that it has.
+    Adapters are none of them: an engine serves requests for those that it has. `weights_revision` is empty for engines
+    of other projects, which do not report it.
     """
 
     name: str
@@ -34,6 +35,15 @@ class ModelKey(NamedTuple):
     vocab_size: int
     end_token_ids: tuple[int, ...]
     max_logprobs: int
+
+    def matches(self, other: "ModelKey") -> bool:
+        """Whether engines with these keys may serve the same requests, as far as is known."""
+        if self.weights_revision and other.weights_revision:
+            return self == other
+        return self._without_revision() == other._without_revision()
+
+    def _without_revision(self) -> "ModelKey":
+        return self._replace(weights_revision="", end_token_ids=tuple(sorted(self.end_token_ids)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,16 +29,21 @@ class TokenizerSource:
 
     Raises:
         ConfigError: the folder contains no usable tokenizer.
+
+    Attributes:
+        own_files: the operator's files by name; empty without a folder.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        self.own_files: Mapping[str, bytes] = {}
         self._tokenizer: Tokenizer | None = None
         self._defaults = API_DEFAULTS
         if folder is not None:
             try:
                 files = read_folder(folder)
                 self._tokenizer = Tokenizer(files)
+                self.own_files = files
             except OSError as error:
                 raise ConfigError(f"--tokenizer: {error.filename} cannot be read: {error.strerror}") from error
             except ValueError as error:

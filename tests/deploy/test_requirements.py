@@ -11,5 +11,5 @@ def test_frontend_image_asks_for_nothing_that_computes(root: Path) -> None:
 
 
 def test_unknown_extra_is_named(root: Path) -> None:
-    with pytest.raises(SystemExit, match="no extra 'engines'; EXTRA is one of frontend, engine"):
-        requirements(root / "pyproject.toml", ["engines"])
+    with pytest.raises(SystemExit, match="no extra 'motor'; EXTRA is one of frontend, engine"):
+        requirements(root / "pyproject.toml", ["motor"])

@@ -25,7 +25,8 @@ FOREIGN_FLAGS = {
     ),
     **dict.fromkeys(("--max-total-tokens", "--max-batch-size", "--max-batch-prefill-tokens"), "TGI"),
     **dict.fromkeys(("--model-id", "--max-concurrent-requests", "--num-shard", "--quantize"), "TGI"),
-    **dict.fromkeys(("--enable-auto-tool-choice", "--lora-modules"), "vLLM"),
+    **dict.fromkeys(("--enable-auto-tool-choice", "--lora-modules", "--structured-outputs-config"), "vLLM"),
+    "--grammar-backend": "SGLang",
 }
 # Files and folders that come to be when something runs.
 MADE = {"bench-results", "loadgen-results", "compose.override.yaml"}

@@ -103,6 +103,8 @@ BAD = {
     "--engine nowhere": "--engine is nowhere, it must be HOST:PORT or unix:PATH",
     "--engine host:0": "--engine is host:0",
     "--engine unix:": "--engine is unix:",
+    "--engine tgi://host:1": "--engine is tgi://host:1, it must be HOST:PORT or unix:PATH, behind vllm://,",
+    "--engine vllm://host": "--engine is vllm://host, it must be",
     "--tokenizer /does/not/exist": "--tokenizer is /does/not/exist, it must be a folder that this user can read",
     "--max-queued-requests 0": "--max-queued-requests is 0, it must be a whole number, at least 1",
     "--stall-timeout 0": "--stall-timeout is 0, it must be a number, at least 0.001",

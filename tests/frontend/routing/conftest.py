@@ -178,6 +178,12 @@ def read(text_request: Any) -> Callable[..., Reading]:
     return start
 
 
+@pytest.fixture
+def read_request() -> Callable[..., Reading]:
+    """read_request(world, request) reads the answer to any request in the background."""
+    return lambda world, request: Reading(world.stub.StreamGenerate(request))
+
+
 @pytest.fixture(scope="session")
 def ids() -> Callable[[str], list[int]]:
     """ids(text) returns the answer of FakeEngine: the tokens of the prompt and an end token."""

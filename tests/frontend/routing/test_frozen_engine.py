@@ -12,7 +12,7 @@ import pytest
 
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from frontend.routing import connection
+from frontend.routing import channel
 from tests.hang import HANG_S
 
 HEARTBEAT_TIMEOUT_S = 20.0  # longer than GIL_HELD_S and a stall of the machine
@@ -57,8 +57,8 @@ async def start_app(
 ) -> AsyncIterator[FrontendApp]:
     address = f"unix:{tmp_path / 'e.sock'}"
     # Pings get a smaller share than usual, so that missed pings and missed heartbeats are seconds apart.
-    monkeypatch.setattr(connection, "_PING_EVERY", 0.08)
-    monkeypatch.setattr(connection, "_PING_TIMEOUT", 0.2)
+    monkeypatch.setattr(channel, "_PING_EVERY", 0.08)
+    monkeypatch.setattr(channel, "_PING_TIMEOUT", 0.2)
     config = FrontendConfig(port=0, http=False, engine=(address,), heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
     app = FrontendApp(config)
     await app.start()
