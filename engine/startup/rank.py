@@ -329,8 +329,7 @@ def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress)
     if task.config.batch_invariant and has_row_scales and not scaled_product_tiles(target):
         raise ConfigError(
             f"{what}: 8-bit weights with scales per tensor or output channel are not supported with --batch-invariant "
-            f"on {target.name}, where the order of summation in their products depends on the batch: omit the flag, or "
-            "use other weights"
+            f"on {target.name}, where the batch decides the order of summation: omit the flag, or use other weights"
         )
     ops = GpuOps(
         gpu.device,
