@@ -69,6 +69,8 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
             wanted = wanted_answers(request, RequestLimits.of(parts.info), parts.info.max_model_len)
             if wanted.request_id in self._calls:
                 raise InvalidRequest(f"request_id {wanted.request_id[:64]!r} is in use: its request has not ended")
+            if len(self._calls) >= parts.max_open_requests:  # before its constraint waits for a thread
+                raise QueueFull(f"{len(self._calls)} calls are open, at most {parts.max_open_requests} are allowed")
             self._calls[wanted.request_id] = None
             try:
                 remaining_s = context.time_remaining()
