@@ -55,6 +55,7 @@ PROMISES = {
         "loadgen",
         "-loadgen.experiments.peers.llama_cpp.worker",  # these run in environments of their own
         "-loadgen.experiments.peers.openvino.worker",
+        "-loadgen.experiments.gateways.direct",  # with [engines]
     ],
 }
 
