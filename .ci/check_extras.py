@@ -13,14 +13,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 _NO_SERVICE = "-chairlift.service.health"  # needs grpcio-health-checking, which the two services alone have
+_NO_GRAMMARS = "-chairlift.service.structured.grammars"  # needs llguidance, which the two services alone have
 _NO_NUMPY = "-chairlift.bench.workload"  # benchmarks run with [engine] or [loadgen]
 
 NEEDS_TRANSFORMERS = ["-engine.model.transformers_model", "-engine.model.transformers_probe"]
 
+NEEDS_ENGINES = [f"-engine.serving.vllm.{name}" for name in ("cache_log", "call", "description", "messages", "service")]
+
 # Packages (whole) and modules that each extra must import; "" is the distribution without extras. Names behind "-" are
 # left out: they are run with [dev].
 PROMISES = {
-    "": ["chairlift", _NO_SERVICE, _NO_NUMPY, "engine.core", "chairlift.client"],
+    "": ["chairlift", _NO_SERVICE, _NO_GRAMMARS, _NO_NUMPY, "engine.core", "chairlift.client"],
     "frontend": [
         "chairlift",
         "frontend",
@@ -30,6 +33,7 @@ PROMISES = {
     "otel": [
         "chairlift",
         _NO_SERVICE,
+        _NO_GRAMMARS,
         _NO_NUMPY,
         "frontend.observability.otlp",
         "frontend.observability.request_trace",
@@ -41,15 +45,18 @@ PROMISES = {
         "engine",
         "kernels",
         *NEEDS_TRANSFORMERS,
+        *NEEDS_ENGINES,
     ],
     "transformers": [name.removeprefix("-") for name in NEEDS_TRANSFORMERS],
     "loadgen": [
         "chairlift",
         _NO_SERVICE,
+        _NO_GRAMMARS,
         "chairlift.client",
         "loadgen",
         "-loadgen.experiments.peers.llama_cpp.worker",  # these run in environments of their own
         "-loadgen.experiments.peers.openvino.worker",
+        "-loadgen.experiments.gateways.direct",  # with [engines]
     ],
 }
 

@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import grpc.aio
+
 from chairlift.service.logs import log_to_stderr, report_error, terminal
 from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, check_process_limits
 from engine.config import EngineConfig, parse_config
@@ -78,8 +80,8 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
     if config.exit_on_stdin_close:
         signals.watch_stdin()
     step_log = StepLog(config.step_log) if config.step_log is not None else None
-    service = EngineService(config.log_stats_interval_s, CoalescePolicy(config.coalesce_ms / 1000))
-    io = IoThread(service, config.address, on_failure=signals.stop, credentials=credentials, interceptors=[handshakes])
+    service, add_services = _services(config)
+    io = IoThread(service, config.address, signals.stop, credentials, [handshakes], add_services)
     end = _ending(service, io, config)
     try:
         io.start()
@@ -122,6 +124,23 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
         io.stop(STOP_GRACE_S)
         if step_log is not None:
             step_log.close()
+
+
+def _services(config: EngineConfig) -> tuple[EngineService, Callable[[grpc.aio.Server], None]]:
+    """Returns the engine's own service, and what adds others to its server.
+
+    Raises: ConfigError: the package of another API is not installed.
+    """
+    coalescing = CoalescePolicy(config.coalesce_ms / 1000)
+    if config.api == "chairlift":
+        return EngineService(config.log_stats_interval_s, coalescing), lambda _: None
+    try:
+        from engine.serving.vllm.service import serve_vllm
+    except ImportError as error:
+        raise ConfigError(
+            f"--api vllm needs the package smg-grpc-proto ({error}): install chairlift[engines]"
+        ) from None
+    return serve_vllm(config.log_stats_interval_s, coalescing)
 
 
 def _watchdog(engine: Engine, config: EngineConfig, end: Callable[[EngineError], None]) -> Watchdog:

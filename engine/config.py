@@ -44,6 +44,7 @@ OtherAttention = Literal["flashinfer", "flash-attn", "torch"]
 AttentionBackend = Literal["auto", "triton", OtherAttention]
 KernelCheck = Literal["off", "warn", "fail"]
 AllReduce = Literal["auto", "nccl"]
+ApiName = Literal["chairlift", "vllm"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 
@@ -147,9 +148,15 @@ class EngineConfig:
     )  # fmt: skip
     seed: int = flag(0, integer(0, 2**63 - 1), "seed of dummy weights; requests carry their own seeds")
 
+    api: ApiName = flag(
+        "chairlift", choice(get_args(ApiName)),
+        "gRPC APIs of the port. vllm: that of vLLM's engine too, for gateways such as SMG; needs the extra "
+        "chairlift[engines]",
+        group="address and lifetime",
+    )  # fmt: skip
     host: str = flag(
         "127.0.0.1", text(), "address to listen on; an address other than loopback needs mutual TLS",
-        group="address and lifetime", variable="CHAIRLIFT_ENGINE_HOST",
+        variable="CHAIRLIFT_ENGINE_HOST",
     )  # fmt: skip
     port: int = flag(
         50052, integer(0, 65535), "port to listen on; 0 selects a free one",

@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
 from chairlift.service.end_reason import EndReason
+from engine.core.cache_events import CacheEvent
 from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutput, SchedulerStats
 from engine.core.request import Request, RequestId
 from engine.errors import RequestError
@@ -239,4 +240,11 @@ class FencePassed:
     number: int
 
 
-Report = AdmissionReport | StepReport | DrainReport | FencePassed
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What entered and left the prefix cache, in order; not empty."""
+
+    events: tuple[CacheEvent, ...]
+
+
+Report = AdmissionReport | StepReport | DrainReport | FencePassed | CacheReport

@@ -20,6 +20,7 @@ from engine.core.scheduler import Scheduler
 from engine.errors import EngineDraining, IntegrityError, RequestError
 from engine.interfaces import (
     AdmissionReport,
+    CacheReport,
     Cancel,
     Command,
     DrainReport,
@@ -187,6 +188,8 @@ class StepLoop:
         if outputs:
             self._outbox(StepReport(tuple(outputs), self.snapshot, sampled_at_ns, self._seen_commands))
             self._seen_commands = {}
+        if cache_events := self._scheduler.take_cache_events():
+            self._outbox(CacheReport(cache_events))
         if self._on_step is not None:
             self._on_step(plan, outputs, self.snapshot, times)
 

@@ -1,6 +1,6 @@
 """An engine without a model: the real scheduler, step loop and server around a runner that costs nothing.
 
-What a run with it costs is what everything but the model costs. Serves on a unix socket until SIGTERM.
+What a run with it costs is what everything but the model costs. Serves until SIGTERM.
 """
 
 import argparse
@@ -9,9 +9,11 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
+
+import grpc.aio
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.config import SchedulerConfig
@@ -22,12 +24,15 @@ from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.engine import STOP_GRACE_S, Engine
 from engine.serving.io_thread import IoThread
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.parts import EngineParts
+from engine.serving.outgoing import CoalescePolicy
+from engine.serving.parts import CheckpointInfo, EngineParts
 from engine.serving.server import EngineService
 from engine.shutdown import ShutdownSignals
 
 END_TOKEN_ID = 95
 VOCAB_SIZE = 96
+MODEL_NAME = "null-engine"  # SMG takes "null" for no name
+MAX_MODEL_LEN = 1 << 16
 _SHUTDOWN_GRACE_S = 5.0
 
 
@@ -100,15 +105,18 @@ def _joined(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     return first._replace(token_ids=first.token_ids + second.token_ids, completion=second.completion)
 
 
-def null_engine_parts(runner: NullRunner, *, max_num_seqs: int, hold: int = 1) -> EngineParts:
-    """Room for `max_num_seqs` long requests, and a byte-level tokenizer of printable characters.
+def null_engine_parts(
+    runner: NullRunner, *, max_num_seqs: int, hold: int = 1, max_model_len: int = MAX_MODEL_LEN
+) -> EngineParts:
+    """Room for `max_num_seqs` requests of any length, and a byte-level tokenizer of printable characters.
 
     Args:
         runner: answers.
         max_num_seqs: requests per step.
         hold: steps whose news leave together.
+        max_model_len: most tokens of prompt and answer.
     """
-    max_model_len, block_size = 1 << 16, 16
+    block_size = 16
     num_blocks = max_num_seqs * max_model_len // block_size
     scheduler = HoldingScheduler(
         SchedulerConfig(
@@ -123,7 +131,7 @@ def null_engine_parts(runner: NullRunner, *, max_num_seqs: int, hold: int = 1) -
     )
     tokenizer = _tokenizer()
     info = pb.EngineInfo(
-        model="null",
+        model=MODEL_NAME,
         weights_revision="none",
         tokenizer_sha256=tokenizer.sha256(),
         max_model_len=max_model_len,
@@ -135,7 +143,15 @@ def null_engine_parts(runner: NullRunner, *, max_num_seqs: int, hold: int = 1) -
         end_token_ids=[END_TOKEN_ID],
     )
     grammars = MatcherCompiler(tokenizer, VOCAB_SIZE, frozenset({END_TOKEN_ID}))
-    return EngineParts(scheduler, runner, info, tokenizer, max_open_requests=2 * max_num_seqs, grammars=grammars)
+    return EngineParts(
+        scheduler,
+        runner,
+        info,
+        tokenizer,
+        max_open_requests=2 * max_num_seqs,
+        grammars=grammars,
+        checkpoint=CheckpointInfo(path=f"/{MODEL_NAME}"),  # no such folder: gateways ask for the tokenizer
+    )
 
 
 def _tokenizer() -> TokenizerFiles:
@@ -153,12 +169,25 @@ def _tokenizer() -> TokenizerFiles:
     return TokenizerFiles((("tokenizer.json", json.dumps(tokenizer).encode()),))
 
 
+def _services(*, serves_vllm: bool) -> tuple[EngineService, Callable[[grpc.aio.Server], None]]:
+    """Returns the engine's own service, and what adds others to its server."""
+    if not serves_vllm:
+        return EngineService(), lambda _: None
+    from engine.serving.vllm.service import serve_vllm  # needs the extra `engines`
+
+    return serve_vllm(0.0, CoalescePolicy())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until told to stop."""
     parser = argparse.ArgumentParser(prog="null-engine", description=__doc__)
-    parser.add_argument("--uds", type=Path, required=True, help="socket to listen on")
+    address = parser.add_mutually_exclusive_group(required=True)
+    address.add_argument("--uds", type=Path, help="socket to listen on")
+    address.add_argument("--port", type=int, help="port of 127.0.0.1 to listen on")
+    parser.add_argument("--vllm-api", action="store_true", help="serve vLLM's API too")
     parser.add_argument("--exit-on-stdin-close", action="store_true", help="exit when standard input closes")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="requests per step")
+    parser.add_argument("--max-model-len", type=int, default=MAX_MODEL_LEN, help="tokens of prompt and answer")
     parser.add_argument("--hold", type=int, default=1, help="steps whose tokens leave together")
     parser.add_argument("--period-us", type=int, default=0, help="from one step to the next; 0: no pauses")
     parser.add_argument("--times", type=Path, help="file for the time of every step, int64 nanoseconds")
@@ -167,14 +196,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     signals = ShutdownSignals(_SHUTDOWN_GRACE_S)
     if options.exit_on_stdin_close:
         signals.watch_stdin()
-    service = EngineService()
-    io = IoThread(service, f"unix:{options.uds}", on_failure=signals.stop)
+    service, add_services = _services(serves_vllm=options.vllm_api)
+    listen_on = f"unix:{options.uds}" if options.uds else f"127.0.0.1:{options.port}"
+    io = IoThread(service, listen_on, on_failure=signals.stop, add_services=add_services)
     io.start()
     try:
         with contextlib.ExitStack() as stack:
             times = stack.enter_context(options.times.open("wb", buffering=0)) if options.times else None
             runner = NullRunner(period_s=options.period_us / 1e6, times=times)
-            parts = null_engine_parts(runner, max_num_seqs=options.max_num_seqs, hold=options.hold)
+            parts = null_engine_parts(
+                runner,
+                max_num_seqs=options.max_num_seqs,
+                hold=options.hold,
+                max_model_len=options.max_model_len,
+            )
             engine = Engine(service, io, parts)
             signals.control(engine)
             engine.run()

@@ -45,6 +45,10 @@ class GrammarTokenizer:
         except ValueError as error:
             raise InvalidRequest(f"grammar: this model's tokenizer cannot be used: {_short(str(error))}") from error
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Returns what a token spells; special tokens spell their names."""
+        return bytes(self.ll.decode_bytes([token_id]))
+
 
 class GrammarMatcher:
     """State of one output in a grammar; implements `engine.constraints.constraint.Matcher`."""

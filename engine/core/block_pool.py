@@ -11,7 +11,7 @@ Hashes are opaque bytes here; the pool knows neither tokens nor requests.
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, compress
 from typing import cast
 
@@ -29,8 +29,15 @@ class BlockPool:
     block has at most one hash; a block without owners that is not deferred is idle exactly once.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[bytes], None] | None = None) -> None:
+        """Creates the pool.
+
+        Args:
+            num_blocks: all of them, free.
+            on_evict: called with the hash of each block that a lookup no longer finds.
+        """
         self.num_blocks = num_blocks
+        self._on_evict = on_evict
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, BlockId] = {}
@@ -118,12 +125,17 @@ class BlockPool:
                 del self._cached[block_id]
         self._ref_counts[block_id] += 1
 
-    def publish(self, block_id: BlockId, block_hash: bytes) -> None:
-        """Adds an owned, full and completely computed block to the hash table; of equal blocks the first one stays."""
+    def publish(self, block_id: BlockId, block_hash: bytes) -> bool:
+        """Adds an owned, full and completely computed block to the hash table; of equal blocks the first one stays.
+
+        Returns: whether the hash is new.
+        """
         assert self._ref_counts[block_id] > 0, f"block {block_id} is published without an owner"
-        if block_hash not in self._block_by_hash and self._hashes[block_id] is None:
-            self._block_by_hash[block_hash] = block_id
-            self._hashes[block_id] = block_hash
+        if block_hash in self._block_by_hash or self._hashes[block_id] is not None:
+            return False
+        self._block_by_hash[block_hash] = block_id
+        self._hashes[block_id] = block_hash
+        return True
 
     def free(self, block_ids: Sequence[BlockId]) -> None:
         """Drops one owner of each block of a table, given from the head of the sequence to its tail.
@@ -195,3 +207,5 @@ class BlockPool:
         assert block_hash is not None, f"block {block_id} is cached without a hash"
         del self._block_by_hash[block_hash]
         self._hashes[block_id] = None
+        if self._on_evict is not None:
+            self._on_evict(block_hash)

@@ -22,6 +22,7 @@ class SchedulerConfig:
         max_model_len: most tokens of prompt and output.
         end_token_ids: the model's end tokens.
         enable_prefix_caching: share full blocks of equal prefixes.
+        records_cache_events: record what enters and leaves the prefix cache, for `Scheduler.take_cache_events`.
         policy: order of admission; `fcfs` shares the engine between sessions and serves each in order; `static` fills
             a batch and runs it until its longest request finishes; `slo` plans by latency targets, see
             `latency/scheduler.py`.
@@ -43,6 +44,7 @@ class SchedulerConfig:
     end_token_ids: frozenset[int] = frozenset()
     block_size: int = 16
     enable_prefix_caching: bool = True
+    records_cache_events: bool = False
     policy: SchedulingPolicyName = "fcfs"
     max_waiting: int = 4096
     max_preemptions: int = 8

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from engine.core.block_pool import BlockPool
+from engine.core.cache_events import CacheEvent, CacheEventRecorder
 from engine.core.request import BlockId, Request, RequestId
 from engine.errors import IntegrityError
 
@@ -33,9 +34,12 @@ class KVCacheManager:
     blocks are published; only published blocks are shared.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, records_events: bool = False
+    ) -> None:
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
+        self._events = CacheEventRecorder() if records_events else None
+        self.pool = BlockPool(num_blocks, self._events.remove if self._events is not None else None)
         self._enable_prefix_caching = enable_prefix_caching
         self._tables: dict[RequestId, _BlockTable] = {}
         self._hashes: dict[RequestId, list[bytes]] = {}
@@ -125,8 +129,15 @@ class KVCacheManager:
         for index in range(table.num_published, num_full):
             if index == len(hashes):
                 hashes.append(self._block_hash(request, index, hashes))
-            self.pool.publish(table.block_ids[index], hashes[index])
+            is_new = self.pool.publish(table.block_ids[index], hashes[index])
+            if is_new and self._events is not None and not request.cache_salt and request.adapter is None:
+                token_ids = request.token_ids(index * self.block_size, (index + 1) * self.block_size)
+                self._events.store(hashes[index - 1] if index else None, hashes[index], token_ids)
         table.num_published = num_full
+
+    def take_events(self) -> tuple[CacheEvent, ...]:
+        """Returns what entered and left the prefix cache since the last call; nothing if it is not recorded."""
+        return self._events.take() if self._events is not None else ()
 
     def free(self, request: Request) -> None:
         """Frees all blocks of a request, if it has any, and removes it."""

@@ -21,6 +21,7 @@ Every request makes progress:
 from collections import deque
 
 from chairlift.service.end_reason import EndReason
+from engine.core.cache_events import CacheEvent
 from engine.core.config import SchedulerConfig, check_config
 from engine.core.deadlines import Deadlines
 from engine.core.kv_cache_manager import KVCacheManager
@@ -59,7 +60,10 @@ class Scheduler:
         self._config = config
         self._policy = policy or make_policy(config)
         self._cache = KVCacheManager(
-            config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
+            config.num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            records_events=config.records_cache_events,
         )
         self._requests: dict[RequestId, Request] = {}
         self._running: dict[RequestId, Request] = {}  # in the order of admission
@@ -248,6 +252,10 @@ class Scheduler:
             prefix_cache_hits_total=self._num_hit_tokens,
             num_generated_tokens_total=self._num_generated_tokens,
         )
+
+    def take_cache_events(self) -> tuple[CacheEvent, ...]:
+        """Returns what entered and left the prefix cache since the last call, if the configuration records it."""
+        return self._cache.take_events()
 
     def check_integrity(self) -> None:
         """Checks that queues, block tables and plans in flight agree.

@@ -75,6 +75,7 @@ class Engine:
                 parts.progress,
                 parts.num_adapter_slots,
                 parts.load_adapter,
+                parts.checkpoint,
             ),
         )
 

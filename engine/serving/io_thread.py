@@ -31,6 +31,7 @@ class IoThread:
         on_failure: Callable[[], None],
         credentials: grpc.ServerCredentials | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        add_services: Callable[[grpc.aio.Server], None] = lambda _: None,
     ) -> None:
         """Creates the thread; `start` starts it.
 
@@ -38,10 +39,11 @@ class IoThread:
             service: the service.
             address: see `Listener`.
             on_failure: called on this thread if it fails.
-            credentials, interceptors: see `Listener`.
+            credentials, interceptors, add_services: see `Listener`.
         """
         self._credentials = credentials
         self._interceptors = interceptors
+        self._add_services = add_services
         self._service = service
         self._on_failure = on_failure
         self._has_started = threading.Event()
@@ -111,7 +113,7 @@ class IoThread:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = self._loop.create_future()
-        listener = Listener(self._service, self.address, self._credentials, self._interceptors)
+        listener = Listener(self._service, self.address, self._credentials, self._interceptors, self._add_services)
         try:
             await listener.start()
         except ConfigError as error:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -44,6 +44,7 @@ class Listener:
         address: "host:port" (port 0 selects a free one) or "unix:/path".
         credentials: TLS credentials; None: plaintext.
         interceptors: applied to every call.
+        add_services: adds further services of the engine to the server.
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class Listener:
         address: str,
         credentials: grpc.ServerCredentials | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        add_services: Callable[[grpc.aio.Server], None] = lambda _: None,
     ) -> None:
         self._credentials = credentials
         self._service = service
+        self._add_services = add_services
         self._server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[ClientErrors(), *interceptors])
         self._heartbeat: asyncio.Task[None] | None = None
         self.address = address
@@ -65,6 +68,7 @@ class Listener:
         Raises: ConfigError: the address cannot be bound.
         """
         add_EngineServiceServicer_to_server(self._service, self._server)
+        self._add_services(self._server)
         add_health(self._service.health, self._server)
         self.address = _bind(self._server, self.address, self._credentials)
         await self._server.start()

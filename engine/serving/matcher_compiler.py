@@ -64,7 +64,7 @@ class MatcherCompiler:
         """
         if "tokenizer.json" in self._files:
             try:
-                error = self._submit(self._load_tokenizer).exception()
+                error = self.run(self.load_tokenizer).exception()
             except QueueFull as full:  # the first grammar retries
                 error = full
             if error is not None:
@@ -79,14 +79,17 @@ class MatcherCompiler:
         Returns: a future of the result of `build`; InvalidRequest if the grammar cannot be compiled.
         Raises: QueueFull: the system has no thread or no memory for its stack.
         """
-        return self._submit(lambda: build(self._matcher(grammar)))
+        return self.run(lambda: build(self._matcher(grammar)))
 
     def close(self) -> None:
         """Drops queued grammars; those being compiled finish in the background."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _submit(self, work: Callable[[], _T]) -> Future[_T]:
-        """Queues work on a thread with a large stack. Raises: QueueFull: see `compile`."""
+    def run(self, work: Callable[[], _T]) -> Future[_T]:
+        """Queues work on a thread with a large stack.
+
+        Raises: QueueFull: see `compile`.
+        """
         with self._lock:
             before = threading.stack_size(STACK_BYTES)  # for threads started from now on
             try:
@@ -121,7 +124,7 @@ class MatcherCompiler:
     def _compile(self, grammar: str) -> "GrammarMatcher":
         from engine.constraints.grammar import GrammarMatcher
 
-        matcher = GrammarMatcher.compile(grammar, self._load_tokenizer())
+        matcher = GrammarMatcher.compile(grammar, self.load_tokenizer())
         # The first mask takes a millisecond and is shared by all copies.
         if self._is_used_up(matcher):
             raise InvalidRequest(matcher.error)
@@ -132,7 +135,11 @@ class MatcherCompiler:
         matcher.fill(np.zeros(num_words(self._vocab_size), dtype=np.int32))
         return bool(matcher.error)
 
-    def _load_tokenizer(self) -> "GrammarTokenizer":
+    def load_tokenizer(self) -> "GrammarTokenizer":
+        """Returns the tokenizer, read on first use; called on a thread of `run`.
+
+        Raises: InvalidRequest: there is none, or it cannot be used.
+        """
         from engine.constraints.grammar import GrammarTokenizer
 
         with self._tokenizer_lock:

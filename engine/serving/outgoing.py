@@ -9,6 +9,7 @@ of a small model, one message per step costs a fifth to a third of the time. See
 
 import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 
@@ -62,6 +63,51 @@ class StreamRefused(Exception):  # noqa: N818 - reads as the event it is
         super().__init__(detail)
         self.code = code
         self.detail = detail
+
+
+class Receiver(Protocol):
+    """What a `Session` tells about its requests, by handle: an `Outgoing`, or the calls of another API."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much is unsent to read further submissions."""
+        ...
+
+    def accept(self, handle: int) -> None:
+        """Adds an accepted submission."""
+
+    def reject(self, rejection: pb.Rejection) -> None:
+        """Adds a rejected submission."""
+
+    def add_output(
+        self, handle: int, epoch: int, output: RequestOutput, snapshot: LoopSnapshot, sampled_at_ns: int
+    ) -> None:
+        """Adds the output of a step for one request."""
+
+    def end_step(self) -> None:
+        """Notes that all outputs of a step have been added."""
+
+    def complete(self, completion: pb.Completion) -> None:
+        """Adds the completion of a request that ended outside a step."""
+
+    def has_unsent_end(self, handle: int) -> bool:
+        """Whether the handle cannot be used again yet."""
+        ...
+
+    def see_commands(self, command_seq: int) -> None:
+        """Notes that the step loop has processed the commands up to this one."""
+
+    def acknowledge(self, step_seq: int) -> None:
+        """Notes that the frontend has processed the messages up to this one."""
+
+    def set_status(self, status: pb.EngineStatus) -> None:
+        """Notes the newest state of the engine."""
+
+    def announce_drain(self, notice: pb.DrainNotice) -> None:
+        """Announces that the engine drains."""
+
+    def close(self) -> None:
+        """Sends what is there; nothing follows."""
 
 
 class Outgoing:

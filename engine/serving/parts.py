@@ -12,6 +12,26 @@ from engine.serving.matcher_compiler import MatcherCompiler
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """What a checkpoint says about itself, for gateways.
+
+    Attributes:
+        path: its folder or file.
+        model_type, architectures: of config.json.
+        bos_token_id, pad_token_id: of config.json; 0: none.
+    """
+
+    path: str = ""
+    model_type: str = ""
+    architectures: tuple[str, ...] = ()
+    bos_token_id: int = 0
+    pad_token_id: int = 0
+
+
+NO_CHECKPOINT_INFO = CheckpointInfo()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineParts:
     """A loaded model, ready to serve.
 
@@ -24,6 +44,7 @@ class EngineParts:
             value exists, as on a GPU.
         num_adapter_slots: slots of adapters; those of `info` are in the first ones.
         load_adapter: loads adapters at run time; None: it is not allowed.
+        checkpoint: describes the model's files.
     """
 
     scheduler: Scheduler
@@ -36,3 +57,4 @@ class EngineParts:
     progress: Callable[[], object] | None = None
     num_adapter_slots: int = 0
     load_adapter: AdapterLoader | None = None
+    checkpoint: CheckpointInfo = NO_CHECKPOINT_INFO

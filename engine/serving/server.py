@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,10 +26,12 @@ from chairlift.service.end_reason import EndReason
 from chairlift.service.engine_protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from chairlift.service.health import Health
 from engine.core.adapter_slots import AdapterSlots
+from engine.core.cache_events import CacheEvent
 from engine.core.request import RequestId
 from engine.errors import AdapterNotFound, CheckpointError, EngineDraining, NoFreeAdapterSlot, RequestError
 from engine.interfaces import (
     AdmissionReport,
+    CacheReport,
     DrainReport,
     EngineState,
     FencePassed,
@@ -42,8 +44,9 @@ from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.adapters import AdapterLoader, EngineAdapters
 from engine.serving.convert import RequestLimits
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.outgoing import STEP_WINDOW, CoalescePolicy, StreamRefused
+from engine.serving.outgoing import STEP_WINDOW, CoalescePolicy, Outgoing, Receiver, StreamRefused
 from engine.serving.packing import status_message
+from engine.serving.parts import NO_CHECKPOINT_INFO, CheckpointInfo
 from engine.serving.session import Session, SessionContext
 from engine.serving.stall import StallMeter
 from engine.serving.throughput_log import ThroughputLog
@@ -70,7 +73,7 @@ class ServingParts:
         max_open_requests: most open requests of all frontends together.
         snapshot: returns the newest state of the step loop; called on the IO thread.
         grammars: compiles the grammars of requests.
-        progress, num_adapter_slots, load_adapter: see `EngineParts`.
+        progress, num_adapter_slots, load_adapter, checkpoint: see `EngineParts`.
     """
 
     info: pb.EngineInfo
@@ -81,6 +84,7 @@ class ServingParts:
     progress: Callable[[], object] | None = None
     num_adapter_slots: int = 0
     load_adapter: AdapterLoader | None = None
+    checkpoint: CheckpointInfo = NO_CHECKPOINT_INFO
 
 
 class EngineService(EngineServiceServicer):
@@ -93,17 +97,27 @@ class EngineService(EngineServiceServicer):
     that have ended, and are dropped.
     """
 
-    def __init__(self, log_stats_interval_s: float = 0.0, coalescing: CoalescePolicy | None = None) -> None:
+    def __init__(
+        self,
+        log_stats_interval_s: float = 0.0,
+        coalescing: CoalescePolicy | None = None,
+        *,
+        other_services: Sequence[str] = (),
+        on_cache_events: Callable[[Sequence[CacheEvent]], None] = lambda _: None,
+    ) -> None:
         """Creates the service in the state LOADING.
 
         Args:
             log_stats_interval_s: seconds between throughput lines; 0 disables them.
             coalescing: when to merge steps into one message; None: only for a frontend that lags.
+            other_services: full names of further services of the same engine, for its health.
+            on_cache_events: called with what enters and leaves the prefix cache, if the scheduler records it.
         """
+        self._on_cache_events = on_cache_events
         self._coalescing = coalescing or CoalescePolicy()
         self._log_stats_interval_s = log_stats_interval_s
         self.instance_id = uuid.uuid4().hex
-        self.health = Health(SERVICE_NAME, process_status_follows=True)
+        self.health = Health(SERVICE_NAME, *other_services, process_status_follows=True)
         self._state = EngineState.LOADING
         self._detail = "starting"
         self._stall_meter = StallMeter(HEARTBEAT_S)
@@ -115,6 +129,39 @@ class EngineService(EngineServiceServicer):
         self._owners: dict[RequestId, Session] = {}
         self._sessions: dict[str, Session] = {}
         self._session_numbers = itertools.count(1)
+
+    @property
+    def state(self) -> EngineState:
+        """State of the engine."""
+        return self._state
+
+    @property
+    def detail(self) -> str:
+        """Why it does not serve, for people."""
+        return self._detail or self._state.name.lower()
+
+    @property
+    def parts(self) -> ServingParts | None:
+        """What the engine serves with; None while it loads."""
+        return self._parts
+
+    @property
+    def tokenizer(self) -> TokenizerFiles | None:
+        """Files of the tokenizer; None until they are loaded."""
+        return self._tokenizer
+
+    def open_session(self, outgoing: Receiver, last_command_seq: int = 0) -> Session:
+        """Opens a session of an engine that serves. It lasts as long as the engine, or until `abandon` and removal.
+
+        Args:
+            outgoing: gets what becomes of its requests.
+            last_command_seq: of the commands so far.
+        """
+        assert self._context is not None, "a session before set_serving"
+        number = next(self._session_numbers)
+        session = Session(f"{self.instance_id[:8]}-{number}", self._context, outgoing, last_command_seq, number)
+        self._sessions[session.session_id] = session
+        return session
 
     def set_loading(self, detail: str) -> None:
         """Sets the loading progress, such as "loading weights 43 %"."""
@@ -138,7 +185,6 @@ class EngineService(EngineServiceServicer):
             self._owners,
             parts.grammars,
             self._sessions,
-            self._coalescing,
             self._adapters,
         )
         self._set_state(EngineState.SERVING, "")
@@ -172,6 +218,8 @@ class EngineService(EngineServiceServicer):
                 for request_id, error in report.rejected:
                     if (session := self._owners.get(request_id)) is not None:
                         session.reject(request_id, error)
+            case CacheReport():
+                self._on_cache_events(report.events)
             case FencePassed():
                 assert self._adapters is not None, "it asked for the fence"
                 self._adapters.pass_fence(report.number)
@@ -196,16 +244,17 @@ class EngineService(EngineServiceServicer):
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: "_AttachContext"
     ) -> None:
         """See the proto."""
+        outgoing = Outgoing(self._coalescing)
         try:
-            session, welcome = await self._open_session(context)
+            session, welcome = await self._open_session(context, outgoing)
         except StreamRefused as refusal:
             is_early = refusal.code is grpc.StatusCode.UNAVAILABLE  # frontends retry until the engine has loaded
             _log.log(logging.DEBUG if is_early else logging.WARNING, "Refused a stream: %s", refusal.detail)
             await context.abort(refusal.code, refusal.detail)
-        reader = asyncio.create_task(self._read_commands(session, context))
+        reader = asyncio.create_task(self._read_commands(session, outgoing, context))
         try:
             await context.write(pb.AttachResponse(welcome=welcome))
-            while (message := await session.outgoing.next_message()) is not None:
+            while (message := await outgoing.next_message()) is not None:
                 await context.write(message)
         except StreamRefused as refusal:
             _log.warning("Session %s ended with an error: %s", session.session_id, refusal.detail)
@@ -256,7 +305,7 @@ class EngineService(EngineServiceServicer):
 
     def _changing_adapters(self) -> EngineAdapters:
         if self._adapters is None or self._state is not EngineState.SERVING:
-            raise EngineDraining(self._detail or self._state.name.lower())
+            raise EngineDraining(self.detail)
         return self._adapters
 
     def _info(self) -> pb.EngineInfo:
@@ -272,7 +321,7 @@ class EngineService(EngineServiceServicer):
         info.adapters.extend(listed.adapters)
         return info
 
-    async def _open_session(self, context: "_AttachContext") -> tuple[Session, pb.Welcome]:
+    async def _open_session(self, context: "_AttachContext", outgoing: Outgoing) -> tuple[Session, pb.Welcome]:
         """Checks Hello and registers the session; the caller sends Welcome before any other message."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -282,12 +331,11 @@ class EngineService(EngineServiceServicer):
         if not isinstance(first, pb.AttachRequest) or first.WhichOneof("command") != "hello":
             raise StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, "the first message of the stream must be hello")
         if self._parts is None or self._context is None or self._state is not EngineState.SERVING:
-            raise StreamRefused(grpc.StatusCode.UNAVAILABLE, self._detail or self._state.name.lower())
+            raise StreamRefused(grpc.StatusCode.UNAVAILABLE, self.detail)
         hello = first.hello
         self._check_hello(hello, self._parts.info)
-        number = next(self._session_numbers)
-        session_id = f"{self.instance_id[:8]}-{number}"
-        session = Session(session_id, self._context, first.command_seq, number)
+        session = self.open_session(outgoing, first.command_seq)
+        session_id = session.session_id
         welcome = pb.Welcome(
             protocol_minor=min(PROTOCOL_MINOR, hello.protocol_minor),
             engine_instance_id=self.instance_id,
@@ -296,7 +344,6 @@ class EngineService(EngineServiceServicer):
             step_window=STEP_WINDOW,
             status=self._status(),
         )
-        self._sessions[session_id] = session
         _log.info("Session %s: frontend %r version %r", session_id, hello.frontend_id[:64], hello.frontend_version[:64])
         return session, welcome
 
@@ -307,21 +354,21 @@ class EngineService(EngineServiceServicer):
             given, own = hello.tokenizer_sha256.hex()[:16], info.tokenizer_sha256.hex()[:16]
             _refuse_hello(f"tokenizer_sha256 is {given}..., this engine's tokenizer is {own}...: not the same model")
 
-    async def _read_commands(self, session: Session, context: "_AttachContext") -> None:
+    async def _read_commands(self, session: Session, outgoing: Outgoing, context: "_AttachContext") -> None:
         """Passes commands to the session until the frontend closes its side, which ends the session."""
         try:
             while isinstance(message := await context.read(), pb.AttachRequest):
                 session.handle(message)
                 await session.wait_for_capacity()
-            session.outgoing.close(linger_s=0)
+            outgoing.close(linger_s=0)
         except StreamRefused as refusal:
-            session.outgoing.refuse(refusal)
+            outgoing.refuse(refusal)
         except DecodeError:
             detail = "a message of the stream cannot be parsed"
-            session.outgoing.refuse(StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, detail))
+            outgoing.refuse(StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, detail))
         except Exception:
             _log.exception("Session %s: internal error while reading commands", session.session_id)
-            session.outgoing.refuse(StreamRefused(grpc.StatusCode.INTERNAL, "internal error, see the engine's log"))
+            outgoing.refuse(StreamRefused(grpc.StatusCode.INTERNAL, "internal error, see the engine's log"))
 
     def _deliver_step(self, report: StepReport) -> None:
         for session_id, command_seq in report.seen_commands.items():

@@ -23,7 +23,7 @@ from engine.serving.adapters import EngineAdapters
 from engine.serving.convert import RequestLimits, request_from_submission
 from engine.serving.convert_constraint import constraint_from_submission
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.outgoing import CoalescePolicy, Outgoing, StreamRefused
+from engine.serving.outgoing import Receiver, StreamRefused
 from engine.serving.packing import rejection_message
 
 # Poll interval of a reader that waits for capacity, which takes about a step to free up.
@@ -46,7 +46,6 @@ class SessionContext:
         owners: the session of every open request.
         grammars: compiles grammars.
         sessions: all attached sessions.
-        coalescing: when several steps are merged into one message.
         adapters: adapters of requests.
     """
 
@@ -57,7 +56,6 @@ class SessionContext:
     owners: "dict[RequestId, Session]"
     grammars: MatcherCompiler
     sessions: "Mapping[str, Session]"
-    coalescing: CoalescePolicy
     adapters: EngineAdapters
 
 
@@ -90,10 +88,12 @@ class Session:
     been given to `outgoing`; `_by_handle`, `_by_request` and this session's share of `owners` hold the same requests.
     """
 
-    def __init__(self, session_id: str, context: SessionContext, last_command_seq: int, number: int) -> None:
+    def __init__(
+        self, session_id: str, context: SessionContext, outgoing: Receiver, last_command_seq: int, number: int
+    ) -> None:
         self.session_id = session_id
         self._number = number  # names it to the scheduler
-        self.outgoing = Outgoing(context.coalescing)
+        self.outgoing = outgoing
         self._context = context
         self._received_seq = last_command_seq
         self._is_closing = False

@@ -15,6 +15,7 @@ from engine.core.config import SchedulerConfig
 from engine.core.latency.scheduler import make_scheduler
 from engine.errors import ConfigError, EngineError
 from engine.interfaces import ModelRunner
+from engine.model.checkpoint import open_checkpoint
 from engine.model.fingerprint import weights_fingerprint
 from engine.model.hub import resolve_model
 from engine.model.lora import LoraAdapter
@@ -27,7 +28,7 @@ from engine.parallel.group import SINGLE_RANK, SingleRank
 from engine.parallel.process_group import ProcessGroup
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.parts import EngineParts
+from engine.serving.parts import CheckpointInfo, EngineParts
 from engine.startup.adapters import adapters_bytes, num_adapter_slots, open_adapters
 from engine.startup.cpu_memory import bytes_beside_weights, kv_cache_bytes
 from engine.startup.device import check_device, choose_device, kept_weights, kv_cache_dtype
@@ -137,6 +138,18 @@ def build_engine(
         progress=progress,
         num_adapter_slots=num_adapter_slots(config),
         load_adapter=load_adapter if config.lora_dir else None,
+        checkpoint=_checkpoint_info(model_dir),
+    )
+
+
+def _checkpoint_info(model_dir: Path) -> CheckpointInfo:
+    fields = open_checkpoint(model_dir).config().values
+    token_ids = {name: value for name in ("bos_token_id", "pad_token_id") if isinstance(value := fields.get(name), int)}
+    return CheckpointInfo(
+        path=str(model_dir.resolve()),
+        model_type=str(fields.get("model_type", "")),
+        architectures=tuple(map(str, fields.get("architectures", ()))),
+        **token_ids,
     )
 
 
@@ -220,6 +233,7 @@ def _scheduler_config(
         max_model_len=kv_plan.max_model_len,
         end_token_ids=shape.end_token_ids,
         enable_prefix_caching=config.enable_prefix_caching,
+        records_cache_events=config.api == "vllm",
         policy=config.scheduling_policy,
         max_waiting=config.max_num_queued_reqs,
         max_steps_in_flight=config.max_steps_in_flight(device.type),

@@ -8,6 +8,7 @@ from functools import partial
 
 from chairlift.service.sampling_fields import DEFAULT_MAX_TOKENS
 from chairlift.service.service_classes import ServiceClass
+from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.access.caller import current_caller
 from frontend.errors import ClientStalled, DeadlineExceeded, QueueFull, RequestError, TargetsInfeasible
@@ -52,7 +53,6 @@ from frontend.text.chat import ChatFormat, chat_format
 from frontend.text.chat_renderer import ChatRenderer
 from frontend.text.served_model import ServedModel
 from frontend.text.structured.compiler import GrammarCompiler
-from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.types import AnswerTimes
 
 _ANSWERS_PER_TURN = 16

@@ -7,6 +7,7 @@ import uuid
 from dataclasses import replace
 
 from chairlift.service.sampling_fields import DEFAULT_MAX_TOKENS
+from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import InvalidRequest, ModelNotFound, RequestTooLong
 from frontend.limits import (
@@ -24,7 +25,6 @@ from frontend.request.sampling import sampling_options, stop_options
 from frontend.request.token_prompt import token_prompt
 from frontend.slices import at_once
 from frontend.text.served_model import ServedModel
-from frontend.text.structured.output_constraint import OutputConstraint
 from frontend.types import LatencyTargets
 
 MAX_CHARS_PER_TOKEN = 8

@@ -3,11 +3,11 @@
 import json
 
 from chairlift.service.sampling_fields import StopOptions
+from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import InvalidRequest
 from frontend.limits import MAX_CHOICES, MAX_CONSTRAINT_BYTES
 from frontend.request.checks import check_at_most
-from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 
 
 def output_constraint(spec: pb.GenerationSpec) -> OutputConstraint | None:

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from chairlift.service.sampling_fields import SamplingOptions, StopOptions
+from chairlift.service.sampling_fields import SamplingOptions, StopOptions, seed_of_answer
+from chairlift.service.structured.output_constraint import OutputConstraint
 from frontend.text.chat.messages import ChatMessage, ChatOptions
-from frontend.text.structured.output_constraint import OutputConstraint
 from frontend.types import LatencyTargets
-
-_SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: its first multiples are far apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +92,7 @@ def with_special_tokens(request: GenerationRequest) -> GenerationRequest:
 
 
 def nth_answer(request: GenerationRequest, index: int) -> GenerationRequest:
-    """Returns the request for answer `index` alone, with its own seed. Only answer 0 returns the prompt.
-
-    The public proto documents the seeds. Adding a large odd number keeps them different from each other and from those
-    of requests with neighbouring seeds.
-    """
-    seed = (request.sampling.seed + index * _SEED_STEP) % 2**64
+    """Returns the request for answer `index` alone, with its own seed. Only answer 0 returns the prompt."""
+    seed = seed_of_answer(request.sampling.seed, index)
     output = replace(request.output, prompt_logprobs=None, echo=False) if index else request.output
     return replace(request, sampling=replace(request.sampling, seed=seed), output=output, num_answers=1)

@@ -53,6 +53,13 @@ BENCHMARKS = (
         has_cpu_floors=False,
     ),
     Benchmark(
+        "gateways",
+        (),
+        "Chairlift's frontend and SMG before the same engine: CPU per token and request, time to the first token",
+        "loadgen.experiments.gateways.comparison",
+        has_cpu_floors=False,
+    ),
+    Benchmark(
         "peers",
         (),
         "the whole pair over gRPC against OpenVINO GenAI and llama.cpp, in five number formats",

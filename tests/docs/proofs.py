@@ -76,6 +76,7 @@ PROOFS = [
         because="minutes: tests/loadgen/experiments/batching, tests/engine/bench",
     ),
     Proof(r"make gpu-check\b", How.PARSE, because="a GPU: tests/engine/bench rehearse it on the CPU"),
+    Proof(r"smg launch", How.ELSEWHERE, because="is another project's program: tests/integration/test_smg.py runs it"),
     Proof(r"\.ci/run", How.ELSEWHERE, because="is what runs this test in CI"),
     Proof(
         r"chairlift-engine --model \S+ --load-format dummy",

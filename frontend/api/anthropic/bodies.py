@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from chairlift.service.sampling_fields import STOPPING
+from chairlift.service.structured.output_constraint import OutputConstraint
 from frontend.api.anthropic.input_messages import Content, Message, turns
 from frontend.api.anthropic.tools import tool_use
 from frontend.api.http.bodies import Body, ParameterObject, SamplingBody
@@ -16,7 +17,6 @@ from frontend.limits import MAX_MESSAGES, MAX_TOOLS
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
 from frontend.text.chat.messages import ChatOptions
-from frontend.text.structured.output_constraint import OutputConstraint
 
 _UINT32_MAX = 2**32 - 1
 _MAX_STOP_TEXTS = STOPPING["stop_texts"].rule.max_entries

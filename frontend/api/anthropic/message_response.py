@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.anthropic.bodies import MessagesBody
 from frontend.api.anthropic.errors import error_content
@@ -13,7 +14,6 @@ from frontend.api.http.opaque_reasoning import encoded
 from frontend.api.http.response_builder import JsonObject, SingleAnswerBuilder
 from frontend.request.request import ChatPrompt
 from frontend.text.served_model import ServedModel
-from frontend.text.structured.output_constraint import OutputConstraint
 
 _SIGNATURE = "unsigned"
 """Signature of visible thinking, never checked. Clients drop thinking without a signature."""

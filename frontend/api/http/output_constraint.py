@@ -5,13 +5,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.api.http.errors import BodyError
 from frontend.api.http.tool_use import ToolUse
 from frontend.limits import MAX_CONSTRAINT_BYTES
 from frontend.request.checks import check_at_most
 from frontend.request.convert_structured import text_constraint
 from frontend.text.chat import CallableTool, ChatFormat
-from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.text.tokenizer import Tokenizer
 
 _TOOL_NAME = re.compile(r"[\w.\-]{1,64}")

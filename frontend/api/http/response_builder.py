@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from chairlift.service.end_reason import reasons_by_value
+from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.content_blocks import Blocks
 from frontend.request.prompt_options import PromptOptions
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
-from frontend.text.structured.output_constraint import OutputConstraint
 
 JsonObject = dict[str, Any]
 

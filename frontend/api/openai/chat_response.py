@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.generation_spec import NO_LIMIT
 from frontend.api.http.response_builder import JsonObject, finish_reason
@@ -12,7 +13,6 @@ from frontend.api.openai.logprobs import chat_logprobs
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
 from frontend.text.served_model import ServedModel
-from frontend.text.structured.output_constraint import OutputConstraint
 
 
 class ChatBuilder(ChoicesBuilder):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 
+from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.errors import error_object
 from frontend.api.http.response_builder import UNNAMED_EVENTS, JsonObject
@@ -10,7 +11,6 @@ from frontend.api.openai.completion_bodies import GenerationBody
 from frontend.api.openai.logprobs import prompt_logprobs
 from frontend.slices import Sliced
 from frontend.text.served_model import ServedModel
-from frontend.text.structured.output_constraint import OutputConstraint
 from frontend.text.tokenizer import Tokenizer
 
 

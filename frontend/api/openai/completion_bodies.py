@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.api.http.bodies import (
     UINT32_MAX,
     Body,
@@ -22,7 +23,6 @@ from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.openai.structured_outputs import Choices, ResponseFormat, Schema, StructuredOutputs
 from frontend.request.convert_structured import choice_constraint, text_constraint
 from frontend.request.prompt_options import WHAT_FITS, PromptOptions
-from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 
 
 class StreamOptions(ParameterObject):

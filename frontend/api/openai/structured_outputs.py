@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.api.http.bodies import ParameterObject
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.http.unserved_parameters import is_off
 from frontend.request.convert_structured import choice_constraint, text_constraint
-from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 
 
 class JsonSchema(ParameterObject):

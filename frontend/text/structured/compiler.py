@@ -10,13 +10,13 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+from chairlift.service.structured.output_constraint import OutputConstraint
 from frontend.errors import InvalidRequest, QueueFull, ServerDraining
 from frontend.text.isolated.pool import PoolStopped, ProcessPool
 from frontend.text.isolated.process import JobLimits, LimitExceeded, StartRefused, first_frame
 from frontend.text.isolated.worker import encode
 from frontend.text.served_model import ServedModel
 from frontend.text.structured.cache import Outcome, OutcomeCache
-from frontend.text.structured.output_constraint import OutputConstraint
 
 logger = logging.getLogger(__name__)
 

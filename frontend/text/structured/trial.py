@@ -9,7 +9,7 @@ import time
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from frontend.text.structured.output_constraint import ConstraintError
+from chairlift.service.structured.output_constraint import ConstraintError
 
 _NUM_WALKS = 4
 _MAX_STEPS = 128  # of one walk: a few milliseconds for most grammars

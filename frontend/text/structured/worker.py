@@ -6,9 +6,9 @@
 
 from llguidance import LLTokenizer
 
+from chairlift.service.structured.grammars import grammar_of, parts_of
+from chairlift.service.structured.output_constraint import ConstraintError, ConstraintKind
 from frontend.text.isolated.worker import CannotStart, Frame, Handler, serve
-from frontend.text.structured.grammars import grammar_of, parts_of
-from frontend.text.structured.output_constraint import ConstraintError, ConstraintKind
 from frontend.text.structured.trial import Trial
 
 _NICENESS = 5  # running answers have priority

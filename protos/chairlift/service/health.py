@@ -66,15 +66,15 @@ _SERVING, _NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.
 
 
 class Health(HealthServicer):
-    """Health of a server under two names: its service's, and "" for the process. Used on the event loop only.
+    """Health of a server under the names of its services, and "" for the process. Used on the event loop only.
 
     Args:
-        service_name: full name of the service.
-        process_status_follows: whether "" has the service's status; else it is SERVING while the process runs.
+        service_names: full names of the services, which have one status.
+        process_status_follows: whether "" has the services' status; else it is SERVING while the process runs.
     """
 
-    def __init__(self, service_name: str, *, process_status_follows: bool = False) -> None:
-        self._service_name = service_name
+    def __init__(self, *service_names: str, process_status_follows: bool = False) -> None:
+        self._service_names = service_names
         self._process_status_follows = process_status_follows
         self._is_closed = False
         self._changed = asyncio.Event()  # replaced at every change
@@ -122,7 +122,8 @@ class Health(HealthServicer):
 
     def _statuses(self) -> dict[str, int]:
         status = _SERVING if self.serving else _NOT_SERVING
-        return {"": status if self._process_status_follows else _SERVING, self._service_name: status}
+        names = dict.fromkeys(self._service_names, status)
+        return {"": status if self._process_status_follows else _SERVING, **names}
 
     def _wake(self) -> None:
         self._changed.set()

@@ -263,3 +263,14 @@ def _parameters(table: type) -> Mapping[str, Parameter]:
 SAMPLING = _parameters(SamplingOptions)
 ENGINE_SAMPLING = _parameters(Sampling)
 STOPPING = _parameters(StopOptions)
+
+_SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: its first multiples are far apart
+
+
+def seed_of_answer(seed: int, index: int) -> int:
+    """Returns the seed of answer `index` to a request with several; the public proto documents it.
+
+    Adding a large odd number keeps the seeds different from each other and from those of requests with neighbouring
+    seeds.
+    """
+    return (seed + index * _SEED_STEP) % 2**64

@@ -16,7 +16,7 @@ from engine.interfaces import Inbox
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.convert import RequestLimits
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.outgoing import CoalescePolicy
+from engine.serving.outgoing import Outgoing
 from engine.serving.session import Session, SessionContext
 from tests.hang import HANG_S
 from tests.support.engine.client import AttachClient, submission
@@ -226,10 +226,8 @@ async def test_a_deadline_at_the_same_time_as_a_cancel_ends_a_request_once():
     loop.set_exception_handler(lambda _, context: defects.append(context))
     sessions = {}
     grammars = SimpleNamespace(compile=lambda grammar, build: Future())
-    context = SessionContext(
-        Inbox(), RequestLimits(3072, 5), 8, itertools.count(1), {}, grammars, sessions, CoalescePolicy(), None
-    )
-    session = sessions["one"] = Session("one", context, 0, 1)
+    context = SessionContext(Inbox(), RequestLimits(3072, 5), 8, itertools.count(1), {}, grammars, sessions, None)
+    session = sessions["one"] = Session("one", context, Outgoing(), 0, 1)
     late = submission(1, [5], 3, grammar=GRAMMAR, remaining_ms=0)
     session.handle(pb.AttachRequest(command_seq=1, submit=pb.SubmitBatch(submissions=[late])))
     loop.call_soon(session.handle, pb.AttachRequest(command_seq=2, cancel=pb.CancelBatch(handles=[1])))

@@ -27,7 +27,7 @@ def test_names_and_ids_of_all_benchmarks_are_unique() -> None:
 def test_former_names_lead_to_experiments() -> None:
     names = {name for benchmark in EXPERIMENTS for name in (benchmark.name, *benchmark.ids)}
     new_names = {target.partition(" ")[2] for target in _MOVED.values()} - {""}
-    assert new_names | {"endpoints"} == names
+    assert new_names | {"endpoints", "gateways"} == names
 
 
 def test_every_benchmark_runs_and_documents_its_goals_and_method() -> None:

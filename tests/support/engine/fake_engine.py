@@ -15,9 +15,11 @@ from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.engine import Engine
 from engine.serving.listener import Listener
 from engine.serving.matcher_compiler import MatcherCompiler
+from engine.serving.outgoing import CoalescePolicy
 from engine.serving.parts import EngineParts
 from engine.serving.server import EngineService
 from engine.serving.step_log import StepLog
+from engine.serving.vllm.service import serve_vllm
 from tests.support.engine.fake_model import FakeModel, FakeModelRunner
 
 _P = ParamSpec("_P")
@@ -34,6 +36,8 @@ def fake_engine_parts(
     max_num_batched_tokens: int = 64,
     max_model_len: int = 256,
     max_waiting: int = 256,
+    records_cache_events: bool = False,
+    tokenizer: TokenizerFiles = FAKE_TOKENIZER,
     fail: Callable[[RequestId, int], str | None] = lambda _request_id, _position: None,
     on_step: Callable[[SchedulerOutput], None] = lambda _: None,
 ) -> EngineParts:
@@ -41,7 +45,9 @@ def fake_engine_parts(
 
     Args:
         model: draws the tokens; its `solo_output` says what they must be.
-        num_blocks, block_size, max_num_seqs, max_num_batched_tokens, max_model_len, max_waiting: see `SchedulerConfig`.
+        num_blocks, block_size, max_num_seqs, max_num_batched_tokens, max_model_len, max_waiting, records_cache_events:
+            see `SchedulerConfig`.
+        tokenizer: of the model; grammars and stop texts need a real one.
         fail, on_step: see `FakeModelRunner`.
     """
     model = model or FakeModel()
@@ -53,11 +59,12 @@ def fake_engine_parts(
         max_model_len=max_model_len,
         max_waiting=max_waiting,
         end_token_ids=model.end_token_ids,
+        records_cache_events=records_cache_events,
     )
     info = pb.EngineInfo(
         model="fake",
         weights_revision="fake",
-        tokenizer_sha256=FAKE_TOKENIZER.sha256(),
+        tokenizer_sha256=tokenizer.sha256(),
         max_model_len=max_model_len,
         block_size=block_size,
         num_kv_blocks=num_blocks,
@@ -73,9 +80,9 @@ def fake_engine_parts(
         Scheduler(config),
         runner,
         info,
-        FAKE_TOKENIZER,
+        tokenizer,
         max_open_requests=max_waiting + max_num_seqs,
-        grammars=MatcherCompiler(FAKE_TOKENIZER, model.vocab_size, model.end_token_ids),
+        grammars=MatcherCompiler(tokenizer, model.vocab_size, model.end_token_ids),
     )
 
 
@@ -118,6 +125,7 @@ async def run_engine(
     step_log: StepLog | None = None,
     *,
     integrity_check_interval_s: float = 0.0,
+    serves_vllm: bool = False,
 ) -> AsyncIterator[RunningEngine]:
     """Serves for the length of a with block: gRPC on the running event loop, the step loop on a thread.
 
@@ -126,10 +134,11 @@ async def run_engine(
         address: "host:port" or "unix:/path".
         step_log: where steps are written.
         integrity_check_interval_s: see `EngineConfig`.
+        serves_vllm: whether vLLM's API is served too.
     Raises: StepError: at the end of the block, if the engine has failed.
     """
-    service = EngineService()
-    listener = Listener(service, address)
+    service, add_services = serve_vllm(0.0, CoalescePolicy()) if serves_vllm else (EngineService(), lambda _: None)
+    listener = Listener(service, address, add_services=add_services)
     await listener.start()
     engine = Engine(
         service,

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.api.http.bodies import Body, Count, ParameterObject, SamplingBody, Texts
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_constraint import schema_constraint
@@ -15,7 +16,6 @@ from frontend.limits import MAX_MESSAGES, MAX_TOOLS
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
 from frontend.text.chat.messages import ChatOptions
-from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 
 _LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED = "reasoning.encrypted_content"

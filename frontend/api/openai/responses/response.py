@@ -4,6 +4,7 @@ import struct
 import time
 from typing import Any
 
+from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.errors import RESPONSES_PARAMS, error_object
 from frontend.api.http.generation_spec import NO_LIMIT, sampling_spec
@@ -14,7 +15,6 @@ from frontend.api.openai.responses.output_items import OutputItems
 from frontend.errors import QueueFull
 from frontend.request.request import ChatPrompt
 from frontend.text.served_model import ServedModel
-from frontend.text.structured.output_constraint import OutputConstraint
 
 
 class ResponseObjectBuilder(SingleAnswerBuilder):

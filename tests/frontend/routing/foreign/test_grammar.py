@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from frontend.text.structured.grammars import grammar_of
+from frontend.text.structured.output_constraint import ConstraintKind
 from llguidance import LLMatcher
 
 from frontend.routing.foreign.grammar import portable
-from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_constraint import ConstraintKind
 
 SCHEMA = {
     "type": "object",

@@ -8,10 +8,10 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
+from chairlift.service.structured.grammars import grammar_of
+from chairlift.service.structured.output_constraint import ConstraintKind
 from frontend.text.chat import CallableTool, ToolCallArguments, ToolCallStart, chat_format
 from frontend.text.chat.families import CALL_FAMILIES
-from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_constraint import ConstraintKind
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 
 TOOLS = [

@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 from llguidance import LLTokenizer
 
+from chairlift.service.structured.grammars import grammar_of
+from chairlift.service.structured.output_constraint import ConstraintKind
 from frontend.text.chat import CallableTool, chat_format
-from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_constraint import ConstraintKind
 from frontend.text.structured.trial import Trial
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 

@@ -5,7 +5,7 @@ import json
 import jsonschema
 import pytest
 
-from frontend.text.structured.closed_objects import close_objects
+from chairlift.service.structured.closed_objects import close_objects
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 B = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.errors import InvalidRequest, QueueFull, ServerDraining
 from frontend.text.isolated.process import JobLimits
 from frontend.text.structured.compiler import MAX_WAITING, GrammarCompiler
-from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.text.tokenizer import Tokenizer
 from tests.hang import HANG_S
 

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 from llguidance import LLTokenizer
 
-from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_constraint import ConstraintError, ConstraintKind
-from frontend.text.structured.schema_rules import FORMATS
+from chairlift.service.structured.grammars import grammar_of
+from chairlift.service.structured.output_constraint import ConstraintError, ConstraintKind
+from chairlift.service.structured.schema_rules import FORMATS
 from frontend.text.structured.trial import Trial
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 

@@ -7,9 +7,9 @@ import random
 import jsonschema
 import pytest
 
-from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_constraint import ConstraintError, ConstraintKind
-from frontend.text.structured.schema_rules import servable
+from chairlift.service.structured.grammars import grammar_of
+from chairlift.service.structured.output_constraint import ConstraintError, ConstraintKind
+from chairlift.service.structured.schema_rules import servable
 
 CAT = {"type": "object", "properties": {"kind": {"const": "cat", "default": "cat"}}, "additionalProperties": False}
 DOG = {"type": "object", "properties": {"kind": {"const": "dog"}, "n": {"type": "null"}}, "additionalProperties": False}

@@ -7,9 +7,9 @@ import time
 import pytest
 from llguidance import LLTokenizer
 
+from chairlift.service.structured.grammars import grammar_of
+from chairlift.service.structured.output_constraint import ConstraintError, ConstraintKind
 from frontend.text.structured import trial
-from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_constraint import ConstraintError, ConstraintKind
 from frontend.text.structured.trial import Trial
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 

@@ -6,9 +6,9 @@ import random
 import jsonschema
 import pytest
 
-from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_constraint import ConstraintError, ConstraintKind
-from frontend.text.structured.unique_items import MAX_ARRAYS, NotEnumerable, distinct_arrays
+from chairlift.service.structured.grammars import grammar_of
+from chairlift.service.structured.output_constraint import ConstraintError, ConstraintKind
+from chairlift.service.structured.unique_items import MAX_ARRAYS, NotEnumerable, distinct_arrays
 
 LETTERS = [{"enum": list("abcdefghijklmnopqrstuvwxyz"[:number])} for number in range(27)]
 

@@ -9,9 +9,9 @@ violated. It reads options from the schema, which only Chairlift may set.
 from collections.abc import Callable
 from typing import Any
 
-from frontend.text.structured.output_constraint import ConstraintError
-from frontend.text.structured.schema_walk import Schema, Subschema, referred, subschemas
-from frontend.text.structured.unique_items import NotEnumerable, distinct_arrays
+from chairlift.service.structured.output_constraint import ConstraintError
+from chairlift.service.structured.schema_walk import Schema, Subschema, referred, subschemas
+from chairlift.service.structured.unique_items import NotEnumerable, distinct_arrays
 
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 """Values of `format` that the library enforces; others are annotations."""

@@ -5,7 +5,7 @@ import json
 import math
 from typing import Any
 
-from frontend.text.structured.schema_walk import Schema, referred
+from chairlift.service.structured.schema_walk import Schema, referred
 
 MAX_ARRAYS = 1_024
 """Allows all orders of 5 values, and all subsets of 10. The library compiles this many arrays in 0.1 s."""

@@ -1,4 +1,4 @@
-"""Converts output constraints to grammars in llguidance's JSON format. Runs in the worker, which may be killed."""
+"""Converts output constraints to grammars in llguidance's JSON format."""
 
 import json
 import re
@@ -8,9 +8,9 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
-from frontend.text.structured.closed_objects import close_objects
-from frontend.text.structured.output_constraint import ConstraintError, ConstraintKind
-from frontend.text.structured.schema_rules import servable
+from chairlift.service.structured.closed_objects import close_objects
+from chairlift.service.structured.output_constraint import ConstraintError, ConstraintKind
+from chairlift.service.structured.schema_rules import servable
 
 MAX_GRAMMAR_CHARS = 1 << 18
 """Maximum size that the engine accepts."""

@@ -6,7 +6,7 @@ OpenAI interprets tool parameters and strict schemas this way, unlike JSON Schem
 from collections.abc import Iterator
 from typing import Any
 
-from frontend.text.structured.schema_walk import Schema, referred, subschemas
+from chairlift.service.structured.schema_walk import Schema, referred, subschemas
 
 _PROPERTIES = ("properties", "patternProperties")
 _ADDITIONAL_PROPERTIES = ("additionalProperties", "unevaluatedProperties")
