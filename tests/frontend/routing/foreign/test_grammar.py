@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_constraint import ConstraintKind
 from llguidance import LLMatcher
 
+from chairlift.service.structured.grammars import grammar_of
+from chairlift.service.structured.output_constraint import ConstraintKind
 from frontend.routing.foreign.grammar import portable
 
 SCHEMA = {
