@@ -10,7 +10,14 @@ from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.core.request import Request
 
 _SAFETY = {Pacing.GAP: 0.85, Pacing.PACED: 0.93}
-"""Share of the slack that a step may use: 1 - 3 times the p90 error of the step-time model; more where slack helps."""
+"""Most of the slack that a step may use: 1 - 3 times the p90 error of the step-time model; more where slack helps."""
+
+MARGIN_DEVIATIONS = (3.0, 2.3)
+"""By `Pace.is_paced`: standard deviations of the model's error that must fit between a step's prediction and its limit.
+
+With an error of 3 % that is less than `_SAFETY` leaves. A stream that was late too often is given up; if every gap
+counts, one late step in 100 is too many.
+"""
 
 _LEAD = 0.15
 """Under `paced`, this share of every gap is saved until `_MAX_BANK` gaps are. A step that spent all slack would make
@@ -18,7 +25,15 @@ tokens late at any noise.
 """
 
 _MAX_BANK = 1.5
-_MAX_LATE_SHARE, _MIN_LATE = 0.02, 3  # beyond both, a request has missed its targets
+_MAX_LATE_SHARE, _MIN_LATE = 0.02, 3  # beyond both, a request has missed its targets under `paced`
+
+_MAX_LATE = 16
+"""Under `gap`, late tokens beyond those in time with which a request is given up.
+
+Most of its gaps are too long then, and steps need not be short for it. Before, each further gap counts: on a CPU whose
+steps vary by 15 %, 2 % of the tokens are late at times, and a stream given up for them had no limit any more.
+"""
+
 _NEVER = math.inf
 _AGE_OF_TOKEN_S = 0.02  # best effort: as much later as a token more to compute places a request
 _AHEAD_S = 2.0**32  # places a request ahead of all others; leaves microseconds of a float
@@ -49,7 +64,7 @@ class Pace:
         has_begun: whether its client has tokens; it is never refused then.
         is_timed: whether its next token is due at all.
         next_due_s: when the step that yields its next token must end; inf: never.
-        num_late: tokens that came late.
+        num_late: tokens that came late; under `gap` each token in time since then takes one away.
         num_uncached_tokens: tokens to compute when it is admitted, as far as known.
         answer_s: device time that its answer is expected to cost from now on; only known of requests on time.
         is_steady: whether a token that is in time only sets `next_due_s` to `gap_s` after it; see `note_tokens`.
@@ -72,6 +87,7 @@ class Pace:
     is_steady: bool = False
     _schedule_s: float = _NEVER  # under `paced`: when the next token counts as late
     _bank: float = 0.0  # gaps saved
+    _late_at: int = 0  # under `gap`: the last late token
 
     def note_token(self, now_s: float, num_tokens: int) -> None:
         """Judges a token that came at `now_s`, the `num_tokens`-th of the answer, and sets when the next one is due."""
@@ -84,9 +100,8 @@ class Pace:
                 return
             self._schedule_s = now_s
         elif now_s > (self._schedule_s if self.is_paced else self.next_due_s):
-            self.num_late += 1
-            if self.num_late > _MIN_LATE and self.num_late > _MAX_LATE_SHARE * num_tokens:
-                self.miss()
+            self._note_late(num_tokens)
+            if not self.is_timed:
                 return
         if gap_s == _NEVER:
             self.is_timed = False
@@ -97,6 +112,19 @@ class Pace:
         self._schedule_s += gap_s
         self._bank = min(_MAX_BANK, self._bank + _LEAD)
         self.next_due_s = max(self._schedule_s - self._bank * gap_s, now_s + 0.5 * gap_s)
+
+    def _note_late(self, num_tokens: int) -> None:
+        """Counts a late token, and gives the request up if there were too many."""
+        if self.is_paced:
+            self.num_late += 1
+            is_missed = self.num_late > max(_MIN_LATE, _MAX_LATE_SHARE * num_tokens)
+        else:
+            num_in_time = max(0, num_tokens - self._late_at - 1)
+            self.num_late = max(0, self.num_late - num_in_time) + 1
+            self._late_at = num_tokens
+            is_missed = self.num_late > _MAX_LATE
+        if is_missed:
+            self.miss()
 
     def resume(self, now_s: float) -> None:
         """Starts the schedule anew after a pause that the client caused."""
@@ -180,7 +208,9 @@ class Slack(NamedTuple):
     num_kv_tokens: int
 
 
-def slack_of(requests: Iterable[Request], start_s: float, *, is_ahead: bool) -> Slack:
+def slack_of(
+    requests: Iterable[Request], start_s: float, *, is_ahead: bool, margins: tuple[float, float] = (1.0, 1.0)
+) -> Slack:
     """Returns the tightest slack of requests that have a row in the next step.
 
     Args:
@@ -188,6 +218,7 @@ def slack_of(requests: Iterable[Request], start_s: float, *, is_ahead: bool) -> 
         start_s: when that step is expected to start.
         is_ahead: whether a step is in flight. A request with a row in it gets a token at `start_s`; what the next step
             yields is the token after it.
+        margins: most of its slack that a step may use, by `Pace.is_paced`; see `StepTimeModel.margin`.
     """
     allowed_s = min_slack_s = min_gap_s = _NEVER
     num_kv_tokens = 0
@@ -202,8 +233,11 @@ def slack_of(requests: Iterable[Request], start_s: float, *, is_ahead: bool) -> 
             due_s = (due_s if pace.is_paced and due_s < _NEVER else start_s) + gap_s
         if due_s - start_s < min_slack_s:
             min_slack_s = due_s - start_s
-        if (due_s - start_s) * pace.safety < allowed_s:
-            allowed_s = (due_s - start_s) * pace.safety
+        safety, margin = pace.safety, margins[pace.is_paced]
+        if margin < safety:
+            safety = margin
+        if (due_s - start_s) * safety < allowed_s:
+            allowed_s = (due_s - start_s) * safety
         if gap_s < min_gap_s:
             min_gap_s = gap_s
     return Slack(allowed_s, min_slack_s, min_gap_s, num_kv_tokens)

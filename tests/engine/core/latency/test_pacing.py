@@ -80,22 +80,33 @@ def test_after_a_late_token_the_schedule_catches_up_at_twice_the_pace_at_most(ma
     assert pace.next_due_s == pytest.approx(11.55)
 
 
-@pytest.mark.parametrize("pacing", Pacing)
-def test_more_than_three_late_tokens_and_two_per_cent_lose_the_targets(
-    make_request: MakeRequest, pacing: Pacing
-) -> None:
+@pytest.mark.parametrize(("pacing", "most"), [(Pacing.GAP, 16), (Pacing.PACED, 6)])
+def test_too_many_late_tokens_lose_the_targets(make_request: MakeRequest, pacing: Pacing, most: int) -> None:
     pace, now_s = started(make_request, pacing), 10.5
     for _ in range(300):
         now_s += 0.09
         pace.note_token(now_s, NUM_TOKENS)
-    for num_late in range(1, 7):
+    for num_late in range(1, most + 1):
         now_s += 0.3 if pacing is Pacing.GAP else 10.0
         pace.note_token(now_s, NUM_TOKENS)
         assert pace.num_late == num_late
         assert pace.is_timed
     now_s += 0.3 if pacing is Pacing.GAP else 10.0
-    pace.note_token(now_s, NUM_TOKENS)  # the seventh of 307
+    pace.note_token(now_s, NUM_TOKENS)
     assert (pace.lane, pace.is_timed) == (Lane.BEST_EFFORT, False)
+
+
+@pytest.mark.parametrize(("num_in_time", "is_kept"), [(1, True), (0, False)])
+def test_under_gap_a_stream_is_given_up_only_if_most_of_its_tokens_are_late(
+    make_request: MakeRequest, num_in_time: int, is_kept: bool
+) -> None:
+    pace, now_s, num_tokens = started(make_request, Pacing.GAP), 10.5, 1
+    for _ in range(50):
+        for delay_s in [0.3, *[0.05] * num_in_time]:
+            now_s += delay_s
+            num_tokens += 1
+            pace.note_token(now_s, num_tokens)
+    assert pace.is_timed is is_kept
 
 
 @pytest.mark.parametrize("pacing", Pacing)
@@ -134,6 +145,20 @@ def test_the_tightest_request_bounds_the_step_with_caution_by_its_pacing(make_re
     assert slack.num_kv_tokens == 310
     assert slack_of(requests[1:2], 10.6, is_ahead=False).allowed_s == pytest.approx(0.1 * 0.93)
     assert slack_of(requests[3:], 10.6, is_ahead=False).allowed_s == math.inf
+
+
+def test_a_step_uses_less_slack_if_predictions_err(make_request: MakeRequest) -> None:
+    for pacing, safety, margins, share in (
+        (Pacing.GAP, 0.85, (0.7, 0.1), 0.7),
+        (Pacing.GAP, 0.85, (0.9, 0.1), 0.85),
+        (Pacing.PACED, 0.93, (0.1, 0.8), 0.8),
+    ):
+        request = make_request(1, 5)
+        request.pace = started(make_request, pacing, 0.2)
+        plain = slack_of([request], 10.5, is_ahead=False)
+        careful = slack_of([request], 10.5, is_ahead=False, margins=margins)
+        assert careful.allowed_s == pytest.approx(plain.allowed_s / safety * share)
+        assert careful.min_slack_s == plain.min_slack_s
 
 
 @pytest.mark.parametrize(("pacing", "slack_s"), [(Pacing.GAP, 0.2), (Pacing.PACED, 0.1 + 0.17)])
