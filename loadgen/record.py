@@ -33,6 +33,8 @@ class Status(IntEnum):
     """By us, on purpose (`--cancel-rate`)."""
     DROPPED = 6
     """Never sent: `--max-concurrency` were in flight and `--overflow drop`."""
+    REFUSED = 7
+    """The server said that its latency targets cannot be met, and it did not come back, or was refused again."""
 
 
 REQUEST = np.dtype(
@@ -40,7 +42,10 @@ REQUEST = np.dtype(
         ("status", "i1"),
         ("worker", "i2"),
         ("scheduled_ns", "i8"),  # when it was due; in a closed loop, when its turn came
-        ("sent_ns", "i8"),  # just before the call
+        ("sent_ns", "i8"),  # just before the first call
+        ("retry_due_ns", "i8"),  # when the server told a refused request to come back, the last time
+        ("resent_ns", "i8"),  # just before the last call, if there were several
+        ("num_retries", "i2"),  # calls after the first
         ("first_ns", "i8"),  # arrival of the first message with a token
         ("last_ns", "i8"),  # arrival of the last message with a token
         ("ended_ns", "i8"),  # status known
@@ -53,6 +58,7 @@ REQUEST = np.dtype(
         ("server_prefill_us", "i8"),
         ("server_preemptions", "i4"),
         ("error", "i4"),  # index into RunData.errors
+        ("service_class", "i2"),  # index into RunData.settings["service_classes"]
     ]
 )
 """One request."""
@@ -65,7 +71,7 @@ def new_requests(count: int) -> "NDArray[Any]":
     """[count] of REQUEST: unsent, everything absent, nothing counted."""
     requests = np.zeros(count, dtype=REQUEST)
     for name in REQUEST.names or ():
-        if name not in ("status", "num_chunks", "num_tokens"):
+        if name not in ("status", "num_chunks", "num_tokens", "num_retries"):
             requests[name] = ABSENT
     return requests
 

@@ -71,7 +71,7 @@ def _dispatch_lag(run: RunData, metrics: Metrics, samples: Samples, limits: Limi
     )
     if why := _why_not_open(run):
         return not_judged(check, title, bounds, "ms", why)
-    late = samples.client_wait[~np.isnan(samples.client_wait)]
+    late = samples.dispatch_lag[~np.isnan(samples.dispatch_lag)]
     text = f"the client could not keep its own schedule: {what_helps(run, limits)}"
     return bounded(check, title, float(np.quantile(late, 0.99)) if len(late) else float("nan"), bounds, "ms", text)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from loadgen.checks.selfcheck import Verdict, judge
 from loadgen.cli.flags import ExitStatus, Flag, add_flags
+from loadgen.cli.latency_target_flags import LATENCY_TARGET_FLAGS, service_mix
 from loadgen.cli.result_folder import result_folder
 from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo
 from loadgen.cli.workload_options import asked_rate, describe
@@ -132,6 +133,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, with_target: bool = Tr
         add_flags(group, [Flag("--target", _TARGET_HELP, str, "URL", default)])
     add_flags(group, _TARGET_FLAGS)
     add_flags(parser.add_argument_group("load"), _LOAD_FLAGS)
+    add_flags(parser.add_argument_group("latency targets"), LATENCY_TARGET_FLAGS)
     group = parser.add_argument_group("results")
     add_measure_arguments(group)
     add_flags(group, _RESULT_FLAGS)
@@ -193,6 +195,8 @@ def run_options(options: argparse.Namespace, salt: str | None = None) -> RunOpti
         cancel_rate=options.cancel_rate,
         drain_timeout_s=options.drain_timeout,
         vocab_size=options.vocab_size,
+        targets=service_mix(options),
+        max_retries=options.max_retries,
     )
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from chairlift.service.service_classes import ServiceClass, ServiceClassError, read_service_classes
+from chairlift.service.service_classes import ServiceClass
 from loadgen.atomic_file import writing_to
 from loadgen.cli.flags import Flag, add_flags
+from loadgen.cli.latency_target_flags import CLASS_FLAGS, classes_of
 from loadgen.cli.trace_options import read, transformed
 from loadgen.cli.values import at_least_one, duration_s, not_negative, positive, share
 from loadgen.cli.workload_options import add_trace_arguments
@@ -31,16 +32,6 @@ def _numbers(text: str) -> tuple[float, ...]:
     return tuple(positive(part) for part in text.split(","))
 
 
-def _mix(text: str) -> dict[str, float]:
-    mix: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, weight = part.partition("=")
-        if not equals or not name or name in mix:
-            raise argparse.ArgumentTypeError(f"{text!r} is not CLASS=WEIGHT,..., each class once")
-        mix[name] = not_negative(weight)
-    return mix
-
-
 _FLEET_FLAGS = (
     Flag("--engines", "engines of the fleet (default: %(default)s)", at_least_one, default=1),
     Flag("--engines-for", "find the number of engines with this share of good requests, such as 0.99", share),
@@ -59,8 +50,7 @@ _FLEET_FLAGS = (
     Flag("--stall-share", "share of steps that stall for 50 ms (default: 0.0005, 0 with --step-log)", share),
 )  # fmt: skip
 _REQUEST_FLAGS = (
-    Flag("--service-classes", "TOML file of service classes, as the frontend reads it", Path),
-    Flag("--mix", "weights of the classes, drawn at random (default: all alike)", _mix, "CLASS=WEIGHT,..."),
+    *CLASS_FLAGS,
     Flag("--policy", "policies, each NAME or NAME@BUDGET (default: fcfs)", more={"nargs": "+"}, metavar="POLICY"),
     Flag("--baselines", "also simulate the baselines", bool),
     Flag("--loads", "multiples of the rate to simulate, such as 1,2,3 (default: 1)", _numbers, "X,...", (1.0,)),
@@ -116,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         if engine.fit is None:
             raise OptionError("--trace FILE is missing")
         return 0
-    classes = _classes(options)
+    classes = classes_of(options.service_classes)
     policies = _policies(options, list(classes.values()))
     trace = transformed(read(options.trace, options), options)
     workload = Workload(
@@ -161,15 +151,6 @@ def _engine(options: argparse.Namespace) -> _Engine:
     if options.trace is not None and options.kv_cache_tokens is None:
         raise OptionError("--step-log needs --kv-cache-tokens, the capacity that the engine logs when it starts")
     return _Engine(fit.cost, options.kv_cache_tokens or 0, 1, options.steps_in_flight or 1, False, fit)
-
-
-def _classes(options: argparse.Namespace) -> dict[str, ServiceClass]:
-    if options.service_classes is None:
-        return {}
-    try:
-        return read_service_classes(options.service_classes)
-    except ServiceClassError as error:
-        raise OptionError(f"--service-classes {error}") from error
 
 
 def _policies(options: argparse.Namespace, classes: list[ServiceClass]) -> list[PolicySpec]:

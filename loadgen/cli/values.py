@@ -67,6 +67,17 @@ def slo(text: str) -> tuple[str, float]:
     return metric, positive(limit)
 
 
+def class_mix(text: str) -> dict[str, float]:
+    """Weights of service classes, CLASS=WEIGHT,..."""
+    mix: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, weight = part.partition("=")
+        if not equals or not name or name in mix:
+            raise argparse.ArgumentTypeError(f"{text!r} is not CLASS=WEIGHT,..., each class once")
+        mix[name] = not_negative(weight)
+    return mix
+
+
 def percentiles(text: str) -> tuple[float, ...]:
     """Numbers above 0 and below 100, separated by commas."""
     values = tuple(number(part) for part in text.split(","))

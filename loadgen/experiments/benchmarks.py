@@ -73,4 +73,18 @@ BENCHMARKS = (
         "loadgen.experiments.peers.padded_batches",
         has_cpu_floors=False,
     ),
+    Benchmark(
+        "twin",
+        (),
+        "the twin of chairlift simulate against the real pair, at 1, 2 and 3 times its capacity",
+        "loadgen.experiments.latency.twin",
+        has_cpu_floors=False,
+    ),
+    Benchmark(
+        "governor",
+        (),
+        "gaps of streams beside long prompts: the governor against a fixed token budget",
+        "loadgen.experiments.latency.governor",
+        has_cpu_floors=False,
+    ),
 )

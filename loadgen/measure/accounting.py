@@ -23,6 +23,7 @@ class Counts:
     offered: int
     ok: int
     error: int
+    refused: int
     timeout: int
     cancelled: int
     dropped: int
@@ -91,6 +92,7 @@ def count_outcomes(run: RunData, chosen: "Flags") -> Counts:
         offered=int(chosen.sum()),
         ok=int(numbers[Status.OK]),
         error=int(numbers[Status.ERROR]),
+        refused=int(numbers[Status.REFUSED]),
         timeout=int(numbers[Status.TIMEOUT]),
         cancelled=int(numbers[Status.CANCELLED]),
         dropped=int(numbers[Status.DROPPED]),

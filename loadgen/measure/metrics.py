@@ -12,6 +12,7 @@ import numpy as np
 
 from loadgen.errors import OptionError
 from loadgen.measure.accounting import CacheUse, Counts, TokenAccount, account_cache, account_tokens, count_outcomes
+from loadgen.measure.class_goodput import ClassGoodput, class_goodput
 from loadgen.measure.goodput import Goodput, check_slo, goodput, judged
 from loadgen.measure.quantiles import Distribution, distribution
 from loadgen.measure.samples import Samples, samples_of
@@ -120,13 +121,14 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """All figures of a part of a run."""
+    """All figures of a part of a run. `classes`: by service class; empty if requests had none."""
 
     span: Span
     counts: Counts
     latencies: Latencies
     throughput: Throughput
     goodput: Goodput
+    classes: tuple[ClassGoodput, ...] = ()
 
     @property
     def interactivity(self) -> float:
@@ -186,6 +188,7 @@ def _part(run: RunData, samples: Samples, span: Span, options: MeasureOptions) -
         latencies=summarise(samples, due & samples.completed, options.percentiles),
         throughput=_throughput(run, samples, span),
         goodput=goodput(samples, options.slo, due & judged(run, samples, options.slo), span),
+        classes=class_goodput(run, samples, due, span, options.percentiles),
     )
 
 
@@ -225,7 +228,7 @@ def _throughput(run: RunData, samples: Samples, span: Span) -> Throughput:
         output_tokens_per_s=float(tokens.sum()) / span.duration_s,
         input_tokens_per_s=float(input_tokens[span.holds(samples.first_s)].sum()) / span.duration_s,
         peak_output_tokens_per_s=float(per_second.max()),
-        mean_in_flight=float(mean_present(samples.sent_s, samples.ended_s, edges)[0]),
-        peak_in_flight=peak_present(samples.sent_s, samples.ended_s, span.start_s, span.end_s),
+        mean_in_flight=float(mean_present(samples.last_sent_s, samples.ended_s, edges)[0]),
+        peak_in_flight=peak_present(samples.last_sent_s, samples.ended_s, span.start_s, span.end_s),
         mean_waiting=float(mean_present(samples.scheduled_s, waiting_until_s(run, samples), edges)[0]),
     )

@@ -1,7 +1,7 @@
 """Latencies of each request, in columns. Their definitions are here.
 
 Pure: a RunData in, arrays out. In these definitions t_sched is when a request was due, t_send the moment before the
-call, t_i the arrival of message i, which carries k_i >= 1 tokens, and n the tokens of the answer.
+last call, t_i the arrival of message i, which carries k_i >= 1 tokens, and n the tokens of the answer.
 
 Where messages undercount (a server that puts several tokens into one message without saying so, seen as one token each)
 and the server's own count is larger, that count is n, and every k_i is scaled by n over the counted tokens: the tokens
@@ -66,7 +66,9 @@ class Samples:
     """One value per request, [requests] each; NaN where there is none. Milliseconds unless the name says otherwise.
 
     Attributes:
-        scheduled_s, sent_s, first_s, last_s, ended_s: seconds from the start of the run.
+        scheduled_s, first_s, last_s, ended_s: seconds from the start of the run.
+        sent_s, last_sent_s: the same, of the first and the last call; they differ if a refused request came back.
+        retry_due_s: when it was told to come back.
         completed: bool: status OK. Latencies are summed up over these.
         num_chunks: int64, messages with tokens.
         num_tokens: int64, n.
@@ -80,7 +82,8 @@ class Samples:
         service_e2e: t_last - t_send.
         e2e_status: from t_sched until the status was known.
         normalized: e2e / n.
-        client_wait: t_send - t_sched.
+        client_wait: t_send - t_sched, with the time until a refused request came back.
+        dispatch_lag: how late the client made its last call: after t_sched, or after it was told to come back.
         server_queued, server_prefill: the server's own account.
         elsewhere: service_ttft less these two: with client_wait the four are ttft.
         gaps, arrivals: pooled over all requests.
@@ -88,6 +91,8 @@ class Samples:
 
     scheduled_s: "Floats"
     sent_s: "Floats"
+    last_sent_s: "Floats"
+    retry_due_s: "Floats"
     first_s: "Floats"
     last_s: "Floats"
     ended_s: "Floats"
@@ -105,6 +110,7 @@ class Samples:
     e2e_status: "Floats"
     normalized: "Floats"
     client_wait: "Floats"
+    dispatch_lag: "Floats"
     server_queued: "Floats"
     server_prefill: "Floats"
     elsewhere: "Floats"
@@ -119,8 +125,9 @@ def samples_of(run: RunData) -> Samples:
     if not run.settings.get("closed_loop"):  # the schedule is fixed beforehand, sent or not
         planned = np.round(run.workload.arrival_s * _NS_PER_S)
         scheduled = np.where(np.isnan(scheduled), planned, scheduled)
-    sent, first, last = (_time(requests[name]) for name in ("sent_ns", "first_ns", "last_ns"))
-    ended = _time(requests["ended_ns"])
+    first_sent, first, last = (_time(requests[name]) for name in ("sent_ns", "first_ns", "last_ns"))
+    resent, retry_due, ended = (_time(requests[name]) for name in ("resent_ns", "retry_due_ns", "ended_ns"))
+    sent = np.where(np.isnan(resent), first_sent, resent)
     queued, prefill = (_time(requests[name]) / 1e3 for name in ("server_queued_us", "server_prefill_us"))
     counted = requests["num_tokens"].astype(np.int64)
     num_tokens = np.maximum(counted, requests["server_output_tokens"])
@@ -134,7 +141,9 @@ def samples_of(run: RunData) -> Samples:
     with np.errstate(invalid="ignore", divide="ignore"):
         return Samples(
             scheduled_s=scheduled / _NS_PER_S,
-            sent_s=sent / _NS_PER_S,
+            sent_s=first_sent / _NS_PER_S,
+            last_sent_s=sent / _NS_PER_S,
+            retry_due_s=retry_due / _NS_PER_S,
             first_s=first / _NS_PER_S,
             last_s=last / _NS_PER_S,
             ended_s=ended / _NS_PER_S,
@@ -152,6 +161,7 @@ def samples_of(run: RunData) -> Samples:
             e2e_status=(ended - scheduled) / _NS_PER_MS,
             normalized=(last - scheduled) / num_tokens / _NS_PER_MS,
             client_wait=(sent - scheduled) / _NS_PER_MS,
+            dispatch_lag=np.where(np.isnan(resent), first_sent - scheduled, resent - retry_due) / _NS_PER_MS,
             server_queued=queued,
             server_prefill=prefill,
             elsewhere=(first - sent) / _NS_PER_MS - queued - prefill,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-_FAILED = (Status.ERROR, Status.TIMEOUT, Status.DROPPED)
+_FAILED = (Status.ERROR, Status.REFUSED, Status.TIMEOUT, Status.DROPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def timeseries(run: RunData, samples: Samples | None = None, *, bin_s: float = 1
         offered=per_second(samples.scheduled_s[~np.isnan(samples.scheduled_s)]),
         completed=per_second(samples.last_s[answered]),
         failed=per_second(over_s[failed]),
-        in_flight=mean_present(samples.sent_s, samples.ended_s, edges),
+        in_flight=mean_present(samples.last_sent_s, samples.ended_s, edges),
         waiting=mean_present(samples.scheduled_s, waiting_until_s(run, samples), edges),
         output_tokens=per_second(samples.arrivals.at_s, samples.arrivals.tokens),
         ttft_p50_ms=ttft[0],

@@ -13,11 +13,14 @@ from loadgen.report.folder import page
 from loadgen.report.plot_style import Picture
 from loadgen.report.result import errors_by_number
 from loadgen.report.rows import (
+    CLASS_COLUMNS,
     Fact,
+    class_rows,
     goodput_facts,
     latency_rows,
     outcome_facts,
     percentile_columns,
+    retry_facts,
     schedule_facts,
     throughput_facts,
     window_text,
@@ -56,6 +59,9 @@ def run_page(run: RunData, metrics: Metrics, verdict: Verdict, drawn: Sequence[P
         throughput=throughput_facts(metrics),
         outcomes=outcome_facts(run, metrics),
         goodput=goodput_facts(metrics),
+        class_columns=CLASS_COLUMNS,
+        class_rows=class_rows(metrics),
+        retries=retry_facts(metrics),
         workload=[*_workload_facts(run), *schedule_facts(run, metrics)],
         errors=errors_by_number(run),
         settings=settings_facts(run.settings),

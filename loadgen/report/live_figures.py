@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RECENT_S = 10.0
-_ENDED = tuple(int(status) for status in (Status.OK, Status.ERROR, Status.TIMEOUT, Status.CANCELLED, Status.DROPPED))
+_ENDED = tuple(int(status) for status in Status if status not in (Status.UNSENT, Status.IN_FLIGHT))
 
 
 class Recent(NamedTuple):
@@ -74,7 +74,7 @@ def look(view: LiveView) -> LiveFigures:
         total=len(requests),
         offered=int(due.sum()),
         done=int(over.sum()),
-        failed=int(np.isin(status, (Status.ERROR, Status.TIMEOUT, Status.DROPPED)).sum()),
+        failed=int(np.isin(status, (Status.ERROR, Status.REFUSED, Status.TIMEOUT, Status.DROPPED)).sum()),
         in_flight=int((was_sent & ~over).sum()),
         waiting=int((due & ~was_sent & ~over).sum()),
         tokens=int(tokens.sum()),

@@ -128,7 +128,9 @@ def _lines(run: RunData, samples: Samples, rows: "Rows", stall_ms: float) -> dic
             found[kind].append((row, from_s, until_s))
 
     for row in rows.tolist():
-        sent_s, first_s, last_s = (float(column[row]) for column in (samples.sent_s, samples.first_s, samples.last_s))
+        sent_s, first_s, last_s = (
+            float(column[row]) for column in (samples.last_sent_s, samples.first_s, samples.last_s)
+        )
         add("client", row, float(samples.scheduled_s[row]), sent_s)
         if not samples.completed[row]:
             add("failed", row, sent_s, float(samples.ended_s[row]))

@@ -9,6 +9,7 @@ from typing import Any
 
 from loadgen.causes import causes_of
 from loadgen.checks.selfcheck import Verdict
+from loadgen.measure.class_goodput import ClassGoodput
 from loadgen.measure.metrics import Latencies, Metrics, Part
 from loadgen.measure.quantiles import Distribution, distribution
 from loadgen.measure.samples import Samples
@@ -77,6 +78,17 @@ def _part(part: Part) -> dict[str, Any]:
         "throughput": {**plain(part.throughput), "total_tokens_per_s": part.throughput.total_tokens_per_s},
         "interactivity_tokens_per_s": part.interactivity,
         "slo": {**plain(part.goodput), "attainment": part.goodput.attainment},
+        "service_classes": [_of_class(one) for one in part.classes],
+    }
+
+
+def _of_class(one: ClassGoodput) -> dict[str, Any]:
+    return {
+        **plain(one),
+        "met_share": one.met_share,
+        "met_at_retry_share": one.met_at_retry_share,
+        "ttft": _summary(one.ttft),
+        "itl": _summary(one.itl),
     }
 
 

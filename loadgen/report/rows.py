@@ -58,6 +58,7 @@ def outcome_facts(run: RunData, metrics: Metrics) -> list[Fact]:
     counts = metrics.whole.counts
     facts = [Fact("Requests answered", f"{counts.ok:,} of {counts.offered:,}"), Fact("Errors", f"{counts.error:,}")]
     for name, count in {
+        "Refused for their targets": counts.refused,
         "Timeouts": counts.timeout,
         "Cancelled on purpose": counts.cancelled,
         "Dropped at the cap": counts.dropped,
@@ -106,6 +107,41 @@ def goodput_facts(metrics: Metrics) -> list[Fact]:
     if metrics.steady is not metrics.whole:
         facts.append(Fact("Kept by, whole run", share(metrics.whole.goodput.attainment)))
     return facts
+
+
+class ClassRow(NamedTuple):
+    """Goodput of a service class, ready to show."""
+
+    name: str
+    cells: tuple[str, ...]
+
+
+CLASS_COLUMNS = ("offered", "met", "at retry", "late", "refused", "failed", "good/s", "tok/s")
+
+
+def class_rows(metrics: Metrics) -> list[ClassRow]:
+    """Requests of the window by class and by what became of their targets; empty without classes."""
+    return [
+        ClassRow(
+            one.name,
+            (
+                *(
+                    f"{count:,}"
+                    for count in (one.offered, one.met, one.met_at_retry, one.late, one.refused, one.failed)
+                ),
+                number(one.good_requests_per_s),
+                number(one.good_tokens_per_s),
+            ),
+        )
+        for one in metrics.steady.classes
+    ]
+
+
+def retry_facts(metrics: Metrics) -> list[Fact]:
+    """How refused requests fared that came back when they were told; empty if none did."""
+    classes = metrics.steady.classes
+    came_back, met = sum(one.came_back for one in classes), sum(one.met_at_retry for one in classes)
+    return [Fact("Came back when told", f"{came_back:,}, {share(met / came_back)} met targets")] if came_back else []
 
 
 def schedule_facts(run: RunData, metrics: Metrics) -> list[Fact]:

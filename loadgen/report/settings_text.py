@@ -37,6 +37,16 @@ def _listed(value: Any) -> str:
     return ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
 
 
+def _classes(value: Any) -> str:
+    return "; ".join(_class(**one) for one in value)
+
+
+def _class(*, name: str, ttft_s: float | None, inter_token_s: float | None, **_: Any) -> str:
+    targets = {"TTFT": ttft_s, "per token": inter_token_s}
+    texts = [f"{what} {number(1e3 * seconds)} ms" for what, seconds in targets.items() if seconds is not None]
+    return f"{name}: {', '.join(texts) or 'no targets'}"
+
+
 def _packages(value: Any) -> str:
     return ", ".join(f"{name} {version}" for name, version in value.items())
 
@@ -70,6 +80,9 @@ _NAMES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "max_concurrency": ("Maximum concurrency", _as_is),
     "overflow": ("Overflow policy", _as_is),
     "cancel_rate": ("Cancellation rate", _share),
+    "service_classes": ("Latency targets", _classes),
+    "sends_class_names": ("Requests name their class", _yes_or_no),
+    "max_retries": ("Retries of refused requests", _as_is),
     "timeout_s": ("Request timeout", _seconds),
     "drain_timeout_s": ("Drain timeout", _seconds),
     "workers": ("Worker processes", _as_is),

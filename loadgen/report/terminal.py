@@ -13,12 +13,15 @@ from loadgen.measure.metrics import Metrics
 from loadgen.record import RunData
 from loadgen.report.figures import milliseconds
 from loadgen.report.rows import (
+    CLASS_COLUMNS,
     Fact,
+    class_rows,
     goodput_facts,
     is_interesting,
     latency_rows,
     outcome_facts,
     percentile_columns,
+    retry_facts,
     schedule_facts,
     throughput_facts,
     window_text,
@@ -55,6 +58,7 @@ def summary(run: RunData, metrics: Metrics, verdict: Verdict, folder: Path | Non
     if facts := goodput_facts(metrics):
         lines.append(_rule("Goodput", "-"))
         lines += [_fact(fact) for fact in facts]
+    lines += _class_lines(metrics)
     lines.append(_rule("Latency (ms)", "-"))
     lines += _latency_lines(metrics)
     lines.append(_rule("Schedule", "-"))
@@ -104,6 +108,17 @@ def _latency_lines(metrics: Metrics) -> list[Text]:
         figures = "".join(milliseconds(value).rjust(_FIGURE_WIDTH) for value in values)
         lines.append(Text(row.name.ljust(max(name_width, 20)) + figures))
     return lines
+
+
+def _class_lines(metrics: Metrics) -> list[Text]:
+    rows = class_rows(metrics)
+    if not rows:
+        return []
+    width = (_WIDTH - 16) // len(CLASS_COLUMNS)
+    table = [(" " * 16, CLASS_COLUMNS), *((row.name.ljust(16), row.cells) for row in rows)]
+    lines = [Text(name + "".join(cell.rjust(max(width, len(cell) + 1)) for cell in cells)) for name, cells in table]
+    lines[0].stylize("bold")
+    return [_rule("Goodput by class", "-"), *lines, *map(_fact, retry_facts(metrics))]
 
 
 def _fact(fact: Fact) -> Text:

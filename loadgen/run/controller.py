@@ -79,6 +79,8 @@ def run_workload(
     salt = options.salt or secrets.token_hex(8)
     num_workers, warning = worker_count(workload, options, this_host()[1])
     memory = _memory(workload, num_workers, is_closed_loop=options.concurrency is not None)
+    if options.targets is not None:
+        memory.requests.rows()["service_class"] = options.targets.draw(len(workload), options.seed)
     plans = [
         WorkerPlan(
             worker=worker,
@@ -89,6 +91,7 @@ def run_workload(
             salt=salt,
             vocab_size=options.vocab_size,
             probe_timeout_s=options.probe_timeout_s,
+            targets=options.targets,
             requests=memory.requests,
             chunks=memory.chunks[worker],
             progress=memory.progress,
@@ -219,7 +222,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Returns how it was run, without secrets."""
     of_spec = ("api", "prompt_mode", "temperature", "ignore_eos", "timeout_s")
-    of_run = ("concurrency", "max_concurrency", "overflow", "cancel_rate", "drain_timeout_s", "seed")
+    of_run = ("concurrency", "max_concurrency", "overflow", "cancel_rate", "drain_timeout_s", "seed", "max_retries")
     of_text = ("overhead_tokens", "tokens_per_word", "mismatch")
     return {
         "target": spec.url,
@@ -230,6 +233,8 @@ def _settings(
         "closed_loop": options.concurrency is not None,
         "workload_digest": workload_digest(workload),
         "text_prompts": measure and {"words": len(measure.words), **{name: getattr(measure, name) for name in of_text}},
+        "service_classes": options.targets and options.targets.as_json(),
+        "sends_class_names": options.targets and options.targets.sends_names,
         **{name: getattr(spec, name) for name in of_spec},
         **{name: getattr(options, name) for name in of_run},
     }

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.errors import OptionError
+from loadgen.service_mix import ServiceMix
 from loadgen.target.probe import PROBE_TIMEOUT_S
 
 
@@ -22,6 +23,8 @@ class RunOptions:
         drain_timeout_s: how long answers may take after the last request was due; then they are broken off.
         vocab_size: ids prompts are made of; None is what the server says.
         probe_timeout_s: for a server to say what it serves.
+        targets: latency targets of the requests, drawn with `seed`; None: they have none.
+        max_retries: how often a request that is refused for its targets comes back, each time when it was told.
 
     Raises: OptionError: a value out of range, or options that contradict each other.
     """
@@ -36,6 +39,8 @@ class RunOptions:
     drain_timeout_s: float = 600.0
     vocab_size: int | None = None
     probe_timeout_s: float = PROBE_TIMEOUT_S
+    targets: ServiceMix | None = None
+    max_retries: int = 0
 
     def __post_init__(self) -> None:
         for name in ("workers", "concurrency", "max_concurrency"):
@@ -49,6 +54,8 @@ class RunOptions:
             )
         if not 0 <= self.cancel_rate <= 1:
             raise OptionError(f"cancel_rate is {self.cancel_rate}, must be 0 to 1")
+        if self.max_retries < 0:
+            raise OptionError(f"max_retries is {self.max_retries}, must be at least 0")
         for name in ("drain_timeout_s", "probe_timeout_s"):
             if not getattr(self, name) > 0:
                 raise OptionError(f"{name} is {getattr(self, name)}, must be above 0")

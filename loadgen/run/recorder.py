@@ -36,6 +36,8 @@ class Recorder:
         self.start_ns = 0
         self.status = requests["status"]
         self.scheduled_ns = requests["scheduled_ns"]
+        self.retry_due_ns, self.resent_ns = requests["retry_due_ns"], requests["resent_ns"]
+        self.num_retries = requests["num_retries"]
         self.sent_ns, self.first_ns, self.last_ns = requests["sent_ns"], requests["first_ns"], requests["last_ns"]
         self.ended_ns = requests["ended_ns"]
         self.num_chunks, self.num_tokens = requests["num_chunks"], requests["num_tokens"]
@@ -71,6 +73,11 @@ class Recorder:
         self._chunk_tokens[place] = tokens
         self._chunk_arrived_ns[place] = arrived_ns
         self._num_chunks = self._progress_chunks[0] = place + 1
+
+    def will_retry(self, request: int, due_ns: int) -> None:
+        """A refused request comes back at this moment, counted from the start."""
+        self.retry_due_ns[request] = due_ns
+        self.num_retries[request] += 1
 
     def ended(self, request: int, status: Status, error: str = "") -> None:
         """A request is over."""
@@ -119,7 +126,8 @@ class CallNotes:
     def sent(self) -> None:
         """See Sink."""
         recorder, request = self._recorder, self._request
-        recorder.sent_ns[request] = recorder.clock() - recorder.start_ns
+        times_ns = recorder.resent_ns if recorder.num_retries[request] else recorder.sent_ns
+        times_ns[request] = recorder.clock() - recorder.start_ns
         recorder.status[request] = Status.IN_FLIGHT
 
     def started(self, num_input_tokens: int, num_cached_tokens: int) -> None:

@@ -2,7 +2,8 @@
 
 Knows neither processes nor protocols. In an open loop the schedule is fixed beforehand: a request that
 `max_concurrency` delays waits here, and its latency counts from its scheduled time. In a closed loop a request is due
-when another one ends.
+when another one ends. A refused request may come back at the time that the server names; it remains one request, which
+was due when it was first due, and it keeps its place under `max_concurrency`.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from loadgen.record import Status
 from loadgen.run.pacing import Pacer
 from loadgen.run.preparer import Preparer
 from loadgen.run.recorder import CallNotes, Recorder
-from loadgen.target.base import RequestFailedError, RequestTimedOutError, Target
+from loadgen.target.base import RequestFailedError, RequestRefusedError, RequestTimedOutError, Target
 
 _PREPARE_AHEAD_NS = 5_000_000  # preparing holds up the event loop: never shortly before a request is due
 _NS_PER_TOKEN = 150  # to draw, encode and copy; an upper guess
@@ -33,7 +34,7 @@ class Shard:
         concurrency: requests always in flight; None is an open loop.
         max_concurrency: most requests in flight; None is no limit.
         overflow: see RunOptions.
-        drain_timeout_s: see RunOptions.
+        drain_timeout_s, max_retries: see RunOptions.
     """
 
     order: Sequence[int]
@@ -43,6 +44,7 @@ class Shard:
     max_concurrency: int | None = None
     overflow: Literal["queue", "drop"] = "queue"
     drain_timeout_s: float = 600.0
+    max_retries: int = 0
 
 
 class Sender:
@@ -150,13 +152,15 @@ class Sender:
         assert task is not None
         notes = CallNotes(recorder, index, cancel_after, task.cancel)
         try:
-            await self._target.send(self._preparer.take(index), notes)
+            await self._send(index, notes)
         except asyncio.CancelledError:
             if not notes.is_cancelled:
                 raise
             recorder.ended(index, Status.CANCELLED)
         except RequestTimedOutError as error:
             recorder.ended(index, Status.TIMEOUT, str(error))
+        except RequestRefusedError as error:
+            recorder.ended(index, Status.REFUSED, str(error))
         except RequestFailedError as error:
             recorder.ended(index, Status.ERROR, str(error))
         except Exception as error:  # a defect of ours must not look like a request that never ended
@@ -166,6 +170,22 @@ class Sender:
                 recorder.ended(index, Status.OK)
             else:
                 recorder.ended(index, Status.ERROR, "the answer ended without a token")
+
+    async def _send(self, index: int, notes: CallNotes) -> None:
+        """Sends a request, and while it is refused with a time and may come back, again at that time."""
+        prepared = self._preparer.take(index)
+        ticket = ""
+        for retries_left in range(self._shard.max_retries, -1, -1):
+            try:
+                await self._target.send(prepared, notes, ticket)
+            except RequestRefusedError as error:
+                if not retries_left or error.retry_after_s is None:
+                    raise
+                ticket, retry_after_s = error.retry_ticket, error.retry_after_s
+            else:
+                return
+            self._recorder.will_retry(index, self._recorder.now_ns() + round(1e9 * retry_after_s))
+            await asyncio.sleep(retry_after_s)
 
     async def _prepare_in_idle_time(self) -> None:
         while not self._preparer.is_done:

@@ -72,6 +72,7 @@ def make_shards(workload: Trace, options: RunOptions, num_workers: int) -> list[
                 max_concurrency=_part("max_concurrency", options.max_concurrency, worker, num_workers),
                 overflow=options.overflow,
                 drain_timeout_s=options.drain_timeout_s,
+                max_retries=options.max_retries,
             )
         )
     return shards

@@ -26,7 +26,8 @@ from loadgen.run.preparer import Preparer
 from loadgen.run.recorder import Recorder
 from loadgen.run.sender import Sender, Shard
 from loadgen.run.shared_arrays import SharedArray
-from loadgen.target.base import PlannedRequest, Target, TargetFacts, TargetSpec
+from loadgen.service_mix import ServiceMix
+from loadgen.target.base import PlannedRequest, RequestTargets, Target, TargetFacts, TargetSpec
 from loadgen.target.open import open_target
 from loadgen.trace.schema import Trace
 
@@ -47,6 +48,7 @@ class WorkerPlan:
         salt: of the prompts.
         vocab_size: ids to draw from; None is what the server says.
         probe_timeout_s: see open_target.
+        targets: of the requests, which say in `requests` which class is theirs.
         requests, chunks, progress: shared: REQUEST of all, CHUNK and PROGRESS of this worker.
     """
 
@@ -58,6 +60,7 @@ class WorkerPlan:
     salt: str
     vocab_size: int | None
     probe_timeout_s: float
+    targets: ServiceMix | None
     requests: SharedArray
     chunks: SharedArray
     progress: SharedArray
@@ -180,12 +183,27 @@ def _request_maker(
 ) -> Callable[[int], Any]:
     """From an index to the request in the form that is sent."""
     num_output_tokens = plan.workload.output_tokens
+    targets = _targets_of_requests(plan)
     if measure is not None:
         texts = TextPromptMaker(plan.salt, plan.workload, measure)
         return lambda index: target.prepare(
-            PlannedRequest(index, None, texts.text(index), int(num_output_tokens[index]))
+            PlannedRequest(index, None, texts.text(index), int(num_output_tokens[index]), targets(index))
         )
     ids = PromptMaker(plan.salt, plan.workload, Vocabulary.of(plan.vocab_size or facts.vocab_size, facts.special_ids))
     return lambda index: target.prepare(
-        PlannedRequest(index, ids.token_ids(index), None, int(num_output_tokens[index]))
+        PlannedRequest(index, ids.token_ids(index), None, int(num_output_tokens[index]), targets(index))
     )
+
+
+def _targets_of_requests(plan: WorkerPlan) -> Callable[[int], RequestTargets | None]:
+    """From an index to the targets of the request."""
+    if plan.targets is None:
+        return lambda index: None  # noqa: ARG005
+    by_class = [
+        RequestTargets(service_class=one.name)
+        if plan.targets.sends_names
+        else RequestTargets(ttft_s=one.ttft_s, inter_token_s=one.inter_token_s)
+        for one in plan.targets.classes.values()
+    ]
+    chosen = plan.requests.rows()["service_class"].tolist()
+    return lambda index: by_class[chosen[index]]

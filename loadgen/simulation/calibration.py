@@ -56,7 +56,7 @@ def fit_steps(steps: Sequence[TimedStep], training_share: float = TRAINING_SHARE
     training, test = steps[:num_training], steps[num_training:]
     costs = [_fit(training, round(knee)) for knee in _KNEES]
     cost = min(costs, key=lambda one: float(np.mean(np.minimum(_errors(one, training), 1.0))))
-    return Fit(cost, len(training), len(test), _summary(cost, training), _summary(cost, test))
+    return Fit(cost, len(training), len(test), fit_errors(cost, training), fit_errors(cost, test))
 
 
 def _fit(steps: Sequence[TimedStep], knee: int) -> StepTimePrior:
@@ -99,5 +99,6 @@ def _errors(cost: StepTimePrior, steps: Sequence[TimedStep]) -> "Floats":
     return np.array([abs(model.predict_s(step.shape) - step.seconds) / step.seconds for step in steps])
 
 
-def _summary(cost: StepTimePrior, steps: Sequence[TimedStep]) -> tuple[float, ...]:
+def fit_errors(cost: StepTimePrior, steps: Sequence[TimedStep]) -> tuple[float, ...]:
+    """Returns the relative errors on steps, (p50, p90, p99); empty without steps."""
     return tuple(quantiles(_errors(cost, steps), (0.5, 0.9, 0.99))) if steps else ()

@@ -1,7 +1,6 @@
 """Requests of a simulation: a trace's arrivals and lengths, with a service class for each."""
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,6 +10,7 @@ import numpy as np
 from chairlift.service.service_classes import ServiceClass
 from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from loadgen.errors import OptionError
+from loadgen.service_mix import class_weights, draw_classes
 from loadgen.trace.schema import Trace
 
 NO_CLASS = ServiceClass(name="default")
@@ -121,8 +121,11 @@ def requests_of(
 
     Raises: OptionError: the mix names an unknown class or has no weight above 0.
     """
-    names, weights = _weights(classes, mix)
-    chosen = random.Random(f"classes {seed}").choices(names, weights, k=len(trace))
+    if mix and not classes:
+        raise OptionError("--mix needs --service-classes, which names the classes")
+    known = classes or {NO_CLASS.name: NO_CLASS}
+    own_classes = list(known.values())
+    chosen = draw_classes(class_weights(known, mix), len(trace), seed).tolist()
     blocks = trace.blocks
     ids = None if blocks is None else np.unique(blocks.ids, return_inverse=True)[1]
     requests = []
@@ -138,25 +141,9 @@ def requests_of(
                 arrival_s=arrival_s,
                 input_tokens=input_tokens,
                 output_tokens=output_tokens,
-                service_class=classes.get(chosen[index], NO_CLASS),
+                service_class=own_classes[chosen[index]],
                 prompt_blocks=tuple(own),
                 block_tokens=0 if blocks is None else blocks.block_tokens,
             )
         )
     return requests
-
-
-def _weights(classes: Mapping[str, ServiceClass], mix: Mapping[str, float]) -> tuple[list[str], list[float]]:
-    if not classes:
-        if mix:
-            raise OptionError("--mix needs --service-classes, which names the classes")
-        return [NO_CLASS.name], [1.0]
-    for name in mix:
-        if name not in classes:
-            raise OptionError(f"--mix names class {name!r}; the file has {', '.join(classes)}")
-    weights = [mix.get(name, 0.0) if mix else 1.0 for name in classes]
-    if not sum(weights) > 0:
-        raise OptionError(
-            f"--mix {','.join(f'{name}={weight:g}' for name, weight in mix.items())} gives no class a share"
-        )
-    return list(classes), weights

@@ -54,6 +54,20 @@ class TargetFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTargets:
+    """Latency that a request asks for.
+
+    Attributes:
+        service_class: name that the server knows; "": none.
+        ttft_s, inter_token_s: seconds; None: the class's.
+    """
+
+    service_class: str = ""
+    ttft_s: float | None = None
+    inter_token_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedRequest:
     """One request: exactly one of token_ids [n] uint32 and text."""
 
@@ -61,13 +75,14 @@ class PlannedRequest:
     token_ids: "NDArray[np.uint32] | None"
     text: str | None
     num_output_tokens: int
+    targets: RequestTargets | None = None
 
 
 class Sink(Protocol):
     """Where a target reports what it sees, the moment it sees it. Each method takes a microsecond or two."""
 
     def sent(self) -> None:
-        """The call is about to be made."""
+        """The call is about to be made; more than once if a refused request comes back."""
 
     def started(self, num_input_tokens: int, num_cached_tokens: int) -> None:
         """What the server says of the prompt; ABSENT where it does not."""
@@ -94,6 +109,20 @@ class RequestTimedOutError(RequestFailedError):
     """Its deadline passed."""
 
 
+class RequestRefusedError(RequestFailedError):
+    """The server refused a request because its latency targets cannot be met.
+
+    Attributes:
+        retry_after_s: seconds after which it may come back; None: the server named no time.
+        retry_ticket: to present then; "" without one.
+    """
+
+    def __init__(self, text: str, retry_after_s: float | None, retry_ticket: str) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+        self.retry_ticket = retry_ticket
+
+
 class Target(Protocol):
     """Connections of one worker to one server; used by one event loop."""
 
@@ -112,10 +141,15 @@ class Target(Protocol):
     def prepare(self, request: PlannedRequest) -> Any:
         """The request in the form that is sent, so that nothing is built when it is due."""
 
-    async def send(self, prepared: Any, sink: Sink) -> None:
+    async def send(self, prepared: Any, sink: Sink, retry_ticket: str = "") -> None:
         """Sends it and reads the answer to its end. Cancelling the coroutine cancels the call.
 
-        Raises: RequestFailedError, RequestTimedOutError.
+        Args:
+            prepared: of `prepare`; may be sent again.
+            sink: what is seen goes there.
+            retry_ticket: of the refusal after which the request comes back.
+
+        Raises: RequestFailedError, RequestTimedOutError, RequestRefusedError.
         """
 
     async def close(self) -> None:

@@ -5,13 +5,17 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.duration import from_nanoseconds
 from google.protobuf.duration_pb2 import Duration
 
+from chairlift.client.errors import generation_error
 from chairlift.v1 import generation_service_pb2 as pb
 from loadgen.errors import TargetError
 from loadgen.target.base import (
     PlannedRequest,
     RequestFailedError,
+    RequestRefusedError,
+    RequestTargets,
     RequestTimedOutError,
     Sink,
     TargetFacts,
@@ -111,10 +115,14 @@ class ChairliftTarget:
             spec.token_ids.ids.extend(request.token_ids.tolist())
         else:
             spec.text = request.text or ""
+        if request.targets is not None:
+            spec.latency_targets.CopyFrom(_latency_targets(request.targets))
         return pb.StreamGenerateRequest(spec=spec).SerializeToString()
 
-    async def send(self, prepared: bytes, sink: Sink) -> None:
+    async def send(self, prepared: bytes, sink: Sink, retry_ticket: str = "") -> None:
         """See Target."""
+        if retry_ticket:
+            prepared += _with_ticket(retry_ticket)
         connection = self._connection()
         connection.num_streams += 1
         sink.sent()
@@ -126,6 +134,12 @@ class ChairliftTarget:
                 timeout_s = self._spec.timeout_s
                 text = _text(error) if timeout_s is None else f"no end within {timeout_s:g} s"
                 raise RequestTimedOutError(text) from error
+            if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+                refusal_error = generation_error(error)
+                if refusal_error.reason == "TARGETS_INFEASIBLE":
+                    raise RequestRefusedError(
+                        _text(error), refusal_error.retry_delay_s, refusal_error.retry_ticket.decode()
+                    ) from error
             raise RequestFailedError(_text(error)) from error
         finally:
             call.cancel()  # harmless when it is over
@@ -173,6 +187,24 @@ class ChairliftTarget:
                 return f"{url} speaks gRPC but has no {_SERVICE}{method}: it is another server, or an older one"
             case _:
                 return f"{url} refuses {method}: {_text(error)}"
+
+
+def _latency_targets(targets: RequestTargets) -> pb.LatencyTargets:
+    return pb.LatencyTargets(
+        service_class=targets.service_class,
+        ttft=_duration(targets.ttft_s),
+        inter_token=_duration(targets.inter_token_s),
+    )
+
+
+def _duration(seconds: float | None) -> Duration | None:
+    return None if seconds is None else from_nanoseconds(round(seconds * 1e9))
+
+
+def _with_ticket(retry_ticket: str) -> bytes:
+    """Returns what adds a ticket to a serialized request: messages that follow each other are merged when parsed."""
+    targets = pb.LatencyTargets(retry_ticket=retry_ticket.encode())
+    return pb.StreamGenerateRequest(spec=pb.GenerationSpec(latency_targets=targets)).SerializeToString()
 
 
 async def _read(call: Any, sink: Sink) -> None:

@@ -68,7 +68,7 @@ class NullTarget:
             return len(request.token_ids), request.num_output_tokens
         return len((request.text or "").split()), request.num_output_tokens
 
-    async def send(self, prepared: tuple[int, int], sink: Sink) -> None:
+    async def send(self, prepared: tuple[int, int], sink: Sink, retry_ticket: str = "") -> None:  # noqa: ARG002
         """See Target."""
         num_input_tokens, num_output_tokens = prepared
         pace = self._pace

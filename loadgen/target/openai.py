@@ -7,14 +7,23 @@ free, so connecting counts as it would for a client.
 import asyncio
 import io
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
 from loadgen.errors import TargetError
-from loadgen.target.base import PlannedRequest, RequestFailedError, RequestTimedOutError, Sink, TargetFacts, TargetSpec
+from loadgen.target.base import (
+    PlannedRequest,
+    RequestFailedError,
+    RequestRefusedError,
+    RequestTargets,
+    RequestTimedOutError,
+    Sink,
+    TargetFacts,
+    TargetSpec,
+)
 from loadgen.target.connection_errors import http_complaint, http_reason
-from loadgen.target.openai_answer import Answer, error_text
+from loadgen.target.openai_answer import INFEASIBLE, Answer, error_code, error_text
 from loadgen.target.probe import probe_answer, probe_request, refusal
 from loadgen.target.sse import EventReader
 from loadgen.target.tls import ssl_context
@@ -22,6 +31,15 @@ from loadgen.target.tls import ssl_context
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 _KEEPALIVE_S = 4.0  # servers on uvicorn hang up after 5: a request must not meet that
 _LARGE_BODY_BYTES = 1 << 20  # above, aiohttp wants a file
+
+_TICKET_HEADER = "x-chairlift-retry-ticket"
+
+
+class PreparedCall(NamedTuple):
+    """A body, and the headers that only this request has."""
+
+    body: bytes
+    headers: dict[str, str]
 
 
 class OpenAiTarget:
@@ -85,8 +103,8 @@ class OpenAiTarget:
             raise TargetError(f"{self._url} counts no prompt tokens: prompts of a known length cannot be made of text")
         return count
 
-    def prepare(self, request: PlannedRequest) -> bytes:
-        """See Target: the body."""
+    def prepare(self, request: PlannedRequest) -> PreparedCall:
+        """See Target. Targets are in headers, so that servers that do not know them accept the body."""
         body = self._prompt(request.token_ids, request.text)
         body |= {"max_tokens": request.num_output_tokens, "temperature": self._spec.temperature, "stream": True}
         body["stream_options"] = {"include_usage": True}
@@ -94,16 +112,22 @@ class OpenAiTarget:
             body["stream_options"]["continuous_usage_stats"] = True
         if self._spec.ignore_eos:
             body |= {"ignore_eos": True, "min_tokens": request.num_output_tokens}
-        return json.dumps(body).encode()
+        return PreparedCall(json.dumps(body).encode(), {} if request.targets is None else _headers(request.targets))
 
-    async def send(self, prepared: bytes, sink: Sink) -> None:
+    async def send(self, prepared: PreparedCall, sink: Sink, retry_ticket: str = "") -> None:
         """See Target."""
-        body = io.BytesIO(prepared) if len(prepared) > _LARGE_BODY_BYTES else prepared
+        data, headers = prepared
+        body = io.BytesIO(data) if len(data) > _LARGE_BODY_BYTES else data
+        if retry_ticket:
+            headers = headers | {_TICKET_HEADER: retry_ticket}
         sink.sent()
         try:
-            async with asyncio.timeout(self._spec.timeout_s), self._session.post(self._url, data=body) as response:
+            async with (
+                asyncio.timeout(self._spec.timeout_s),
+                self._session.post(self._url, data=body, headers=headers) as response,
+            ):
                 if response.status != 200:
-                    raise RequestFailedError(f"HTTP {response.status}: {error_text(await _body(response))}")
+                    raise await _failure(response)
                 await self._read(response, sink)
         except TimeoutError as error:
             raise RequestTimedOutError(f"no end within {self._spec.timeout_s:g} s") from error
@@ -172,6 +196,26 @@ class OpenAiTarget:
             ) from None
         except aiohttp.ClientError as error:
             raise TargetError(http_complaint(error, url)) from error
+
+
+def _headers(targets: RequestTargets) -> dict[str, str]:
+    headers = {}
+    if targets.service_class:
+        headers["x-gateway-inference-objective"] = targets.service_class
+    for name, seconds in (("x-slo-ttft-ms", targets.ttft_s), ("x-slo-tpot-ms", targets.inter_token_s)):
+        if seconds is not None:
+            headers[name] = f"{1e3 * seconds:.10g}"
+    return headers
+
+
+async def _failure(response: aiohttp.ClientResponse) -> RequestFailedError:
+    body = await _body(response)
+    text = f"HTTP {response.status}: {error_text(body)}"
+    if response.status != 429 or error_code(body) != INFEASIBLE:
+        return RequestFailedError(text)
+    after_ms = response.headers.get("retry-after-ms", "")
+    retry_after_s = int(after_ms) / 1e3 if after_ms.isdecimal() else None
+    return RequestRefusedError(text, retry_after_s, response.headers.get(_TICKET_HEADER, ""))
 
 
 async def _body(response: aiohttp.ClientResponse) -> Any:

@@ -10,7 +10,10 @@ import json
 from typing import Any
 
 from loadgen.record import ABSENT
-from loadgen.target.base import RequestFailedError, Sink
+from loadgen.target.base import RequestFailedError, RequestRefusedError, Sink
+
+INFEASIBLE = "targets_infeasible"
+"""Error code of a refusal for latency targets."""
 
 _TEXT_KEYS = ("content", "reasoning_content", "reasoning")
 _MAX_ERROR_LENGTH = 200
@@ -36,7 +39,9 @@ class Answer:
     def take(self, data: bytes) -> None:
         """The data of one event.
 
-        Raises: RequestFailedError: it is an error, or no JSON.
+        Raises:
+            RequestRefusedError: the server found later that the request's targets cannot be met.
+            RequestFailedError: it is another error, or no JSON.
         """
         if data == b"[DONE]":
             self._is_over = True
@@ -48,6 +53,8 @@ class Answer:
         if not isinstance(event, dict):
             raise RequestFailedError(f"an event is no JSON object: {data[:60]!r}")
         if event.get("error"):
+            if error_code(event) == INFEASIBLE:
+                raise RequestRefusedError(error_text(event), None, "")
             raise RequestFailedError(f"error in mid-answer: {error_text(event)}")
         usage = event.get("usage") or {}
         for choice in (event.get("choices") or ())[:1]:
@@ -89,6 +96,12 @@ def error_text(body: object) -> str:
         inner = body.get("error", body)
         body = inner.get("message", inner) if isinstance(inner, dict) else inner
     return " ".join(str(body).split())[:_MAX_ERROR_LENGTH]
+
+
+def error_code(body: object) -> str:
+    """Returns the code of an error object of OpenAI's form; "" if it has none."""
+    inner = body.get("error") if isinstance(body, dict) else None
+    return str(inner.get("code") or "") if isinstance(inner, dict) else ""
 
 
 def _number(counts: dict[str, Any], name: str) -> int:

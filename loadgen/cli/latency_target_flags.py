@@ -1,0 +1,73 @@
+"""Flags that give requests latency targets: classes of a file, or two targets for all."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from chairlift.service.service_classes import ServiceClass, ServiceClassError, read_service_classes
+from loadgen.cli.flags import Flag
+from loadgen.cli.values import class_mix, duration_s
+from loadgen.errors import OptionError
+from loadgen.service_mix import ServiceMix
+
+CLASS_FLAGS: Sequence[Flag] = (
+    Flag("--service-classes", "TOML file of service classes, as the frontend reads it (default: none)", Path),
+    Flag("--mix", "weights of the classes, drawn at random (default: all alike)", class_mix, "CLASS=WEIGHT,..."),
+)
+"""Flags of the twin too."""
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+LATENCY_TARGET_FLAGS: Sequence[Flag] = (
+    *CLASS_FLAGS,
+    Flag("--send-targets", "send the targets of a class instead of its name, to a server without the file", bool),
+    Flag("--target-ttft", "first-token target of every request, without a class (default: none)", duration_s),
+    Flag("--target-itl", "inter-token target of every request, without a class (default: none)", duration_s),
+    Flag(
+        "--max-retries",
+        "times that a request refused for its targets comes back, when the server says (default: %(default)s)",
+        _count,
+        "N",
+        0,
+    ),
+)
+
+
+def classes_of(path: Path | None) -> dict[str, ServiceClass]:
+    """Returns the classes of a file by name; none without a file.
+
+    Raises: OptionError: the file cannot be used; names the field.
+    """
+    if path is None:
+        return {}
+    try:
+        return read_service_classes(path)
+    except ServiceClassError as error:
+        raise OptionError(f"--service-classes {error}") from error
+
+
+def service_mix(options: argparse.Namespace) -> ServiceMix | None:
+    """Returns the targets of the requests; None: they have none.
+
+    Raises: OptionError: flags contradict each other, or a file cannot be used.
+    """
+    ttft_s, inter_token_s = options.target_ttft, options.target_itl
+    classes = classes_of(options.service_classes)
+    if classes:
+        if ttft_s is not None or inter_token_s is not None:
+            raise OptionError("--service-classes and --target-ttft or --target-itl both give targets; give one of them")
+        return ServiceMix(classes=classes, weights=options.mix or {}, sends_names=not options.send_targets)
+    for name, is_given in (("--mix", options.mix), ("--send-targets", options.send_targets)):
+        if is_given:
+            raise OptionError(f"{name} needs --service-classes, which names the classes")
+    if ttft_s is None and inter_token_s is None:
+        if options.max_retries:
+            raise OptionError("--max-retries needs targets: --service-classes, or --target-ttft")
+        return None
+    own = ServiceClass(name="all", ttft_s=ttft_s, inter_token_s=inter_token_s)
+    return ServiceMix(classes={own.name: own}, sends_names=False)

@@ -1,0 +1,1 @@
+"""Scheduling by latency on a real pair: the twin's predictions, the governor's guarantee."""
