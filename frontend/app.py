@@ -102,7 +102,7 @@ class FrontendApp:
         limits = JobLimits(config.grammar_timeout_s, config.grammar_memory_bytes, clock=Clock.CPU)
         self.grammars = GrammarCompiler(limits)
         self._chats = ChatRenderer()
-        feasibility = Feasibility(
+        self._feasibility = Feasibility(
             self.engines.forecast,
             _retry_tickets(config.retry_ticket_key_file),
             self.metrics.targets,
@@ -116,7 +116,7 @@ class FrontendApp:
             self.grammars,
             self._chats,
             classes=self._classes,
-            feasibility=feasibility,
+            feasibility=self._feasibility,
             token_window=config.token_window,
             coalesce=config.coalesce,
             tool_call_parser=config.tool_call_parser,
@@ -130,6 +130,7 @@ class FrontendApp:
         self._traffic_log: asyncio.Task[None] | None = None
         self._warm_up: asyncio.Task[None] | None = None
         self._draining = False
+        self._checked_classes = False
         self._server: grpc.aio.Server | None = None
         self.port = 0
 
@@ -339,6 +340,18 @@ class FrontendApp:
 
     def _update_health(self) -> None:
         self._health.set_serving(self.engines.serving and not self._draining)
+        if not self._checked_classes:
+            self._check_classes()
+
+    def _check_classes(self) -> None:
+        """Logs once, when an engine has said how long a step takes, which targets of classes are shorter."""
+        min_step_ms = 1e3 * self.engines.forecast(0.0).min_step_s
+        self._checked_classes = min_step_ms > 0.0
+        if texts := self._feasibility.impossible(self._classes.values()):
+            logger.warning(
+                "--service-classes: %s, but a step with one request takes %.3g ms: no request of the class can meet it",
+                "; ".join(texts), min_step_ms,
+            )  # fmt: skip
 
 
 def _keys(config: FrontendConfig, classes: Mapping[str, ServiceClass]) -> tuple[tuple[ApiKey, ...], tuple[ApiKey, ...]]:

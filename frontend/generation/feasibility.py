@@ -5,10 +5,11 @@ the prefix cache and the requests of other frontends.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from chairlift.service.service_classes import ServiceClass
 from frontend.errors import InvalidRequest, TargetsInfeasible
 from frontend.generation.prompt_size import PromptSize
 from frontend.generation.retry_calendar import SLOT_S, RetryCalendar
@@ -102,6 +103,16 @@ class Feasibility:
                     f"{name} is {target_s:g} s, a step of the engine takes at least {min_step_s:.2g} s",
                     field=f"spec.latency_targets.{name}",
                 )
+
+    def impossible(self, classes: Iterable[ServiceClass]) -> list[str]:
+        """Returns a text for each target of a class that no engine can meet; none before an engine has reported."""
+        min_step_s = self._forecast(0.0).min_step_s
+        return [
+            f"{one.name} has {name} = {1e3 * target_s:.4g}"
+            for one in classes
+            for name, target_s in (("ttft_ms", one.ttft_s), ("inter_token_ms", one.inter_token_s))
+            if target_s is not None and target_s < min_step_s
+        ]
 
     def expect(
         self, targets: LatencyTargets, model_name: str, size: PromptSize, *, accepted_at_s: float, now_s: float

@@ -104,6 +104,11 @@ PROOFS = [
         How.PARSE,
         because="three minutes: the two other replays run",
     ),
+    Proof(
+        r"chairlift-loadgen replay .*--service-classes",
+        How.PARSE,
+        because="a pair with these classes: tests/integration/test_loadgen.py",
+    ),
     Proof(r"chairlift-loadgen replay\b", How.RUN, says=_VERDICT),
     Proof(r"chairlift-loadgen report mock-http", How.RUN, says="Limits: ", after=_MOCK_RUN),
     Proof(r"chairlift-loadgen trace slice", How.RUN, says="written +ten-minutes"),

@@ -206,6 +206,20 @@ async def test_targets_that_no_step_can_meet_are_refused(make):
     assert error.details() == "inter_token is 0.001 s, a step of the engine takes at least 0.005 s"
 
 
+@pytest.mark.parametrize(("step_s", "is_logged"), [(0.6, True), (0.4, False)])
+async def test_classes_that_no_step_can_meet_are_logged_at_the_start(step_s, is_logged, make_pair, tmp_path, caplog):
+    path = tmp_path / "classes.toml"
+    path.write_text(CLASSES)
+    engine = FakeEngine()
+    engine.load = engine_pb.LoadStats(
+        prompt_tokens_per_second=1000.0, lane_tokens=[0, 0], model_coefficients=[step_s, 0.0, 0.0, 0.0, 0.0]
+    )
+    await make_pair(engine=engine, service_classes=path)
+    lines = [record.getMessage() for record in caplog.records if "--service-classes" in record.getMessage()]
+    said = "--service-classes: patient has ttft_ms = 500, but a step with one request takes 600 ms"
+    assert [line.startswith(said) for line in lines] == [True] * is_logged
+
+
 async def test_grpc_refusal_and_retry_with_the_ticket(skip, make, scrape):
     pair = await make()
     await backlog(pair, 20_000)

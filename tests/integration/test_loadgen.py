@@ -127,6 +127,39 @@ def test_an_engine_that_dies_in_the_middle_makes_errors_and_no_hang(
     assert "INVALID" in stdout
 
 
+def test_refused_requests_come_back_and_are_counted_once(
+    start_pair: Callable[..., PairAddress], tmp_path: Path
+) -> None:
+    classes = tmp_path / "classes.toml"
+    classes.write_text('[classes.quick]\nttft_ms = 1000\nwhen_infeasible = "refuse"\n[classes.batch]\n')
+    own_pair = start_pair("--scheduling-policy", "slo", frontend_flags=("--service-classes", str(classes)))
+    trace = tmp_path / "burst.jsonl"
+    row = json.dumps({"arrival_s": 0.0, "input_tokens": 900, "output_tokens": 4})
+    trace.write_text(f"{row}\n" * 160)  # far more prompt tokens than any CPU computes in a second
+    flags = ("--service-classes", str(classes), "--mix", "quick=3,batch=1", "--max-retries", "2")
+    for api, target in (("grpc", f"grpc://{own_pair.target}"), ("http", own_pair.http_url)):
+        out = tmp_path / api
+        done = loadgen(
+            "replay", "--trace", str(trace), "--target", target, "--result-dir", str(out), *flags, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Goodput by class" in done.stdout
+        quick, batch = read_result(out)["whole_run"]["service_classes"]
+        assert (quick["name"], batch["name"]) == ("quick", "batch")
+        assert quick["offered"] + batch["offered"] == 160
+        assert batch["met"] == batch["offered"]
+        assert quick["came_back"] + quick["refused"] > 0
+        for one in (quick, batch):
+            assert sum(one[name] for name in ("met", "met_at_retry", "late", "refused", "failed")) == one["offered"]
+        records = read_records(out)
+        came_back = [record for record in records if record["num_retries"]]
+        assert len(came_back) == quick["came_back"]
+        for record in came_back:
+            assert record["sent_ns"] < record["retry_due_ns"] <= record["resent_ns"]
+            assert record["service_class"] == 0
+        assert {record["status"] for record in records} <= {"OK", "REFUSED"}
+
+
 def test_unreachable_server_is_one_line(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", num_requests=2, gap_s=0.05)
     done = loadgen("replay", "--trace", str(trace), "--target", "grpc://127.0.0.1:9", cwd=tmp_path)

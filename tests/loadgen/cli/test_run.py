@@ -60,3 +60,28 @@ def test_target_without_a_scheme_is_refused_with_the_one_meant(
     flags = ["--num-prompts", "1", "--random-input-len", "8", "--random-output-len", "4"]
     assert main(["run", "--target", target, *flags]) != 0
     assert capsys.readouterr().err.strip().endswith(f"grpc+unix:, http:, https:, null:{meant}")
+
+
+def test_targets_of_every_request_are_judged_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0)) as server:
+        flags = ["--random-input-len", "5", "--target-ttft", "60s", "--target-itl", "1ms"]
+        assert main(["run", "--target", server.url, *_FLAGS, *flags]) == 0
+    said = capsys.readouterr().out
+    assert "Goodput by class" in said
+    assert next(line.split()[1] for line in said.splitlines() if line.startswith("all ")) == "12"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-retries", "1"], "--max-retries needs targets"),
+        (["--mix", "a=1"], "--mix needs --service-classes"),
+        (["--service-classes", "none.toml"], "none.toml: No such file"),
+        (["--service-classes", "classes.toml", "--target-ttft", "1s"], "give one of them"),
+        (["--service-classes", "classes.toml", "--mix", "b=1"], "--mix names class 'b'; the file has a"),
+    ],
+)
+def test_flags_of_targets_are_checked(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("classes.toml").write_text("[classes.a]\nttft_ms = 100\n")
+    assert main(["run", "--target", "null:", *_FLAGS, "--random-input-len", "5", *flags]) == 2
+    assert message in capsys.readouterr().err

@@ -27,7 +27,7 @@ def test_names_and_ids_of_all_benchmarks_are_unique() -> None:
 def test_former_names_lead_to_experiments() -> None:
     names = {name for benchmark in EXPERIMENTS for name in (benchmark.name, *benchmark.ids)}
     new_names = {target.partition(" ")[2] for target in _MOVED.values()} - {""}
-    assert new_names | {"endpoints", "gateways"} == names
+    assert new_names | {"endpoints", "gateways", "twin", "governor"} == names
 
 
 def test_every_benchmark_runs_and_documents_its_goals_and_method() -> None:
@@ -109,3 +109,25 @@ def test_endpoints_are_compared(pace: str, frontend: str, tmp_path: Path, capsys
         assert min(turn.values()) > 0
         assert turn["tokens_per_message"] == 1 or "no coalescing" not in name
     assert f"HTTP, {frontend}: {pace}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_twin_is_compared_with_a_real_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["twin", "--quick", "--loads", "2", "--threads", "1", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*.json")
+    load = json.loads(path.read_text())["raw"]["loads"]["2"]
+    for name in ("interactive", "standard", "batch"):
+        real, twin = (sum(load[side][name].values()) for side in ("real", "twin"))
+        assert real == twin > 0
+        assert len(load["samples"]["real"][name]["itl_ms"]) > 0
+    assert "2x of the capacity" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_governor_is_compared_with_fixed_budgets(tmp_path: Path) -> None:
+    assert main(["governor", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*.json")
+    raw = json.loads(path.read_text())["raw"]
+    for name in ("slo", "fixed 2048", "fixed 512"):
+        assert len(raw[name]["gaps_s"]) > 16
+        assert raw[name]["num_answered"] > 0

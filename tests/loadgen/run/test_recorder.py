@@ -44,6 +44,9 @@ def test_a_call_is_written_down_as_it_goes() -> None:
         "worker": ABSENT,
         "scheduled_ns": ABSENT,
         "sent_ns": 500,
+        "retry_due_ns": ABSENT,
+        "resent_ns": ABSENT,
+        "num_retries": 0,
         "first_ns": 1000,
         "last_ns": 1600,
         "ended_ns": 2000,
@@ -56,6 +59,7 @@ def test_a_call_is_written_down_as_it_goes() -> None:
         "server_prefill_us": 8,
         "server_preemptions": 9,
         "error": ABSENT,
+        "service_class": ABSENT,
     }
     assert bench.chunks[:3].tolist() == [(1, 1, 1000), (1, 3, 1500), (1, 2, 1600)]
     assert bench.progress.tolist() == [(3, 0)]

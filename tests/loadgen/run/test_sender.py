@@ -13,7 +13,14 @@ from loadgen.run.preparer import Preparer
 from loadgen.run.recorder import Recorder
 from loadgen.run.sender import Sender, Shard
 from loadgen.run.shared_arrays import PROGRESS
-from loadgen.target.base import PlannedRequest, RequestFailedError, RequestTimedOutError, Sink, TargetFacts
+from loadgen.target.base import (
+    PlannedRequest,
+    RequestFailedError,
+    RequestRefusedError,
+    RequestTimedOutError,
+    Sink,
+    TargetFacts,
+)
 from tests.hang import HANG_S
 
 Answer = Callable[[int, Sink], Awaitable[None]]
@@ -25,11 +32,13 @@ class FakeTarget:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self.sent: list[int] = []
+        self.tickets: list[str] = []
         self.cancelled: list[int] = []
         self.num_open = self.max_open = 0
 
-    async def send(self, prepared: int, sink: Sink) -> None:
+    async def send(self, prepared: int, sink: Sink, retry_ticket: str = "") -> None:
         self.sent.append(prepared)
+        self.tickets.append(retry_ticket)
         self.num_open += 1
         self.max_open = max(self.max_open, self.num_open)
         sink.sent()
@@ -319,3 +328,46 @@ async def test_a_busy_answer_delays_others_visibly() -> None:
     requests = await stage.run()
     lag_ms = (requests["sent_ns"] - requests["scheduled_ns"]) / 1e6
     assert (lag_ms[1:] >= [189, 179]).all()
+
+
+def refusing(times: int, retry_after_s: float | None = 0.02) -> Answer:
+    """Refuses every request this many times, with a new ticket each time, and answers it then."""
+    seen: dict[int, int] = {}
+
+    async def answer(prepared: int, sink: Sink) -> None:
+        seen[prepared] = seen.get(prepared, 0) + 1
+        if seen[prepared] <= times:
+            raise RequestRefusedError("infeasible", retry_after_s, f"ticket {seen[prepared]}")
+        sink.tokens(1)
+
+    return answer
+
+
+async def test_a_refused_request_comes_back_when_told_with_its_ticket() -> None:
+    stage = Stage(refusing(2), [0.0], max_retries=3)
+    (row,) = await stage.run()
+    assert stage.statuses() == [Status.OK]
+    assert stage.target.tickets == ["", "ticket 1", "ticket 2"]
+    assert row["num_retries"] == 2
+    assert row["sent_ns"] < 20_000_000 < row["retry_due_ns"] <= row["resent_ns"] <= row["first_ns"]
+    assert row["scheduled_ns"] == 0
+
+
+@pytest.mark.parametrize(("max_retries", "retry_after_s"), [(0, 0.02), (1, 0.02), (3, None)])
+async def test_a_refused_request_ends_without_a_time_or_a_retry_left(
+    max_retries: int, retry_after_s: float | None
+) -> None:
+    stage = Stage(refusing(2, retry_after_s), [0.0], max_retries=max_retries)
+    (row,) = await stage.run()
+    assert stage.statuses() == [Status.REFUSED]
+    assert stage.errors == ["infeasible"]
+    assert row["num_retries"] == (0 if retry_after_s is None else max_retries)
+    assert row["ended_ns"] != ABSENT
+
+
+async def test_waiting_for_a_retry_holds_no_other_request_up() -> None:
+    stage = Stage(refusing(1, 0.05), [0.0, 0.001, 0.002], max_retries=1)
+    rows = await stage.run()
+    assert stage.statuses() == [Status.OK] * 3
+    assert stage.target.sent[:3] == [0, 1, 2]
+    assert (rows["sent_ns"] < 50_000_000).all()

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -10,8 +11,10 @@ import grpc.aio
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.api.grpc.status import error_status
+from frontend.errors import QueueFull, TargetsInfeasible
 from loadgen.errors import TargetError
-from loadgen.target.base import PlannedRequest, RequestFailedError, TargetSpec
+from loadgen.target.base import PlannedRequest, RequestFailedError, RequestRefusedError, RequestTargets, TargetSpec
 from loadgen.target.chairlift_grpc import ChairliftTarget
 from loadgen.target.probe import Tally
 
@@ -131,3 +134,45 @@ async def test_streams_are_spread_over_connections_of_their_own(serve: Any) -> N
     target = await serve(stream, tcp=True)
     await asyncio.gather(*(target.send(target.prepare(REQUEST), Tally()) for _ in range(150)))
     assert sorted(collections.Counter(peers).values()) == [22, 64, 64]
+
+
+async def test_targets_and_the_ticket_of_a_retry_are_sent(serve: Any) -> None:
+    seen = []
+
+    async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        seen.append(pb.StreamGenerateRequest.FromString(request).spec)
+        yield message(chunk=pb.Chunk(num_tokens=7))
+        yield message(finished=pb.Finished())
+
+    target = await serve(stream)
+    named = target.prepare(replace(REQUEST, targets=RequestTargets(service_class="quick")))
+    await target.send(named, Tally(), "a ticket")
+    await target.send(target.prepare(replace(REQUEST, targets=RequestTargets(ttft_s=0.5, inter_token_s=0.03))), Tally())
+    await target.send(target.prepare(REQUEST), Tally())
+    by_name, by_number, without = seen
+    assert (by_name.latency_targets.service_class, by_name.latency_targets.retry_ticket) == ("quick", b"a ticket")
+    assert (by_name.text, by_name.stop.max_tokens) == ("text", 7)
+    assert by_number.latency_targets.ttft.ToMilliseconds() == 500
+    assert by_number.latency_targets.inter_token.ToMilliseconds() == 30
+    assert not by_number.latency_targets.retry_ticket
+    assert not without.HasField("latency_targets")
+
+
+async def test_only_a_refusal_for_targets_says_when_to_come_back(serve: Any) -> None:
+    booked_slot = TargetsInfeasible("late", retry_after_s=1.25, retry_ticket="t")
+    errors = iter([booked_slot, TargetsInfeasible("late"), QueueFull("full", retry_after_s=1.0)])
+
+    async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        await context.abort(*error_status(next(errors)))
+        yield b""
+
+    target = await serve(stream)
+    with pytest.raises(RequestRefusedError, match="RESOURCE_EXHAUSTED: late") as booked:
+        await target.send(target.prepare(REQUEST), Tally())
+    assert (booked.value.retry_after_s, booked.value.retry_ticket) == (1.25, "t")
+    with pytest.raises(RequestRefusedError) as unbooked:
+        await target.send(target.prepare(REQUEST), Tally())
+    assert (unbooked.value.retry_after_s, unbooked.value.retry_ticket) == (None, "")
+    with pytest.raises(RequestFailedError) as full:
+        await target.send(target.prepare(REQUEST), Tally())
+    assert not isinstance(full.value, RequestRefusedError)

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from frontend.api.http.errors import error_object
+from frontend.errors import TargetsInfeasible
 from loadgen.errors import TargetError
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.http_server import MockHttpServer
-from loadgen.target.base import PlannedRequest, RequestFailedError, TargetSpec
+from loadgen.target.base import PlannedRequest, RequestFailedError, RequestRefusedError, RequestTargets, TargetSpec
 from loadgen.target.open import open_target
 from loadgen.target.openai import OpenAiTarget
 from loadgen.target.probe import Tally
@@ -210,3 +212,61 @@ async def test_very_long_prompts_are_sent_without_a_warning(serve: Serve) -> Non
         await target.send(prepared, Tally())
     assert bodies == [json.loads(prepared)]
     await target.close()
+
+
+async def test_targets_and_the_ticket_of_a_retry_are_headers(serve: Serve) -> None:
+    seen = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append({name: value for name, value in request.headers.items() if name.lower().startswith("x-")})
+        return await streams(*ANSWER)(request)
+
+    url = await serve({"GET /v1/models": ONE_MODEL, "POST /v1/completions": answer})
+    target = open_target(TargetSpec(url + "/v1", "completions", prompt_mode="text"))
+    try:
+        for targets, ticket in (
+            (RequestTargets(service_class="quick"), "t"),
+            (RequestTargets(ttft_s=0.5, inter_token_s=0.03), ""),
+            (None, ""),
+        ):
+            await target.send(target.prepare(PlannedRequest(0, None, "x", 4, targets)), Tally(), ticket)
+    finally:
+        await target.close()
+    assert seen == [
+        {"x-gateway-inference-objective": "quick", "x-chairlift-retry-ticket": "t"},
+        {"x-slo-ttft-ms": "500", "x-slo-tpot-ms": "30"},
+        {},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "ticket", "seconds"), [(1.25, "t", 1.25), (None, "", None)], ids=["booked", "without a slot"]
+)
+async def test_a_refusal_for_targets_says_when_to_come_back(
+    retry_after_s: float | None, ticket: str, seconds: float | None, serve: Serve
+) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        status, body, headers = error_object(
+            TargetsInfeasible("late", retry_after_s=retry_after_s, retry_ticket=ticket)
+        )
+        return web.json_response(body, status=status, headers=headers)
+
+    target = open_target(TargetSpec(await serve({"POST /v1/completions": refuse}) + "/v1", "completions"))
+    try:
+        with pytest.raises(RequestRefusedError, match="HTTP 429: late") as refused:
+            await target.send(target.prepare(PlannedRequest(0, None, "x", 4)), Tally())
+    finally:
+        await target.close()
+    assert (refused.value.retry_after_s, refused.value.retry_ticket) == (seconds, ticket)
+
+
+@pytest.mark.parametrize("code", ["queue_full", None])
+async def test_other_429s_are_errors(code: str | None, serve: Serve) -> None:
+    url = await serve({"POST /v1/completions": answers({"error": {"message": "full", "code": code}}, 429)})
+    target = open_target(TargetSpec(url + "/v1", "completions"))
+    try:
+        with pytest.raises(RequestFailedError, match="full") as failed:
+            await target.send(target.prepare(PlannedRequest(0, None, "x", 4)), Tally())
+    finally:
+        await target.close()
+    assert not isinstance(failed.value, RequestRefusedError)
