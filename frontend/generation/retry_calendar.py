@@ -10,6 +10,8 @@ SLOT_S = 0.25
 HORIZON_S = 30.0
 BOOKABLE_SHARE = 0.8
 
+_LEARNING_RATE = 1 / 16  # of the share of bookings that are kept; a few seconds of an overload
+
 
 class RetryCalendar:
     """Books slots for prompt tokens.
@@ -30,6 +32,12 @@ class RetryCalendar:
         self._tokens: dict[int, float] = {}  # by slot
         self._bookings: dict[int, dict[int, float]] = {}  # tokens by slot, by booking
         self._now_slot = 0
+        self._kept_share = 1.0
+
+    @property
+    def kept_share(self) -> float:
+        """Share of the last bookings whose clients came back, a moving average that begins at 1."""
+        return self._kept_share
 
     @property
     def num_slots(self) -> int:
@@ -78,17 +86,24 @@ class RetryCalendar:
         return first * self._slot_s
 
     def release(self, booking: int) -> None:
-        """Returns the tokens of a booking, whose request has come; an unknown one is ignored."""
+        """Returns the tokens of a booking, whose request has come.
+
+        An unknown one, made by another process or over, only counts as kept: its own process counts it as not kept.
+        """
+        self._note_kept(1.0)
         for slot, tokens in self._bookings.pop(booking, {}).items():
             self._take_from(slot, tokens)
 
     def booked_tokens(self, end_s: float, now_s: float) -> float:
-        """Returns the tokens that are booked from the previous slot, whose requests may still come, until `end_s`."""
+        """Returns the tokens that are booked from the previous slot, whose requests may still come, until `end_s`.
+
+        They count by `kept_share`: if clients do not come back, slots would stay empty that others were refused for.
+        """
         self._forget_past(now_s)
         if not self._tokens:
             return 0.0
         last = math.floor(end_s / self._slot_s)
-        return sum(tokens for slot, tokens in self._tokens.items() if slot <= last)
+        return self._kept_share * sum(tokens for slot, tokens in self._tokens.items() if slot <= last)
 
     def _forget_past(self, now_s: float) -> None:
         """Forgets all slots before the previous one."""
@@ -101,6 +116,10 @@ class RetryCalendar:
         for booking, slots in list(self._bookings.items()):
             if max(slots) < now_slot - 1:
                 del self._bookings[booking]
+                self._note_kept(0.0)
+
+    def _note_kept(self, is_kept: float) -> None:
+        self._kept_share += _LEARNING_RATE * (is_kept - self._kept_share)
 
     def _take_from(self, slot: int, tokens: float) -> None:
         if slot in self._tokens:

@@ -46,7 +46,8 @@ _FLEET_FLAGS = (
     Flag("--steps-in-flight", "of the step loop (default: of the device, 1 with --step-log)", at_least_one),
     Flag("--prefix-cache", "share equal prefixes (default: yes)", bool, "", True),
     Flag("--placement-rates", "placement by predicted first token (default: yes)", bool, "", True),
-    Flag("--noise", "standard deviation of a step's logarithm (default: 0.03, 0 with --step-log)", not_negative),
+    Flag("--noise", "standard deviation of a step's logarithm (default: 0.03, that of the fit with --step-log)",
+         not_negative),
     Flag("--stall-share", "share of steps that stall for 50 ms (default: 0.0005, 0 with --step-log)", share),
 )  # fmt: skip
 _REQUEST_FLAGS = (
@@ -75,7 +76,8 @@ class _Engine(NamedTuple):
     kv_cache_tokens: int
     num_accelerators: int
     max_steps_in_flight: int
-    has_noise: bool
+    noise: float
+    stall_share: float
     fit: Fit | None
 
 
@@ -141,7 +143,7 @@ def _engine(options: argparse.Namespace) -> _Engine:
         device = DEVICES[options.device or "h200-8b"]
         kv_cache_tokens = options.kv_cache_tokens or device.kv_cache_tokens
         in_flight = options.steps_in_flight or device.max_steps_in_flight
-        return _Engine(device.cost, kv_cache_tokens, device.num_accelerators, in_flight, True, None)
+        return _Engine(device.cost, kv_cache_tokens, device.num_accelerators, in_flight, _NOISE, _STALL_SHARE, None)
     if options.device is not None:
         raise OptionError(f"--device {options.device} and --step-log both give the step times; give one of them")
     log = read_step_log(options.step_log)
@@ -150,7 +152,7 @@ def _engine(options: argparse.Namespace) -> _Engine:
         print(line)
     if options.trace is not None and options.kv_cache_tokens is None:
         raise OptionError("--step-log needs --kv-cache-tokens, the capacity that the engine logs when it starts")
-    return _Engine(fit.cost, options.kv_cache_tokens or 0, 1, options.steps_in_flight or 1, False, fit)
+    return _Engine(fit.cost, options.kv_cache_tokens or 0, 1, options.steps_in_flight or 1, fit.noise, 0.0, fit)
 
 
 def _policies(options: argparse.Namespace, classes: list[ServiceClass]) -> list[PolicySpec]:
@@ -177,8 +179,8 @@ def _fleet(options: argparse.Namespace, engine: _Engine, trace: Trace, policy: P
         max_steps_in_flight=engine.max_steps_in_flight,
         has_prefix_cache=options.prefix_cache and trace.blocks is not None,
         knows_rates=options.placement_rates,
-        noise=(_NOISE if engine.has_noise else 0.0) if options.noise is None else options.noise,
-        stall_share=(_STALL_SHARE if engine.has_noise else 0.0) if options.stall_share is None else options.stall_share,
+        noise=engine.noise if options.noise is None else options.noise,
+        stall_share=engine.stall_share if options.stall_share is None else options.stall_share,
     )
 
 

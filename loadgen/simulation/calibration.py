@@ -27,6 +27,7 @@ _KNEES = (0, *(16 * 2 ** (power / 2) for power in range(14)))  # to 1,448 tokens
 _HUBER = 0.1  # relative error beyond which a step weighs less
 _ROUNDS = 8
 _NUM_TERMS = 5
+_MEDIAN_OF_NORMAL = 0.6745  # median of the absolute value of a standard normal
 
 
 class Fit(NamedTuple):
@@ -36,6 +37,8 @@ class Fit(NamedTuple):
         cost: in the form of the engine's model; `row_s` is negative if a one-token row is cheaper than a prompt token.
         num_training, num_test: steps; the first ones trained it.
         training_error, test_error: relative errors (p50, p90, p99).
+        noise: standard deviation of the logarithm of steps around the fit, from the median error, so that a few stalls
+            do not count.
     """
 
     cost: StepTimePrior
@@ -43,6 +46,11 @@ class Fit(NamedTuple):
     num_test: int
     training_error: tuple[float, ...]
     test_error: tuple[float, ...]
+
+    @property
+    def noise(self) -> float:
+        """See above."""
+        return self.training_error[0] / _MEDIAN_OF_NORMAL
 
 
 def fit_steps(steps: Sequence[TimedStep], training_share: float = TRAINING_SHARE) -> Fit:

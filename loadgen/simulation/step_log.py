@@ -16,7 +16,10 @@ from loadgen.errors import TraceError
 
 
 class TimedStep(NamedTuple):
-    """A step and its duration, scheduling and update included, in seconds."""
+    """A step and its duration in seconds: until the next one began if requests were left, else until its update ended.
+
+    Between two steps the engine sends results and takes submissions, and both of its threads want the interpreter.
+    """
 
     shape: StepShape
     seconds: float
@@ -49,7 +52,9 @@ def read_step_log(path: Path) -> StepLog:
 class _Record(NamedTuple):
     step: int
     scheduled: dict[str, int]
+    started_ms: float
     seconds: float
+    is_followed: bool  # requests are left, so that the next step begins at once
     usage: dict[str, int]  # request: cached tokens
     preempted: tuple[str, ...]
     has_gap: bool
@@ -62,6 +67,8 @@ def _records(lines: Iterable[str]) -> Iterator[_Record]:
             yield _Record(
                 step=int(fields["step"]),
                 scheduled={str(key): int(value) for key, value in fields["scheduled"].items()},
+                started_ms=float(fields["t_ms"]),
+                is_followed=bool(fields["running"] or fields["waiting"]),
                 seconds=sum(float(fields[key]) for key in ("schedule_ms", "execute_ms", "update_ms")) / 1e3,
                 usage={str(key): int(value[1]) for key, value in fields["usage"].items()},
                 preempted=tuple(str(one) for one in fields["preempted"]),
@@ -77,7 +84,7 @@ def _steps(records: list[_Record]) -> StepLog:
     lives = _lives(records)
     computed: dict[tuple[str, int], int | None] = {}
     steps, num_left_out = [], 0
-    for record, life in zip(records, lives, strict=True):
+    for record, life, seconds in zip(records, lives, _durations(records, lives), strict=True):
         if record.has_gap:
             computed = dict.fromkeys(computed)  # None: not known any more
         num_tokens = num_kv_tokens = num_pairs = 0
@@ -99,12 +106,22 @@ def _steps(records: list[_Record]) -> StepLog:
             computed[request_id, life.number] = None
         if not record.scheduled:
             continue
-        if is_known and record.seconds > 0:
+        if is_known and seconds > 0:
             shape = StepShape(num_tokens, len(record.scheduled), num_kv_tokens, num_pairs)
-            steps.append(TimedStep(shape, record.seconds))
+            steps.append(TimedStep(shape, seconds))
         else:
             num_left_out += 1
     return StepLog(tuple(steps), num_left_out)
+
+
+def _durations(records: list[_Record], lives: "list[_Life]") -> Iterator[float]:
+    """The seconds of each step, see `TimedStep`."""
+    for index, record in enumerate(records):
+        following = records[index + 1] if index + 1 < len(records) else None
+        if following is None or not record.is_followed or following.has_gap or lives[index + 1] is not lives[index]:
+            yield record.seconds
+        else:
+            yield max(record.seconds, (following.started_ms - record.started_ms) / 1e3)
 
 
 class _Life(NamedTuple):

@@ -6,10 +6,10 @@ Goal: beside ten prompts of 2,048 tokens per second, the 99th percentile of the 
 their target, which is twice their solo gap, where a fixed token budget misses it by 3 times or more.
 
 Method: a pair with a small model with random weights. First the streams alone, for the solo gap: the median of all
-gaps between tokens. Then, on the same pair, the streams with that target and the prompts, which have none, at a steady
-rate; gaps count from the first prompt on while prompts come. The same streams and prompts, with the target of the first
-pair, run under `fcfs` with a fixed budget of 2,048 and of 512 tokens. On a CPU the prompts are more work than the
-engine can do, so that one waits at all times.
+gaps between tokens. Tokens that came in one message share its gap. Then, on the same pair, the streams with that target
+and the prompts, which have none, at a steady rate; gaps count from the first prompt on while prompts come. The same
+streams and prompts, with the target of the first pair, run under `fcfs` with a fixed budget of 2,048 and of 512 tokens.
+On a CPU the prompts are more work than the engine can do, so that one waits at all times.
 """
 
 import argparse
@@ -96,15 +96,16 @@ async def _phase(address: str, sizes: _Sizes, target_s: float | None, prompts_pe
     channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(2)]
     streams, prompts = (GenerationServiceStub(channel) for channel in channels)
     loop = asyncio.get_running_loop()
-    times_s: list[list[float]] = [[] for _ in range(_NUM_STREAMS)]
+    arrivals: list[list[tuple[float, int]]] = [[] for _ in range(_NUM_STREAMS)]  # of messages, with their tokens
     num_answered = 0
 
-    async def stream(times: list[float]) -> None:
+    async def stream(messages: list[tuple[float, int]]) -> None:
         spec = greedy_spec(_ids(rng, sizes, _STREAM_PROMPT_TOKENS), 3900, text=False)
         if target_s is not None:
             spec.latency_targets.inter_token.CopyFrom(from_nanoseconds(round(1e9 * target_s)))
         async for message in streams.StreamGenerate(pb.StreamGenerateRequest(spec=spec)):
-            times += [loop.time()] * message.chunk.num_tokens
+            if count := message.chunk.num_tokens:
+                messages += [(loop.time(), count)]
 
     async def prompt() -> None:
         nonlocal num_answered
@@ -112,9 +113,9 @@ async def _phase(address: str, sizes: _Sizes, target_s: float | None, prompts_pe
         async for message in prompts.StreamGenerate(pb.StreamGenerateRequest(spec=spec)):
             num_answered += message.chunk.num_tokens
 
-    tasks = [asyncio.create_task(stream(times)) for times in times_s]
+    tasks = [asyncio.create_task(stream(messages)) for messages in arrivals]
     try:
-        while not all(times_s):
+        while not all(arrivals):
             await asyncio.sleep(0.01)
             _raise_failures(tasks)
         begin_s = loop.time()
@@ -130,7 +131,13 @@ async def _phase(address: str, sizes: _Sizes, target_s: float | None, prompts_pe
         await asyncio.gather(*tasks, return_exceptions=True)
         for channel in channels:
             await channel.close()
-    gaps_s = [later - earlier for times in times_s for earlier, later in pairwise(times) if later > begin_s]
+    gaps_s = [
+        (later_s - earlier_s) / count
+        for messages in arrivals
+        for (earlier_s, _), (later_s, count) in pairwise(messages)
+        if later_s > begin_s
+        for _ in range(count)
+    ]
     return _Phase(gaps_s, num_prompts, num_answered)
 
 

@@ -8,10 +8,10 @@ Method: one pair serves a small model with random weights under the policy `slo`
 in use give the step log to which the twin's step times are fitted, and the last one the capacity, in requests per
 second. Then open loops at multiples of the capacity send requests of three service classes, 40 % interactive, 40 %
 standard, 20 % batch, unless a file says otherwise; the twin gets the same arrivals, lengths and classes. Refused
-requests do not come back. The error is that of the twin's figure, relative to the real one. Times of the pair count
-from when a request was due and contain the frontend, the connection and the client, which share the machine's cores
-with the engine; the twin has none of these. It neither has the frontend's check before tokenization nor its calendar
-of retries, whose horizon is at its minimum here.
+requests do not come back. The twin's steps vary around the fit as those of the calibration did. The error is that of
+the twin's figure, relative to the real one. Times of the pair count from when a request was due and contain the
+frontend, the connection and the client, which share the machine's cores with the engine; the twin has none of these. It
+neither has the frontend's check before tokenization nor its calendar of retries, whose horizon is at its minimum here.
 """
 
 import argparse
@@ -51,13 +51,13 @@ from loadgen.trace.window import at_rate, fit, from_zero, scale_lengths
 CLASSES = """
 [classes.interactive]
 ttft_ms = 500
-inter_token_ms = 30
+inter_token_ms = 50
 pacing = "paced"
 when_infeasible = "refuse"
 
 [classes.standard]
 ttft_ms = 2000
-inter_token_ms = 60
+inter_token_ms = 100
 pacing = "paced"
 when_infeasible = "refuse"
 
@@ -186,6 +186,7 @@ def _simulate(
         max_model_len=limits.max_model_len,
         block_size=BLOCK_TOKENS,
         has_prefix_cache=False,
+        noise=fitted.noise,
     )
     requests = requests_of(trace, classes, mix, _SEED)
     replay = Replay(requests, simulate(requests, fleet, requests[-1].arrival_s + _GRACE_S))

@@ -103,3 +103,44 @@ def test_random_operations_keep_the_books(seed):
         elif booked:
             calendar.release(booked.pop(rng.randrange(len(booked))))
         calendar.check_integrity()
+
+
+def test_bookings_that_nobody_claims_stop_counting_as_load():
+    calendar = RetryCalendar()
+    for number in range(200):
+        now_s = 0.25 * number
+        assert book(calendar, number, 200, now_s=now_s) is not None
+    assert calendar.kept_share < 0.001
+    assert calendar.booked_tokens(1e9, now_s) < 1.0
+
+
+def test_claimed_bookings_count_in_full():
+    calendar = RetryCalendar()
+    for number in range(200):
+        now_s = 0.25 * number
+        book(calendar, number, 200, now_s=now_s)
+        calendar.release(number)
+    assert calendar.kept_share == 1.0
+    book(calendar, 1000, 200, now_s=now_s)
+    assert calendar.booked_tokens(1e9, now_s) == 200
+
+
+def test_the_share_of_claimed_bookings_is_learned():
+    calendar = RetryCalendar()
+    for number in range(800):
+        now_s = 0.25 * number
+        book(calendar, number, 100, now_s=now_s)
+        if number % 4 == 0:
+            calendar.release(number)
+    assert calendar.kept_share == pytest.approx(0.25, abs=0.1)
+
+
+def test_tickets_redeemed_at_another_process_balance_those_lost_to_it():
+    here, there = RetryCalendar(), RetryCalendar()
+    for number in range(400):
+        now_s = 0.25 * number
+        for calendar, other in ((here, there), (there, here)):
+            book(calendar, number, 100, now_s=now_s)
+            if number > 2:
+                other.release(10**6 + number)
+    assert 0.3 < here.kept_share < 0.7

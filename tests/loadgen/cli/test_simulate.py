@@ -104,7 +104,8 @@ def test_a_step_log_alone_is_fitted(tmp_path, capsys):
     for step in range(1, 121):
         num_tokens = 10 + 7 * step % 90
         fields = {
-            "step": step, "schedule_ms": 1.0, "execute_ms": 3.0 + 0.5 * num_tokens, "update_ms": 1.0,
+            "step": step, "t_ms": 0.0, "running": 0, "waiting": 0,
+            "schedule_ms": 1.0, "execute_ms": 3.0 + 0.5 * num_tokens, "update_ms": 1.0,
             "scheduled": {str(step): num_tokens}, "usage": {str(step): [num_tokens, 0, 1]}, "preempted": [],
         }  # fmt: skip
         lines.append(json.dumps(fields) + "\n")

@@ -51,6 +51,29 @@ def test_disturbed_steps_hardly_move_the_fit_and_the_error_is_stated():
     assert fit.test_error[2] == pytest.approx(0.8, abs=0.05)  # of a step that took five times as long
 
 
+def test_noise_is_the_spread_around_the_fit_without_its_stalls():
+    cost = StepTimePrior(Coefficients(42e-3, 1.7e-3, 0.0, 4.3e-6, 1e-6))
+    rng = random.Random(3)
+    steps = [step._replace(seconds=step.seconds * rng.lognormvariate(0.0, 0.1)) for step in random_steps(cost, 2000)]
+    steps = [step._replace(seconds=20 * step.seconds) if index % 100 == 0 else step for index, step in enumerate(steps)]
+    assert fit_steps(steps).noise == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_step_lasts_until_the_next_one_if_requests_are_left(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    lines = [
+        line(1, {"1": 4}, t_ms=100.0, running=1),
+        line(2, {"1": 1}, t_ms=113.0, waiting=1),  # 3 ms after the update of the step before
+        line(3, {"1": 1}, t_ms=126.0, usage={"1": [4, 0, 3]}),  # idle from here on
+        line(4, {"2": 4}, t_ms=900.0, running=1),
+        line(5, {"2": 1}, t_ms=905.0, running=1, usage={"2": [4, 0, 2]}),  # planned while the step before ran
+        line(1, {"1": 4}, t_ms=50.0, usage={"1": [4, 0, 1]}),  # the engine was started again
+    ]
+    path.write_text("\n".join(lines))
+    steps = read_step_log(path).steps
+    assert [round(1e3 * step.seconds, 6) for step in steps] == [13.0, 13.0, 10.0, 10.0, 10.0, 10.0]
+
+
 def test_too_few_steps_are_refused():
     with pytest.raises(OptionError, match="has 49 steps of known shape, a fit needs at least 50"):
         fit_steps(random_steps(StepTimePrior(Coefficients(1, 1, 1, 1, 1)), 49))
@@ -59,7 +82,8 @@ def test_too_few_steps_are_refused():
 def line(step, scheduled, *, ms=10.0, usage=None, preempted=(), **more):
     return json.dumps(
         {
-            "step": step, "schedule_ms": 1.0, "execute_ms": ms - 2.0, "update_ms": 1.0, "scheduled": scheduled,
+            "step": step, "t_ms": 0.0, "running": 0, "waiting": 0,
+            "schedule_ms": 1.0, "execute_ms": ms - 2.0, "update_ms": 1.0, "scheduled": scheduled,
             "usage": usage or {}, "preempted": list(preempted),
         } | more
     )  # fmt: skip
