@@ -152,7 +152,7 @@ def _engine(options: argparse.Namespace) -> _Engine:
         print(line)
     if options.trace is not None and options.kv_cache_tokens is None:
         raise OptionError("--step-log needs --kv-cache-tokens, the capacity that the engine logs when it starts")
-    return _Engine(fit.cost, options.kv_cache_tokens or 0, 1, options.steps_in_flight or 1, fit.noise, 0.0, fit)
+    return _Engine(fit.mean_cost, options.kv_cache_tokens or 0, 1, options.steps_in_flight or 1, fit.noise, 0.0, fit)
 
 
 def _policies(options: argparse.Namespace, classes: list[ServiceClass]) -> list[PolicySpec]:

@@ -5,6 +5,7 @@ step that was disturbed weighs less. No coefficient is negative. Without a knee 
 than a prompt token, so both are fitted apart. Of all knees the one with the least mean error is taken.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,6 +40,9 @@ class Fit(NamedTuple):
         training_error, test_error: relative errors (p50, p90, p99).
         noise: standard deviation of the logarithm of steps around the fit, from the median error, so that a few stalls
             do not count.
+        time_ratio: time of all training steps over that which `cost` gives them: disturbed steps weigh little in the
+            fit, but take their time.
+        mean_cost: the cost whose steps, with `noise`, take the time of the training steps on average.
     """
 
     cost: StepTimePrior
@@ -46,6 +50,13 @@ class Fit(NamedTuple):
     num_test: int
     training_error: tuple[float, ...]
     test_error: tuple[float, ...]
+    time_ratio: float
+
+    @property
+    def mean_cost(self) -> StepTimePrior:
+        """See above."""
+        factor = self.time_ratio / math.exp(self.noise**2 / 2)  # the mean of log-normal noise
+        return StepTimePrior(Coefficients(*(factor * value for value in self.cost.coefficients)), self.cost.knee_tokens)
 
     @property
     def noise(self) -> float:
@@ -64,7 +75,9 @@ def fit_steps(steps: Sequence[TimedStep], training_share: float = TRAINING_SHARE
     training, test = steps[:num_training], steps[num_training:]
     costs = [_fit(training, round(knee)) for knee in _KNEES]
     cost = min(costs, key=lambda one: float(np.mean(np.minimum(_errors(one, training), 1.0))))
-    return Fit(cost, len(training), len(test), fit_errors(cost, training), fit_errors(cost, test))
+    return Fit(
+        cost, len(training), len(test), fit_errors(cost, training), fit_errors(cost, test), time_ratio(cost, training)
+    )
 
 
 def _fit(steps: Sequence[TimedStep], knee: int) -> StepTimePrior:
@@ -105,6 +118,13 @@ def _non_negative(columns: "Floats", target: "Floats") -> "Floats":
 def _errors(cost: StepTimePrior, steps: Sequence[TimedStep]) -> "Floats":
     model = StepTimeModel(cost)
     return np.array([abs(model.predict_s(step.shape) - step.seconds) / step.seconds for step in steps])
+
+
+def time_ratio(cost: StepTimePrior, steps: Sequence[TimedStep]) -> float:
+    """Returns the time of all steps over that which a cost gives them; NaN without steps."""
+    model = StepTimeModel(cost)
+    predicted_s = sum(model.predict_s(step.shape) for step in steps)
+    return sum(step.seconds for step in steps) / predicted_s if predicted_s else math.nan
 
 
 def fit_errors(cost: StepTimePrior, steps: Sequence[TimedStep]) -> tuple[float, ...]:

@@ -10,7 +10,14 @@ from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.core.request import Request
 
 _SAFETY = {Pacing.GAP: 0.85, Pacing.PACED: 0.93}
-"""Share of the slack that a step may use: 1 - 3 times the p90 error of the step-time model; more where slack helps."""
+"""Most of the slack that a step may use: 1 - 3 times the p90 error of the step-time model; more where slack helps."""
+
+MARGIN_DEVIATIONS = (3.0, 2.3)
+"""By `Pace.is_paced`: standard deviations of the model's error that must fit between a step's prediction and its limit.
+
+With an error of 3 % that is less than `_SAFETY` leaves. A stream that was late too often is given up; if every gap
+counts, one late step in 100 is too many.
+"""
 
 _LEAD = 0.15
 """Under `paced`, this share of every gap is saved until `_MAX_BANK` gaps are. A step that spent all slack would make
@@ -180,7 +187,9 @@ class Slack(NamedTuple):
     num_kv_tokens: int
 
 
-def slack_of(requests: Iterable[Request], start_s: float, *, is_ahead: bool) -> Slack:
+def slack_of(
+    requests: Iterable[Request], start_s: float, *, is_ahead: bool, margins: tuple[float, float] = (1.0, 1.0)
+) -> Slack:
     """Returns the tightest slack of requests that have a row in the next step.
 
     Args:
@@ -188,6 +197,7 @@ def slack_of(requests: Iterable[Request], start_s: float, *, is_ahead: bool) -> 
         start_s: when that step is expected to start.
         is_ahead: whether a step is in flight. A request with a row in it gets a token at `start_s`; what the next step
             yields is the token after it.
+        margins: most of its slack that a step may use, by `Pace.is_paced`; see `StepTimeModel.margin`.
     """
     allowed_s = min_slack_s = min_gap_s = _NEVER
     num_kv_tokens = 0
@@ -202,8 +212,11 @@ def slack_of(requests: Iterable[Request], start_s: float, *, is_ahead: bool) -> 
             due_s = (due_s if pace.is_paced and due_s < _NEVER else start_s) + gap_s
         if due_s - start_s < min_slack_s:
             min_slack_s = due_s - start_s
-        if (due_s - start_s) * pace.safety < allowed_s:
-            allowed_s = (due_s - start_s) * pace.safety
+        safety, margin = pace.safety, margins[pace.is_paced]
+        if margin < safety:
+            safety = margin
+        if (due_s - start_s) * safety < allowed_s:
+            allowed_s = (due_s - start_s) * safety
         if gap_s < min_gap_s:
             min_gap_s = gap_s
     return Slack(allowed_s, min_slack_s, min_gap_s, num_kv_tokens)

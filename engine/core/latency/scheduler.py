@@ -24,7 +24,7 @@ from engine.core.config import SchedulerConfig
 from engine.core.latency.answer_lengths import AnswerLengths
 from engine.core.latency.feasibility import LatePrompt, Slots, WaitingPrompt, find_late
 from engine.core.latency.lane_queue import LaneQueue, pace
-from engine.core.latency.pacing import Lane, Slack, best_effort_key, note_tokens, slack_of
+from engine.core.latency.pacing import MARGIN_DEVIATIONS, Lane, Slack, best_effort_key, note_tokens, slack_of
 from engine.core.latency.policy import LatencyPolicy
 from engine.core.latency.step_budget import MAX_SLACK_STEPS, StepBudget
 from engine.core.latency.step_clock import StepClock
@@ -177,7 +177,9 @@ class LatencyScheduler(Scheduler):
         """Gives the rest of the step's time to prompts, by lane and within it by key; best effort first on its turn."""
         start_s = self._clock.start_s(self._now_s)
         rows = batch.narrow_requests
-        slack = self._slack = slack_of(rows, start_s, is_ahead=self._clock.has_steps)
+        if_gap, if_paced = (self._model.margin(deviations) for deviations in MARGIN_DEVIATIONS)
+        slack = slack_of(rows, start_s, is_ahead=self._clock.has_steps, margins=(if_gap, if_paced))
+        self._slack = slack
         self._num_kv_tokens = slack.num_kv_tokens
         max_step_s = self._config.max_step_s
         allowed_s = (

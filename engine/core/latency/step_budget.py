@@ -12,6 +12,10 @@ from engine.core.latency.step_time import StepTimeModel, attention_pairs
 FLOOR_TOKENS = 64
 """Prompt tokens that every step may compute, so that prompts make progress even if decodes alone exceed the targets."""
 
+FLOOR_SHARE = 0.25
+"""These tokens take at most this share of the time that the step may last, or of its decodes if they take longer: on a
+CPU 64 tokens late in a prompt take longer than all decodes, and streams would miss every gap beside a long prompt."""
+
 MAX_SLACK_STEPS = 5
 """A step uses at most this many times the longest idle step, however much slack there is: arrivals wait for its end."""
 
@@ -36,7 +40,8 @@ class StepBudget:
         self.decode_s = step_s + token_s * max(num_rows, model.knee_tokens) + row_s * num_rows
         self.decode_s += kv_token_s * num_kv_tokens
         self.room_s = allowed_s - self.decode_s
-        floor_s = token_s * FLOOR_TOKENS
+        self._floor_s = FLOOR_SHARE * max(allowed_s, self.decode_s)
+        floor_s = min(token_s * FLOOR_TOKENS, self._floor_s)
         self.free_share = floor_s / (self.decode_s + floor_s)
         if allowed_s > 0.0:
             self.free_share = max(self.free_share, self.room_s / allowed_s)
@@ -46,17 +51,26 @@ class StepBudget:
     @property
     def is_spent(self) -> bool:
         """Whether no further prompt token fits."""
-        return self.room_s <= 0.0 and self.num_tokens >= FLOOR_TOKENS
+        if self.room_s > 0.0:
+            return False
+        is_floor_spent = self.num_tokens > 0 and self._floor_s < self._row_s + self._token_s
+        return self.num_tokens >= FLOOR_TOKENS or is_floor_spent
 
     def max_chunk(self, num_computed_tokens: int) -> int:
-        """Returns the largest chunk that fits, of a prompt with this many tokens computed.
-
-        The chunk of n tokens costs token_s * (n - free) + pair_s * (n * computed + n * n / 2) <= room, solved for n.
-        """
+        """Returns the largest chunk that fits, of a prompt with this many tokens computed, or what the floor allows."""
+        num_fitting = self._num_fitting(self.room_s - self._row_s, num_computed_tokens)
         num_left = FLOOR_TOKENS - self.num_tokens
-        room_s = self.room_s - self._row_s
+        if num_fitting >= num_left:
+            return num_fitting
+        return max(num_fitting, min(num_left, self._num_fitting(self._floor_s - self._row_s, num_computed_tokens)))
+
+    def _num_fitting(self, room_s: float, num_computed_tokens: int) -> int:
+        """Returns how many tokens of a prompt fit into a time.
+
+        A chunk of n tokens costs token_s * (n - free) + pair_s * (n * computed + n * n / 2) <= room, solved for n.
+        """
         if room_s <= 0.0:
-            return max(0, num_left)
+            return 0
         token_s, pair_s = self._token_s, self._pair_s
         first_s = token_s + pair_s * num_computed_tokens  # of the first token of the chunk
         if self._num_free:
@@ -70,7 +84,7 @@ class StepBudget:
             num_tokens = (math.sqrt(first_s * first_s + 2.0 * pair_s * room_s) - first_s) / pair_s
         else:
             num_tokens = room_s / first_s
-        return max(int(num_tokens), num_left)
+        return int(num_tokens)
 
     def spend(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Counts a chunk.
@@ -83,4 +97,6 @@ class StepBudget:
         self._num_free -= num_free
         self.num_tokens += num_tokens
         pairs_s = self._pair_s * attention_pairs(num_tokens, num_computed_tokens)
-        self.room_s -= self._token_s * (num_tokens - num_free) + self._row_s + pairs_s
+        seconds = self._token_s * (num_tokens - num_free) + self._row_s + pairs_s
+        self.room_s -= seconds
+        self._floor_s -= seconds

@@ -99,6 +99,7 @@ _STALL = 12.0  # and are a stall beyond this many
 _MEAN_STEP = 0.02  # weight of a residual in the running mean
 _MIN_MEAN = 0.02
 _START_MEAN = 0.25  # so that a wrong prior is corrected, and not taken for a series of stalls
+_DEVIATION_OF_EXCESS = 2.5066  # standard deviation of a normal error, as a multiple of the mean of its positive part
 
 
 class StepTimeModel:
@@ -115,6 +116,7 @@ class StepTimeModel:
         self._multipliers = [1.0] * 5
         self._covariance = [[_START_VARIANCE if i == j else 0.0 for j in range(5)] for i in range(5)]
         self._mean_residual = _START_MEAN
+        self._mean_excess = 0.0  # of steps that took longer than predicted
         self._decode_errors = [0] * _NUM_BUCKETS
         self._prompt_errors = [0] * _NUM_BUCKETS
         self._num_stalls = 0
@@ -124,6 +126,14 @@ class StepTimeModel:
     def errors(self) -> StepTimeErrors:
         """Errors of the predictions so far; each was made before its own step was observed."""
         return StepTimeErrors(tuple(self._decode_errors), tuple(self._prompt_errors), self._num_stalls)
+
+    def margin(self, num_deviations: float) -> float:
+        """Returns the share of a limit that a step may be predicted to take; at most 1.
+
+        Args:
+            num_deviations: standard deviations of the error by which a step may be late and still keep the limit.
+        """
+        return 1.0 / (1.0 + num_deviations * _DEVIATION_OF_EXCESS * self._mean_excess)
 
     def predict_s(self, shape: StepShape) -> float:
         """Returns the expected duration of a step, in seconds."""
@@ -161,6 +171,7 @@ class StepTimeModel:
             errors[sum(error > bound for bound in ERROR_BOUNDS)] += 1
         clipped = max(-_CLIP * mean, min(_CLIP * mean, residual))
         self._mean_residual += _MEAN_STEP * (abs(clipped) - self._mean_residual)
+        self._mean_excess += _MEAN_STEP * (max(clipped, 0.0) - self._mean_excess)
         multipliers = self._multipliers
         shares = [term / (multiplier * predicted_s) for term, multiplier in zip(terms, multipliers, strict=True)]
         self._correct(shares, clipped)

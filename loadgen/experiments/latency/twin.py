@@ -36,7 +36,7 @@ from loadgen.record import RunData
 from loadgen.report.simulation_text import fit_lines
 from loadgen.run.controller import RunOptions, run_workload
 from loadgen.service_mix import ServiceMix
-from loadgen.simulation.calibration import MIN_STEPS, Fit, fit_errors, fit_steps
+from loadgen.simulation.calibration import MIN_STEPS, Fit, fit_errors, fit_steps, time_ratio
 from loadgen.simulation.fleet import FleetOptions, simulate
 from loadgen.simulation.policies import parse_policy
 from loadgen.simulation.results import Replay, SimulationResult, summarize
@@ -179,7 +179,7 @@ def _simulate(
 ) -> tuple[SimulationResult, Replay]:
     fleet = FleetOptions(
         num_engines=1,
-        cost=fitted.cost,
+        cost=fitted.mean_cost,
         policy=parse_policy(f"slo@{limits.max_num_batched_tokens}", list(classes.values())),
         kv_cache_tokens=limits.kv_cache_tokens,
         max_num_seqs=limits.max_num_seqs,
@@ -201,7 +201,8 @@ def _progress(load: float, run_data: RunData, steps: tuple[TimedStep, ...], fitt
     text = ", ".join(f"{100 * error:.0f} %" for error in fit_errors(fitted.cost, steps))
     return (
         f"{load:g}x: {len(run_data.requests)} requests, {verdict.level} {reasons}\n"
-        f"    {len(steps)} steps, error of the fit p50, p90, p99 {text}"
+        f"    {len(steps)} steps, error of the fit p50, p90, p99 {text}; together {time_ratio(fitted.cost, steps):.2f} of "
+        f"its time ({fitted.time_ratio:.2f} in the calibration)"
     )
 
 
@@ -213,7 +214,12 @@ def _outcome(comparisons: list[LoadComparison], fitted: Fit, capacity: float) ->
             Result("", f"{one.load:g}x: largest error of a percentile", 100 * error, "%", _GOAL, "at most", note=what)
         )
     raw: dict[str, Any] = {
-        "fit": {"cost": fitted.cost._asdict(), "training": fitted.training_error, "test": fitted.test_error},
+        "fit": {
+            "cost": fitted.cost._asdict(),
+            "training": fitted.training_error,
+            "test": fitted.test_error,
+            "ratio": fitted.time_ratio,
+        },
         "loads": {f"{one.load:g}": one.raw() for one in comparisons},
     }
     return Outcome(tuple(results), raw, text=comparison_table(comparisons))

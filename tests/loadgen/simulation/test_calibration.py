@@ -1,6 +1,7 @@
 """The fit recovers known coefficients from a step log."""
 
 import json
+import math
 import random
 
 import pytest
@@ -56,7 +57,11 @@ def test_noise_is_the_spread_around_the_fit_without_its_stalls():
     rng = random.Random(3)
     steps = [step._replace(seconds=step.seconds * rng.lognormvariate(0.0, 0.1)) for step in random_steps(cost, 2000)]
     steps = [step._replace(seconds=20 * step.seconds) if index % 100 == 0 else step for index, step in enumerate(steps)]
-    assert fit_steps(steps).noise == pytest.approx(0.1, rel=0.1)
+    fit = fit_steps(steps)
+    assert fit.noise == pytest.approx(0.1, rel=0.1)
+    assert fit.time_ratio == pytest.approx(0.99 + 0.2, rel=0.1)
+    mean = sum(StepTimeModel(fit.mean_cost).predict_s(step.shape) for step in steps) * math.exp(fit.noise**2 / 2)
+    assert mean == pytest.approx(sum(step.seconds for step in steps), rel=0.05)
 
 
 def test_a_step_lasts_until_the_next_one_if_requests_are_left(tmp_path):

@@ -136,6 +136,20 @@ def test_the_tightest_request_bounds_the_step_with_caution_by_its_pacing(make_re
     assert slack_of(requests[3:], 10.6, is_ahead=False).allowed_s == math.inf
 
 
+def test_a_step_uses_less_slack_if_predictions_err(make_request: MakeRequest) -> None:
+    for pacing, safety, margins, share in (
+        (Pacing.GAP, 0.85, (0.7, 0.1), 0.7),
+        (Pacing.GAP, 0.85, (0.9, 0.1), 0.85),
+        (Pacing.PACED, 0.93, (0.1, 0.8), 0.8),
+    ):
+        request = make_request(1, 5)
+        request.pace = started(make_request, pacing, 0.2)
+        plain = slack_of([request], 10.5, is_ahead=False)
+        careful = slack_of([request], 10.5, is_ahead=False, margins=margins)
+        assert careful.allowed_s == pytest.approx(plain.allowed_s / safety * share)
+        assert careful.min_slack_s == plain.min_slack_s
+
+
 @pytest.mark.parametrize(("pacing", "slack_s"), [(Pacing.GAP, 0.2), (Pacing.PACED, 0.1 + 0.17)])
 def test_with_a_step_in_flight_the_token_after_the_next_is_planned(
     make_request: MakeRequest, pacing: Pacing, slack_s: float

@@ -154,6 +154,19 @@ def test_a_duration_of_zero_is_ignored() -> None:
     assert model.errors == StepTimeErrors()
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.15])
+def test_the_margin_leaves_room_for_the_errors_of_the_device(noise: float) -> None:
+    model = StepTimeModel(TRUTH)
+    rng = random.Random(5)
+    shape = StepShape(64, 64, 64_000, 0)
+    duration_s = model.predict_s(shape)
+    assert model.margin(3.0) == 1.0
+    for _ in range(3000):
+        model.observe(shape, duration_s * rng.lognormvariate(0.0, noise))
+    assert model.margin(3.0) == pytest.approx(1 / (1 + 3 * noise), rel=0.15)
+    assert model.margin(2.0) >= model.margin(3.0)
+
+
 def test_quantiles_of_errors_are_interpolated() -> None:
     counts = [0] * (len(ERROR_BOUNDS) + 1)
     counts[0], counts[3] = 80, 20  # to 1 %, and from 3 to 5 %
