@@ -199,10 +199,10 @@ def _progress(load: float, run_data: RunData, steps: tuple[TimedStep, ...], fitt
     verdict = judge(run_data, metrics, samples=samples)
     reasons = ", ".join(finding.title for finding in verdict.reasons)
     text = ", ".join(f"{100 * error:.0f} %" for error in fit_errors(fitted.cost, steps))
+    ratios = f"{time_ratio(fitted.cost, steps):.2f} of its time ({fitted.time_ratio:.2f} in the calibration)"
     return (
         f"{load:g}x: {len(run_data.requests)} requests, {verdict.level} {reasons}\n"
-        f"    {len(steps)} steps, error of the fit p50, p90, p99 {text}; together {time_ratio(fitted.cost, steps):.2f} of "
-        f"its time ({fitted.time_ratio:.2f} in the calibration)"
+        f"    {len(steps)} steps, error of the fit p50, p90, p99 {text}; all took {ratios}"
     )
 
 
@@ -216,9 +216,9 @@ def _outcome(comparisons: list[LoadComparison], fitted: Fit, capacity: float) ->
     raw: dict[str, Any] = {
         "fit": {
             "cost": fitted.cost._asdict(),
-            "training": fitted.training_error,
-            "test": fitted.test_error,
-            "ratio": fitted.time_ratio,
+            "training_error": fitted.training_error,
+            "test_error": fitted.test_error,
+            "time_ratio": fitted.time_ratio,
         },
         "loads": {f"{one.load:g}": one.raw() for one in comparisons},
     }
