@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PERCENTILES = (50.0, 90.0, 99.0)
+_AT_ONCE = "the first token would come after"  # of the frontend's refusals
+
 MIN_SAMPLES = 20
 """Percentiles of fewer samples are shown, but not judged."""
 
@@ -62,7 +64,8 @@ class LoadComparison:
         real, twin: counts by class.
         retries: of the real run, (came back when told, met their targets then) by class.
         figures: percentiles by class.
-        refusal_ms: [refused] float64, from the last call of a refused request to its refusal.
+        refusal_ms: [refused] float64, from the last call of a request to its refusal by the frontend as it came.
+        given_up_ms: [refused] float64, the same of requests that an engine gave up later.
         samples: by side and class, TTFT and ITL in ms.
     """
 
@@ -72,6 +75,7 @@ class LoadComparison:
     retries: dict[str, tuple[int, int]]
     figures: tuple[Figure, ...]
     refusal_ms: "NDArray[np.float64]"
+    given_up_ms: "NDArray[np.float64]"
     samples: dict[str, dict[str, dict[str, list[float]]]]
 
     def raw(self) -> dict[str, Any]:
@@ -81,6 +85,7 @@ class LoadComparison:
             "twin": {name: counts._asdict() for name, counts in self.twin.items()},
             "retries": self.retries,
             "refusal_ms": self.refusal_ms.tolist(),
+            "given_up_ms": self.given_up_ms.tolist(),
             "samples": self.samples,
         }
 
@@ -100,6 +105,8 @@ def compared(load: float, run: RunData, simulated: tuple[SimulationResult, Repla
     for own, other in zip(real, result.classes, strict=True):
         figures += _figures(own, other)
     refused = run.requests["status"] == Status.REFUSED
+    refusal_ms = (samples.e2e_status - samples.client_wait)[refused]
+    at_once = np.array([_AT_ONCE in run.errors[number] for number in run.requests["error"][refused]], dtype=np.bool_)
     by_class: dict[str, dict[str, dict[str, list[float]]]] = {"real": {}, "twin": {}}
     for index, own in enumerate(real):
         chosen = samples.completed & (run.requests["service_class"] == index)
@@ -119,7 +126,8 @@ def compared(load: float, run: RunData, simulated: tuple[SimulationResult, Repla
         twin={one.name: _twin_counts(one) for one in result.classes},
         retries={one.name: (one.came_back, one.met_at_retry) for one in real},
         figures=tuple(figures),
-        refusal_ms=(samples.e2e_status - samples.client_wait)[refused],
+        refusal_ms=refusal_ms[at_once],
+        given_up_ms=refusal_ms[~at_once],
         samples=by_class,
     )
 
@@ -182,7 +190,9 @@ def _retries(retries: tuple[int, int]) -> str:
 
 
 def _refusals(one: LoadComparison) -> str:
-    if not len(one.refusal_ms):
-        return ""
-    p50, p99 = np.percentile(one.refusal_ms, (50, 99))
-    return f"; refused in p50 {p50:.1f} ms, p99 {p99:.1f} ms"
+    text = ""
+    for what, values_ms in (("refused at once", one.refusal_ms), ("given up later", one.given_up_ms)):
+        if len(values_ms):
+            p50, p99 = np.percentile(values_ms, (50, 99))
+            text += f"; {len(values_ms)} {what}, in p50 {p50:.1f} ms, p99 {p99:.1f} ms"
+    return text

@@ -17,13 +17,14 @@ from tests.support.loadgen.runs import Answered, run_of, with_requests
 
 CLASSES = {"quick": ServiceClass(name="quick", ttft_s=1.0), "batch": ServiceClass(name="batch")}
 STEP_S = 0.1
+LATE = "RESOURCE_EXHAUSTED: the first token would come after about 2 s, the target is 1 s"
 
 
 @pytest.fixture
 def comparison():
     """30 requests a second apart, of two tokens each: the twin's steps take 0.1 s, the real first tokens 0.125 s."""
     answers = [Answered(float(index), ((index + 0.125, 1), (index + 0.225, 1)), input_tokens=16) for index in range(30)]
-    answers[28] = Answered(28.0, sent_s=28.0, ended_s=28.01, status=Status.REFUSED, error="no")
+    answers[28] = Answered(28.0, sent_s=28.0, ended_s=28.01, status=Status.REFUSED, error=LATE)
     answers[29] = Answered(29.0, ((30.5, 2),))
     run = run_of(answers, ended_s=40.0)
     run = replace(run, settings={**run.settings, "service_classes": [asdict(one) for one in CLASSES.values()]})
@@ -44,6 +45,7 @@ def test_requests_are_counted_on_both_sides(comparison):
     assert comparison.real == {"quick": Counts(28, 1, 1, 0), "batch": Counts(0, 0, 0, 0)}
     assert comparison.twin == {"quick": Counts(30, 0, 0, 0), "batch": Counts(0, 0, 0, 0)}
     assert comparison.refusal_ms.tolist() == pytest.approx([10.0])
+    assert comparison.given_up_ms.tolist() == []
 
 
 def test_the_error_is_of_the_twin_relative_to_the_real_figure(comparison):
@@ -65,7 +67,7 @@ def test_percentiles_of_few_samples_are_shown_but_not_judged(comparison):
 
 def test_the_table_has_every_figure_with_its_error(comparison):
     table = comparison_table([comparison])
-    assert "2x of the capacity; refused in p50 10.0 ms" in table
+    assert "2x of the capacity; 1 refused at once, in p50 10.0 ms" in table
     assert "met, late, refused, failed: 28 1 1 0 (twin 30 0 0 0)" in table
     assert "p50 125 ms, twin 100 -20 %" in table
     assert "(few)" in table
