@@ -71,13 +71,13 @@ def test_a_floor_of_tokens_is_given_when_decodes_alone_take_too_long(allowed_s: 
     assert budget.max_chunk(0) == 0
 
 
-<<<<<<< HEAD
 def test_the_share_of_prompts_is_what_decodes_leave_and_at_least_the_floor() -> None:
     assert StepBudget(NO_PAIRS, 0, 0, allowed_s=0.01).free_share == pytest.approx(0.9)
-    floor_share = FLOOR_TOKENS * 1e-4 / (FLOOR_TOKENS * 1e-4 + 1e-3)
+    floor_share = FLOOR_SHARE / (FLOOR_SHARE + 1.0)  # of the decodes, which 64 tokens would exceed
     for allowed_s in (-1.0, 0.0, 1e-4):
         assert StepBudget(NO_PAIRS, 0, 0, allowed_s).free_share == pytest.approx(floor_share)
-=======
+
+
 SLOW = StepTimeModel(StepTimePrior(Coefficients(4e-3, 140e-6, 440e-6, 160e-9, 120e-9)))  # a small model on a CPU
 
 
@@ -93,4 +93,3 @@ def test_the_floor_takes_at_most_its_share_of_the_step(num_computed: int) -> Non
         assert step_s <= (1 + FLOOR_SHARE) * max(allowed_s, decode_s) * 1.001
         budget.spend(max(1, chunk), num_computed)
         assert budget.is_spent or budget.room_s > 0
->>>>>>> a977e0e (The governor leaves room for the errors of its model, and its floor is bounded in time)
