@@ -255,6 +255,8 @@ class EngineConnection:
                     on_rejected=partial(self._on_rejected, instance_id),
                 )
                 adapters = HeldAdapters(list(welcome.info.adapters), welcome.status)
+                if welcome.status.HasField("load"):
+                    session.note_load(welcome.status.load)
                 self._attachment = Attachment(self.metrics.engine, instance_id, model, session, adapters)
                 self._stub = stub
                 self.metrics.attach(welcome)

@@ -79,7 +79,7 @@ def test_the_previous_slot_still_counts_and_older_ones_are_forgotten():
     book(calendar, 1, 200)
     book(calendar, 2, 200)
     assert calendar.booked_tokens(10.0, 0.6) == 400
-    assert calendar.booked_tokens(10.0, 0.8) == 200
+    assert calendar.booked_tokens(10.0, 0.8) == 200 * calendar.kept_share
     assert calendar.num_bookings == 1
     assert calendar.booked_tokens(10.0, 500.0) == 0
     assert calendar.num_bookings == 0

@@ -207,7 +207,7 @@ async def test_very_long_prompts_are_sent_without_a_warning(serve: Serve) -> Non
 
     target = open_target(TargetSpec(await serve({"POST /v1/completions": take}) + "/v1", "completions", model="m"))
     prepared = target.prepare(PlannedRequest(0, None, "word " * 300_000, 9))
-    assert len(prepared) > 1 << 20
+    assert len(prepared.body) > 1 << 20
     with pytest.raises(RequestFailedError, match="HTTP 400: seen"):
         await target.send(prepared, Tally())
     assert bodies == [json.loads(prepared)]

@@ -34,6 +34,7 @@ def comparison():
         cost=StepTimePrior(Coefficients(STEP_S, 0.0, 0.0, 0.0, 0.0)),
         policy=parse_policy("fcfs", list(CLASSES.values())),
         kv_cache_tokens=4096,
+        max_model_len=1024,
     )
     trace = replace(run.workload, output_tokens=np.full(30, 2))
     requests = requests_of(trace, CLASSES, {"quick": 1.0}, 1)
