@@ -25,9 +25,14 @@ tokens late at any noise.
 """
 
 _MAX_BANK = 1.5
-_MAX_LATE_SHARE, _MIN_LATE = 0.02, (16, 3)  # beyond both, a request has missed its targets; the latter by `is_paced`
-# Under `gap` more, for a stream that was given up has no limit any more: while the model learned what chunks cost
-# beside decodes on a CPU, 6 of the first 10 tokens were late.
+_MAX_LATE_SHARE, _MIN_LATE = 0.02, 3  # beyond both, a request has missed its targets under `paced`
+
+_MAX_LATE = 16
+"""Under `gap`, late tokens beyond those in time with which a request is given up: most of its gaps are too long then, and
+steps need not be short for it. Before, each further gap counts: on a CPU whose steps vary by 15 %, 2 % of the tokens are
+late at times, and a stream that was given up for them had no limit any more.
+"""
+
 _NEVER = math.inf
 _AGE_OF_TOKEN_S = 0.02  # best effort: as much later as a token more to compute places a request
 _AHEAD_S = 2.0**32  # places a request ahead of all others; leaves microseconds of a float
@@ -58,7 +63,7 @@ class Pace:
         has_begun: whether its client has tokens; it is never refused then.
         is_timed: whether its next token is due at all.
         next_due_s: when the step that yields its next token must end; inf: never.
-        num_late: tokens that came late.
+        num_late: tokens that came late; under `gap` each token in time since then takes one away.
         num_uncached_tokens: tokens to compute when it is admitted, as far as known.
         answer_s: device time that its answer is expected to cost from now on; only known of requests on time.
         is_steady: whether a token that is in time only sets `next_due_s` to `gap_s` after it; see `note_tokens`.
@@ -81,6 +86,7 @@ class Pace:
     is_steady: bool = False
     _schedule_s: float = _NEVER  # under `paced`: when the next token counts as late
     _bank: float = 0.0  # gaps saved
+    _late_at: int = 0  # under `gap`: the last late token
 
     def note_token(self, now_s: float, num_tokens: int) -> None:
         """Judges a token that came at `now_s`, the `num_tokens`-th of the answer, and sets when the next one is due."""
@@ -93,9 +99,8 @@ class Pace:
                 return
             self._schedule_s = now_s
         elif now_s > (self._schedule_s if self.is_paced else self.next_due_s):
-            self.num_late += 1
-            if self.num_late > _MIN_LATE[self.is_paced] and self.num_late > _MAX_LATE_SHARE * num_tokens:
-                self.miss()
+            self._note_late(num_tokens)
+            if not self.is_timed:
                 return
         if gap_s == _NEVER:
             self.is_timed = False
@@ -106,6 +111,19 @@ class Pace:
         self._schedule_s += gap_s
         self._bank = min(_MAX_BANK, self._bank + _LEAD)
         self.next_due_s = max(self._schedule_s - self._bank * gap_s, now_s + 0.5 * gap_s)
+
+    def _note_late(self, num_tokens: int) -> None:
+        """Counts a late token, and gives the request up if there were too many."""
+        if self.is_paced:
+            self.num_late += 1
+            is_missed = self.num_late > max(_MIN_LATE, _MAX_LATE_SHARE * num_tokens)
+        else:
+            num_in_time = max(0, num_tokens - self._late_at - 1)
+            self.num_late = max(0, self.num_late - num_in_time) + 1
+            self._late_at = num_tokens
+            is_missed = self.num_late > _MAX_LATE
+        if is_missed:
+            self.miss()
 
     def resume(self, now_s: float) -> None:
         """Starts the schedule anew after a pause that the client caused."""

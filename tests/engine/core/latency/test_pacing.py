@@ -81,9 +81,7 @@ def test_after_a_late_token_the_schedule_catches_up_at_twice_the_pace_at_most(ma
 
 
 @pytest.mark.parametrize(("pacing", "most"), [(Pacing.GAP, 16), (Pacing.PACED, 6)])
-def test_more_than_a_few_late_tokens_and_two_per_cent_lose_the_targets(
-    make_request: MakeRequest, pacing: Pacing, most: int
-) -> None:
+def test_too_many_late_tokens_lose_the_targets(make_request: MakeRequest, pacing: Pacing, most: int) -> None:
     pace, now_s = started(make_request, pacing), 10.5
     for _ in range(300):
         now_s += 0.09
@@ -96,6 +94,19 @@ def test_more_than_a_few_late_tokens_and_two_per_cent_lose_the_targets(
     now_s += 0.3 if pacing is Pacing.GAP else 10.0
     pace.note_token(now_s, NUM_TOKENS)
     assert (pace.lane, pace.is_timed) == (Lane.BEST_EFFORT, False)
+
+
+@pytest.mark.parametrize(("num_in_time", "is_kept"), [(1, True), (0, False)])
+def test_under_gap_a_stream_is_given_up_only_if_most_of_its_tokens_are_late(
+    make_request: MakeRequest, num_in_time: int, is_kept: bool
+) -> None:
+    pace, now_s, num_tokens = started(make_request, Pacing.GAP), 10.5, 1
+    for _ in range(50):
+        for delay_s in [0.3, *[0.05] * num_in_time]:
+            now_s += delay_s
+            num_tokens += 1
+            pace.note_token(now_s, num_tokens)
+    assert pace.is_timed is is_kept
 
 
 @pytest.mark.parametrize("pacing", Pacing)
