@@ -28,9 +28,10 @@ _MAX_BANK = 1.5
 _MAX_LATE_SHARE, _MIN_LATE = 0.02, 3  # beyond both, a request has missed its targets under `paced`
 
 _MAX_LATE = 16
-"""Under `gap`, late tokens beyond those in time with which a request is given up: most of its gaps are too long then, and
-steps need not be short for it. Before, each further gap counts: on a CPU whose steps vary by 15 %, 2 % of the tokens are
-late at times, and a stream that was given up for them had no limit any more.
+"""Under `gap`, late tokens beyond those in time with which a request is given up.
+
+Most of its gaps are too long then, and steps need not be short for it. Before, each further gap counts: on a CPU whose
+steps vary by 15 %, 2 % of the tokens are late at times, and a stream given up for them had no limit any more.
 """
 
 _NEVER = math.inf
