@@ -210,7 +210,7 @@ async def test_very_long_prompts_are_sent_without_a_warning(serve: Serve) -> Non
     assert len(prepared.body) > 1 << 20
     with pytest.raises(RequestFailedError, match="HTTP 400: seen"):
         await target.send(prepared, Tally())
-    assert bodies == [json.loads(prepared)]
+    assert bodies == [json.loads(prepared.body)]
     await target.close()
 
 
