@@ -40,7 +40,8 @@ class StepBudget:
         self.decode_s = step_s + token_s * max(num_rows, model.knee_tokens) + row_s * num_rows
         self.decode_s += kv_token_s * num_kv_tokens
         self.room_s = allowed_s - self.decode_s
-        self._floor_s = FLOOR_SHARE * max(allowed_s, self.decode_s)
+        # Without decodes nothing waits for a token, and the constant of the step would be paid for a few.
+        self._floor_s = FLOOR_SHARE * max(allowed_s, self.decode_s) if num_rows else math.inf
         floor_s = min(token_s * FLOOR_TOKENS, self._floor_s)
         self.free_share = floor_s / (self.decode_s + floor_s)
         if allowed_s > 0.0:
