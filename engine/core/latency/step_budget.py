@@ -42,7 +42,7 @@ class StepBudget:
         self.room_s = allowed_s - self.decode_s
         # Without decodes nothing waits for a token, and the constant of the step would be paid for a few.
         self._floor_s = FLOOR_SHARE * max(allowed_s, self.decode_s) if num_rows else math.inf
-        floor_s = min(token_s * FLOOR_TOKENS, self._floor_s)
+        floor_s = token_s * FLOOR_TOKENS
         self.free_share = floor_s / (self.decode_s + floor_s)
         if allowed_s > 0.0:
             self.free_share = max(self.free_share, self.room_s / allowed_s)
