@@ -63,6 +63,8 @@ class StepBudget:
         num_left = FLOOR_TOKENS - self.num_tokens
         if num_fitting >= num_left:
             return num_fitting
+        if self._floor_s == math.inf:
+            return num_left
         return max(num_fitting, min(num_left, self._num_fitting(self._floor_s - self._row_s, num_computed_tokens)))
 
     def _num_fitting(self, room_s: float, num_computed_tokens: int) -> int:
