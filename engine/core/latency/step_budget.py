@@ -40,8 +40,9 @@ class StepBudget:
         self.decode_s = step_s + token_s * max(num_rows, model.knee_tokens) + row_s * num_rows
         self.decode_s += kv_token_s * num_kv_tokens
         self.room_s = allowed_s - self.decode_s
-        self._floor_s = FLOOR_SHARE * max(allowed_s, self.decode_s)
-        floor_s = min(token_s * FLOOR_TOKENS, self._floor_s)
+        # Without decodes nothing waits for a token, and the constant of the step would be paid for a few.
+        self._floor_s = FLOOR_SHARE * max(allowed_s, self.decode_s) if num_rows else math.inf
+        floor_s = token_s * FLOOR_TOKENS
         self.free_share = floor_s / (self.decode_s + floor_s)
         if allowed_s > 0.0:
             self.free_share = max(self.free_share, self.room_s / allowed_s)
@@ -62,6 +63,8 @@ class StepBudget:
         num_left = FLOOR_TOKENS - self.num_tokens
         if num_fitting >= num_left:
             return num_fitting
+        if self._floor_s == math.inf:
+            return num_left
         return max(num_fitting, min(num_left, self._num_fitting(self._floor_s - self._row_s, num_computed_tokens)))
 
     def _num_fitting(self, room_s: float, num_computed_tokens: int) -> int:
