@@ -39,7 +39,7 @@ PROMISES = {
         "frontend.observability.request_trace",
         "frontend.observability.trace_context",
     ],
-    "engines": ["chairlift", _NO_SERVICE, _NO_NUMPY, "smg_grpc_proto"],
+    "engines": ["chairlift", _NO_SERVICE, _NO_GRAMMARS, _NO_NUMPY, "smg_grpc_proto"],
     "engine": [
         "chairlift",
         "engine",

@@ -10,9 +10,33 @@ from collections.abc import Collection, Sequence
 from enum import IntEnum
 
 from chairlift.service.end_reason import EndReason
-from engine.core.outputs import RequestCompletion, TimeAccount
+from engine.core.config import SchedulerConfig
+from engine.core.outputs import (
+    PromptLogprobs,
+    RequestCompletion,
+    RequestOutput,
+    ScheduledRow,
+    TimeAccount,
+    TokenLogprobs,
+)
 from engine.core.request import Request, RequestStatus
-from engine.errors import IntegrityError
+from engine.errors import IntegrityError, InvalidRequest, RequestTooLong
+
+
+def check_prompt(num_tokens: int, config: SchedulerConfig) -> None:
+    """Checks the length of a prompt.
+
+    Raises:
+        InvalidRequest: it is empty.
+        RequestTooLong: it leaves no room for a single new token.
+    """
+    if num_tokens == 0:
+        raise InvalidRequest("prompt has no tokens")
+    if num_tokens >= config.max_model_len:
+        raise RequestTooLong(
+            f"prompt has {num_tokens} tokens, max_model_len is {config.max_model_len} "
+            f"with the answer (the cache holds {config.num_blocks * config.block_size})"
+        )
 
 
 def finish_reason(request: Request, end_token_ids: frozenset[int]) -> EndReason | None:
@@ -49,6 +73,17 @@ def completion_of(request: Request, reason: EndReason, detail: str = "") -> Requ
     )
 
 
+def completion_output(request: Request, completion: RequestCompletion) -> RequestOutput:
+    """Returns the last output of a request, without a token."""
+    return RequestOutput(request.request_id, len(request.output_ids), (), completion=completion)
+
+
+def prompt_output(request: Request, row: ScheduledRow, tokens: tuple[TokenLogprobs, ...]) -> RequestOutput:
+    """Returns the log-probabilities of the prompt tokens of a row."""
+    logprobs = PromptLogprobs(row.prompt_logits(request.num_prompt_tokens).start + 1, tokens)
+    return RequestOutput(request.request_id, len(request.output_ids), (), prompt_logprobs=logprobs)
+
+
 class _Kind(IntEnum):
     """Activities of a request, in the order of the fields of `TimeAccount` and of `Request.spent_s`."""
 
@@ -65,6 +100,13 @@ def charge_time(request: Request, now_s: float) -> None:
     if elapsed_s > 0:
         request.spent_s[_kind(request)] += elapsed_s
         request.charged_until_s = now_s
+
+
+def take_time_news(request: Request, now_s: float) -> TimeAccount:
+    """Charges the time until now and returns the account, which is news no more."""
+    charge_time(request, now_s)
+    request.has_time_news = False
+    return time_account(request)
 
 
 def time_account(request: Request) -> TimeAccount:

@@ -25,13 +25,20 @@ from engine.core.cache_events import CacheEvent
 from engine.core.config import SchedulerConfig, check_config
 from engine.core.deadlines import Deadlines
 from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.lifecycle import charge_time, check_requests, completion_of, finish_reason, time_account
+from engine.core.lifecycle import (
+    charge_time,
+    check_prompt,
+    check_requests,
+    completion_of,
+    completion_output,
+    finish_reason,
+    prompt_output,
+    take_time_news,
+)
 from engine.core.outputs import (
     ModelRunnerOutput,
-    PromptLogprobs,
     RequestCompletion,
     RequestOutput,
-    ScheduledRow,
     SchedulerOutput,
     SchedulerStats,
     TokenLogprobs,
@@ -40,7 +47,7 @@ from engine.core.plan import PlanBuilder
 from engine.core.policy import SchedulingPolicy, choose_victim, make_policy
 from engine.core.request import Request, RequestId, RequestStatus
 from engine.core.waiting_queue import WaitingQueue
-from engine.errors import IntegrityError, InvalidRequest, QueueFull, RequestTooLong
+from engine.errors import IntegrityError, InvalidRequest, QueueFull
 
 _RUNNING, _PREEMPTED, _FINISHED = RequestStatus.RUNNING, RequestStatus.PREEMPTED, RequestStatus.FINISHED
 
@@ -93,21 +100,14 @@ class Scheduler:
         without running.
 
         Raises:
-            InvalidRequest: the prompt is empty or the id is in use.
-            RequestTooLong: it leaves no room for a single new token.
+            InvalidRequest, RequestTooLong: the id is in use, or see `check_prompt`.
             QueueFull: `max_waiting` requests wait, and the session has its share of them. Requests that moved here
                 from a lost engine are exempt: they were accepted before.
         """
         config = self._config
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id} is in use")
-        if not request.prompt_ids:
-            raise InvalidRequest("prompt has no tokens")
-        if request.num_prompt_tokens >= config.max_model_len:
-            raise RequestTooLong(
-                f"prompt has {request.num_prompt_tokens} tokens, max_model_len is {config.max_model_len} "
-                f"with the answer (the cache holds {config.num_blocks * config.block_size})"
-            )
+        check_prompt(request.num_prompt_tokens, config)
         request.max_num_tokens = min(request.num_prompt_tokens + request.params.max_tokens, config.max_model_len)
         reason = finish_reason(request, config.end_token_ids)
         if reason is None and request.budget_end_s is not None and request.budget_end_s <= request.arrival_s:
@@ -196,8 +196,9 @@ class Scheduler:
             if status is _FINISHED:
                 continue  # cancelled, or finished by an earlier row: drop the token
             if index in failures:
-                completion = self._finish(request, EndReason.ENGINE_ERROR, detail=failures[index])
-                outputs.append(_completion_output(request, completion))
+                outputs.append(
+                    completion_output(request, self._finish(request, EndReason.ENGINE_ERROR, failures[index]))
+                )
                 continue
             _, num_tokens, num_computed, _, samples, num_prompt_logits = row
             if status is not _PREEMPTED:
@@ -205,7 +206,7 @@ class Scheduler:
                 if num_tokens > 1 or num_completed % block_size == 0:
                     self._cache.publish(request, num_completed)
             if num_prompt_logits:
-                outputs.append(_prompt_output(request, row, result.prompt_logprobs[index]))
+                outputs.append(prompt_output(request, row, result.prompt_logprobs[index]))
             if samples:
                 assert token_id >= 0, f"row {index} of step {step} sampled no token and did not fail"
                 logprobs = (all_logprobs[index],) if index in all_logprobs else ()
@@ -235,15 +236,11 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Current load and totals since start."""
-        num_prefill_tokens = self._waiting.num_tokens
-        for request in self._running.values():
-            num_missing = request.num_tokens + request.num_pending_tokens - request.num_computed_tokens
-            if num_missing > 1:
-                num_prefill_tokens += num_missing
+        missing = (r.num_tokens + r.num_pending_tokens - r.num_computed_tokens for r in self._running.values())
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_waiting_prefill_tokens=num_prefill_tokens,
+            num_waiting_prefill_tokens=self._waiting.num_tokens + sum(num for num in missing if num > 1),
             num_free_blocks=self._cache.pool.num_free_blocks,
             num_blocks=self._config.num_blocks,
             num_preemptions_total=self._num_preemptions,
@@ -417,9 +414,7 @@ class Scheduler:
         self._num_generated_tokens += 1
         num_cached_tokens = time = None
         if request.first_token_s is None or request.has_time_news or credit == 1:
-            charge_time(request, self._now_s)
-            time = time_account(request)
-            request.has_time_news = False
+            time = take_time_news(request, self._now_s)
             if request.first_token_s is None:
                 request.first_token_s = self._now_s
                 num_cached_tokens = request.num_cached_tokens
@@ -430,7 +425,7 @@ class Scheduler:
         if is_waiting:
             self._waiting.push(request)
         reason = finish_reason(request, self._config.end_token_ids)
-        completion = None if reason is None else self._finish(request, reason)
+        completion = self._finish(request, reason) if reason is not None else None
         return tuple.__new__(  # as in `PlanBuilder.add_decode`
             RequestOutput,
             (request.request_id, start_index, (token_id,), logprobs, num_cached_tokens, completion, time, None),
@@ -438,7 +433,7 @@ class Scheduler:
 
     def _finish_now(self, request: Request, reason: EndReason, detail: str = "") -> None:
         """Finishes a request between two steps; the next update returns its completion."""
-        self._outputs.append(_completion_output(request, self._finish(request, reason, detail)))
+        self._outputs.append(completion_output(request, self._finish(request, reason, detail)))
 
     def _finish(self, request: Request, reason: EndReason, detail: str = "") -> RequestCompletion:
         """Frees the blocks and the queue place of a request and removes it."""
@@ -453,12 +448,3 @@ class Scheduler:
         self._deadlines.discard(request.request_id)
         self._policy.finish(request)
         return completion_of(request, reason, detail)
-
-
-def _completion_output(request: Request, completion: RequestCompletion) -> RequestOutput:
-    return RequestOutput(request.request_id, len(request.output_ids), (), completion=completion)
-
-
-def _prompt_output(request: Request, row: ScheduledRow, tokens: tuple[TokenLogprobs, ...]) -> RequestOutput:
-    logprobs = PromptLogprobs(row.prompt_logits(request.num_prompt_tokens).start + 1, tokens)
-    return RequestOutput(request.request_id, len(request.output_ids), (), prompt_logprobs=logprobs)

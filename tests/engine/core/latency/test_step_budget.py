@@ -73,7 +73,7 @@ def test_a_floor_of_tokens_is_given_when_decodes_alone_take_too_long(allowed_s: 
 
 def test_the_share_of_prompts_is_what_decodes_leave_and_at_least_the_floor() -> None:
     assert StepBudget(NO_PAIRS, 0, 0, allowed_s=0.01).free_share == pytest.approx(0.9)
-    floor_share = FLOOR_SHARE / (FLOOR_SHARE + 1.0)  # of the decodes, which 64 tokens would exceed
+    floor_share = FLOOR_TOKENS * 1e-4 / (FLOOR_TOKENS * 1e-4 + 1e-3)
     for allowed_s in (-1.0, 0.0, 1e-4):
         assert StepBudget(NO_PAIRS, 0, 0, allowed_s).free_share == pytest.approx(floor_share)
 
