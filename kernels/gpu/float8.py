@@ -22,8 +22,7 @@ def float8_scale(largest, FLOAT8: tl.constexpr):  # type: ignore[no-untyped-def]
     """
     MAX: tl.constexpr = 448.0 if tl.float8e4nv == FLOAT8 else 240.0
     largest = tl.where(largest > 1e-30, largest, MAX)
-    # rounded correctly: the bits do not depend on how a kernel's other code is compiled
-    return tl.div_rn(largest, MAX), tl.div_rn(tl.full(largest.shape, MAX, tl.float32), largest)
+    return largest / MAX, MAX / largest
 
 
 @triton.jit
