@@ -204,11 +204,11 @@ class GpuOps:
     def linear(self, x: torch.Tensor | QuantizedRows, packed: TiledLinear) -> torch.Tensor:
         """Multiplies by the vendor's library, or by `tiled_linear` where that is faster or the only one."""
         num_rows = (x.values if isinstance(x, QuantizedRows) else x).shape[0]
-        if is_compile_only() and is_tiled(1, packed, self._target):
-            self._tiled_linear(x, packed)  # other steps have fewer rows
         if self._batch_invariant or is_tiled(num_rows, packed, self._target):
             return self._tiled_linear(x, packed)
         assert isinstance(packed, PackedLinear)
+        if is_compile_only() and is_tiled(1, packed, self._target):
+            self._tiled_linear(x, packed)  # other steps have fewer rows
         return linear(x, packed)
 
     def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:

@@ -33,6 +33,7 @@ from kernels.gpu.tiles import (
     ProductTile,
     block_product_tiles,
     grouped_product_tiles,
+    max_scaled_rows,
     product_splits,
     product_tile,
     scaled_product_tiles,
@@ -97,7 +98,7 @@ def is_tiled(num_rows: int, packed: TiledLinear, target: Target) -> bool:
     """Tells whether `tiled_linear` is the product to use where results may depend on the batch."""
     if not isinstance(packed, PackedLinear):
         return True
-    return packed.scales is not None and any(num_rows <= tile.block_m for tile in scaled_product_tiles(target))
+    return packed.scales is not None and num_rows <= max_scaled_rows(target)
 
 
 def _rows_for(x: torch.Tensor | QuantizedRows, packed: TiledLinear) -> tuple[torch.Tensor, torch.Tensor]:

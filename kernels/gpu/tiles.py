@@ -5,6 +5,7 @@ from the hardware (registers, shared memory, the smallest matrix instruction) an
 check shows that they fit; it lists the few that spill.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 from kernels.gpu.targets import Target
@@ -268,6 +269,12 @@ def scaled_product_tiles(target: Target) -> tuple[ProductTile, ...]:
         ProductTile(64, 64, 256, 4, 3, split_programs=256),
         ProductTile(128, 128, 128, 8, 3),
     )
+
+
+@cache
+def max_scaled_rows(target: Target) -> int:
+    """Returns the most rows for which there are `scaled_product_tiles`; 0: there are none."""
+    return max((tile.block_m for tile in scaled_product_tiles(target)), default=0)
 
 
 def grouped_product_tiles(target: Target, itemsize: int, inputs_per_step: int, span: int) -> tuple[ProductTile, ...]:
