@@ -1,7 +1,7 @@
 """What the protos of other engines have in common: the interface that `attach.py` uses, and shared conversions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -106,23 +106,25 @@ class Dialect(ABC):
     service: ClassVar[str]
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = self._make_stub(channel)
+        self._pb, make_stub = self._generated_code()
+        self._stub = make_stub(channel)
 
     @abstractmethod
-    def _make_stub(self, channel: grpc.aio.Channel) -> Any:
-        """Returns the stub of the generated code."""
+    def _generated_code(self) -> tuple[Any, Callable[[grpc.aio.Channel], Any]]:
+        """Returns the module of the messages, and what makes a stub; imports both."""
 
     @abstractmethod
     async def facts(self, timeout_s: float) -> EngineFacts:
         """Asks for the model and its limits."""
 
-    @abstractmethod
     async def check_health(self, timeout_s: float) -> str:
         """Returns what is wrong; empty: nothing is.
 
         Raises:
             grpc.aio.AioRpcError: the engine does not answer.
         """
+        health = await self._stub.HealthCheck(self._pb.HealthCheckRequest(), timeout=timeout_s)
+        return "" if health.healthy else health.message or "it is not healthy"
 
     @abstractmethod
     async def heartbeat(self, timeout_s: float) -> EngineLoads | None:
@@ -177,6 +179,19 @@ class Dialect(ABC):
             raise self._refuse("allowed_token_ids")
         if sampling.bad_sequences:
             raise self._refuse("bad_words")
+        if submission.cache_salt:
+            raise self._refuse("cache_salt")
+
+    @staticmethod
+    def _common_sampling(sampling: pb.Sampling) -> dict[str, float]:
+        """Returns the parameters that have one name in all of the protos."""
+        names = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+        return {name: getattr(sampling, name) for name in names}
+
+    async def _describe(self, timeout_s: float) -> tuple[Any, Any]:
+        """Returns the answers of GetModelInfo and GetServerInfo."""
+        model = await self._stub.GetModelInfo(self._pb.GetModelInfoRequest(), timeout=timeout_s)
+        return model, await self._stub.GetServerInfo(self._pb.GetServerInfoRequest(), timeout=timeout_s)
 
 
 def logprob_batch(token_ids: Sequence[int], columns: Any, num_top: int) -> LogprobBatch | None:
@@ -196,7 +211,7 @@ def logprob_batch(token_ids: Sequence[int], columns: Any, num_top: int) -> Logpr
         return None
     if len(chosen) != len(token_ids) or list(columns.token_ids) != list(token_ids):
         raise DialectError(f"log-probabilities of {len(chosen)} tokens for {len(token_ids)} tokens")
-    return _with_tops(chosen, columns.top_logprobs, num_top)
+    return with_alternatives(chosen, list(map(_pairs, columns.top_logprobs)), num_top)
 
 
 def prompt_logprob_batch(columns: Any, num_top: int) -> LogprobBatch | None:
@@ -206,17 +221,31 @@ def prompt_logprob_batch(columns: Any, num_top: int) -> LogprobBatch | None:
         return None
     if not all(entry.HasField("value") for entry in entries):
         raise DialectError("log-probabilities of the prompt are missing")
-    return _with_tops([entry.value for entry in entries], list(columns.top_logprobs)[1:], num_top)
+    return with_alternatives([entry.value for entry in entries], list(map(_pairs, columns.top_logprobs[1:])), num_top)
 
 
-def _with_tops(chosen: list[float], tops: Sequence[Any], num_top: int) -> LogprobBatch:
+def _pairs(top: Any) -> list[tuple[float, int]]:
+    return list(zip(top.values, top.token_ids, strict=False))
+
+
+def with_alternatives(chosen: list[float], tops: Sequence[Sequence[tuple[float, int]]], num_top: int) -> LogprobBatch:
+    """Returns the log-probabilities of tokens with the best alternatives of each.
+
+    Args:
+        chosen: of the tokens.
+        tops: log-probability and token id of the alternatives of each token, in any order.
+        num_top: alternatives to keep per token.
+
+    Raises:
+        DialectError: there are fewer.
+    """
     batch = LogprobBatch(num_top, chosen)
     if not num_top:
         return batch
     if len(tops) != len(chosen):
         raise DialectError(f"alternatives of {len(tops)} tokens for {len(chosen)} tokens")
     for top in tops:
-        best = sorted(zip(top.values, top.token_ids, strict=False), key=lambda pair: -pair[0])[:num_top]
+        best = sorted(top, key=lambda pair: -pair[0])[:num_top]
         if len(best) < num_top:
             raise DialectError(f"{len(best)} alternatives of a token, {num_top} were asked for")
         batch.top_values += [value for value, _ in best]

@@ -1,5 +1,6 @@
 """SGLang: `sglang.grpc.scheduler.SglangScheduler`, whose messages are close to vLLM's."""
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -20,16 +21,14 @@ class SglangDialect(Dialect):
     kind = "SGLang"
     service = "sglang.grpc.scheduler.SglangScheduler"
 
-    def _make_stub(self, channel: grpc.aio.Channel) -> Any:
+    def _generated_code(self) -> tuple[Any, Callable[[grpc.aio.Channel], Any]]:
         from smg_grpc_proto.generated import sglang_scheduler_pb2, sglang_scheduler_pb2_grpc
 
-        self._pb = sglang_scheduler_pb2
-        return sglang_scheduler_pb2_grpc.SglangSchedulerStub(channel)
+        return sglang_scheduler_pb2, sglang_scheduler_pb2_grpc.SglangSchedulerStub
 
     async def facts(self, timeout_s: float) -> EngineFacts:
         """See Dialect."""
-        model = await self._stub.GetModelInfo(self._pb.GetModelInfoRequest(), timeout=timeout_s)
-        server = await self._stub.GetServerInfo(self._pb.GetServerInfoRequest(), timeout=timeout_s)
+        model, server = await self._describe(timeout_s)
         if not model.is_generation:
             raise ConfigError(f"the engine's model {model.model_path} does not generate text")
         return EngineFacts(
@@ -42,29 +41,17 @@ class SglangDialect(Dialect):
             capacity_tokens=max(server.max_total_num_tokens, 0),
         )
 
-    async def check_health(self, timeout_s: float) -> str:
-        """See Dialect; the engine generates a token for it."""
-        health = await self._stub.HealthCheck(self._pb.HealthCheckRequest(), timeout=timeout_s)
-        return "" if health.healthy else health.message or "it is not healthy"
-
     async def heartbeat(self, timeout_s: float) -> EngineLoads | None:
-        """See Dialect."""
+        """See Dialect. For a health check the engine would generate a token."""
         return sum_loads(await self._stub.GetLoads(self._pb.GetLoadsRequest(), timeout=timeout_s))
 
     def request(self, request_id: str, submission: pb.Submission, rest: Continuation) -> Any:
         """See Dialect. The proto has no seed."""
         self._check_common(submission)
-        if submission.cache_salt:
-            raise self._refuse("cache_salt")
         sampling, stops = submission.sampling, submission.stops
         params = self._pb.SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
+            **self._common_sampling(sampling),
             top_k=min(sampling.top_k, 2**31 - 1) or -1,
-            min_p=sampling.min_p,
-            frequency_penalty=sampling.frequency_penalty,
-            presence_penalty=sampling.presence_penalty,
-            repetition_penalty=sampling.repetition_penalty,
             max_new_tokens=rest.max_tokens,
             min_new_tokens=rest.min_tokens,
             stop_token_ids=stops.stop_token_ids,

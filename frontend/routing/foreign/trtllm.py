@@ -1,13 +1,21 @@
 """TensorRT-LLM: `trtllm.TrtllmService`. It reports neither load nor end tokens, and its health is a word."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.routing.foreign.continuation import Continuation
-from frontend.routing.foreign.dialect import Dialect, DialectError, EngineFacts, EngineLoads, Part, PartEnd
+from frontend.routing.foreign.dialect import (
+    Dialect,
+    DialectError,
+    EngineFacts,
+    EngineLoads,
+    Part,
+    PartEnd,
+    with_alternatives,
+)
 from frontend.routing.foreign.grammar import portable
 from frontend.routing.logprobs import LogprobBatch
 
@@ -20,16 +28,14 @@ class TrtllmDialect(Dialect):
     kind = "TensorRT-LLM"
     service = "trtllm.TrtllmService"
 
-    def _make_stub(self, channel: grpc.aio.Channel) -> Any:
+    def _generated_code(self) -> tuple[Any, Callable[[grpc.aio.Channel], Any]]:
         from smg_grpc_proto.generated import trtllm_service_pb2, trtllm_service_pb2_grpc
 
-        self._pb = trtllm_service_pb2
-        return trtllm_service_pb2_grpc.TrtllmServiceStub(channel)
+        return trtllm_service_pb2, trtllm_service_pb2_grpc.TrtllmServiceStub
 
     async def facts(self, timeout_s: float) -> EngineFacts:
         """See Dialect."""
-        model = await self._stub.GetModelInfo(self._pb.GetModelInfoRequest(), timeout=timeout_s)
-        server = await self._stub.GetServerInfo(self._pb.GetServerInfoRequest(), timeout=timeout_s)
+        model, server = await self._describe(timeout_s)
         return EngineFacts(
             model=model.model_id,
             version=server.version,
@@ -53,8 +59,6 @@ class TrtllmDialect(Dialect):
         """See Dialect. The proto has no biases: a continued answer's penalties begin anew."""
         self._check_common(submission)
         sampling, stops = submission.sampling, submission.stops
-        if submission.cache_salt:
-            raise self._refuse("cache_salt")
         if sampling.bias_ids:
             raise self._refuse("logit_bias")
         if submission.HasField("prompt_logprobs"):
@@ -65,13 +69,8 @@ class TrtllmDialect(Dialect):
             sampling_config=self._pb.SamplingConfig(
                 beam_width=1,
                 num_return_sequences=1,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
+                **self._common_sampling(sampling),
                 top_k=min(sampling.top_k, 2**31 - 1),
-                min_p=sampling.min_p,
-                frequency_penalty=sampling.frequency_penalty,
-                presence_penalty=sampling.presence_penalty,
-                repetition_penalty=sampling.repetition_penalty,
                 min_tokens=rest.min_tokens,
                 seed=rest.seed,
             ),
@@ -126,11 +125,5 @@ def _logprobs(token_ids: Sequence[int], entries: Sequence[Any], num_top: int) ->
         return None
     if [entry.token_id for entry in entries] != list(token_ids):
         raise DialectError(f"log-probabilities of {len(entries)} tokens for {len(token_ids)} tokens")
-    batch = LogprobBatch(num_top, [entry.logprob for entry in entries])
-    for entry in entries:
-        best = sorted(entry.top_logprobs, key=lambda top: -top.logprob)[:num_top]
-        if len(best) < num_top:
-            raise DialectError(f"{len(best)} alternatives of a token, {num_top} were asked for")
-        batch.top_ids += [top.token_id for top in best]
-        batch.top_values += [top.logprob for top in best]
-    return batch
+    tops = [[(top.logprob, top.token_id) for top in entry.top_logprobs] for entry in entries]
+    return with_alternatives([entry.logprob for entry in entries], tops, num_top)

@@ -1,5 +1,6 @@
 """vLLM: `vllm.grpc.engine.VllmEngine`, which `python -m vllm.entrypoints.grpc_server` serves."""
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -30,16 +31,14 @@ class VllmDialect(Dialect):
     kind = "vLLM"
     service = "vllm.grpc.engine.VllmEngine"
 
-    def _make_stub(self, channel: grpc.aio.Channel) -> Any:
+    def _generated_code(self) -> tuple[Any, Callable[[grpc.aio.Channel], Any]]:
         from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
-        self._pb = vllm_engine_pb2
-        return vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        return vllm_engine_pb2, vllm_engine_pb2_grpc.VllmEngineStub
 
     async def facts(self, timeout_s: float) -> EngineFacts:
         """See Dialect."""
-        model = await self._stub.GetModelInfo(self._pb.GetModelInfoRequest(), timeout=timeout_s)
-        server = await self._stub.GetServerInfo(self._pb.GetServerInfoRequest(), timeout=timeout_s)
+        model, server = await self._describe(timeout_s)
         if not model.is_generation:
             raise ConfigError(f"the engine's model {model.model_path} does not generate text")
         return EngineFacts(
@@ -51,11 +50,6 @@ class VllmDialect(Dialect):
             max_num_seqs=max(server.max_num_seqs, 0),
         )
 
-    async def check_health(self, timeout_s: float) -> str:
-        """See Dialect."""
-        health = await self._stub.HealthCheck(self._pb.HealthCheckRequest(), timeout=timeout_s)
-        return "" if health.healthy else health.message or "it is not healthy"
-
     async def heartbeat(self, timeout_s: float) -> EngineLoads | None:
         """See Dialect."""
         if problem := await self.check_health(timeout_s):
@@ -66,17 +60,10 @@ class VllmDialect(Dialect):
     def request(self, request_id: str, submission: pb.Submission, rest: Continuation) -> Any:
         """See Dialect."""
         self._check_common(submission)
-        if submission.cache_salt:
-            raise self._refuse("cache_salt")
         sampling, stops = submission.sampling, submission.stops
         params = self._pb.SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
+            **self._common_sampling(sampling),
             top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            frequency_penalty=sampling.frequency_penalty,
-            presence_penalty=sampling.presence_penalty,
-            repetition_penalty=sampling.repetition_penalty,
             max_tokens=rest.max_tokens,
             min_tokens=rest.min_tokens,
             stop_token_ids=stops.stop_token_ids,
