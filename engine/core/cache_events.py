@@ -1,7 +1,7 @@
 """What enters and leaves the prefix cache, recorded for gateways that route by it.
 
 Only blocks that any request without a salt and an adapter may hit are recorded as stored. Removals are recorded for all
-blocks: whoever follows the events ignores the hashes that it does not know.
+blocks: a subscriber ignores the hashes that it does not know.
 """
 
 from collections.abc import Sequence

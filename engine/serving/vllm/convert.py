@@ -28,7 +28,7 @@ _SAMPLING_FIELDS = frozenset(
         *(*_SAME_NAMES, "seed", "logit_bias", "n", "max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids"),
         *("logprobs", "prompt_logprobs", "json_schema", "json_object", "regex", "grammar", "choice"),
         "grammar_from_first_token",  # every grammar starts there
-        *_ABOUT_TEXT,  # the engine sends token ids: these are for whoever makes text of them
+        *_ABOUT_TEXT,  # the engine sends token ids: these concern the gateway, which makes text of them
     }
 )
 _UNSET_IS_1 = frozenset({"top_p", "repetition_penalty"})  # they have no presence, and 0 would be invalid
