@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,24 @@ def servable(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathF
         return path
 
     return make
+
+
+@pytest.fixture(scope="module")
+def model_dir(servable: MakeCheckpoint) -> Path:
+    """A servable model of one layer."""
+    return servable(num_hidden_layers=1)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A simulated GPU; see `simulate_gpu`."""
+    import torch
+
+    from tests.support.engine.simulated_gpu import simulate_gpu
+
+    if torch.cuda.is_available():
+        pytest.skip("kernels are not interpreted beside a GPU: hide it with CUDA_VISIBLE_DEVICES=")
+    return simulate_gpu(monkeypatch)
 
 
 @pytest.fixture

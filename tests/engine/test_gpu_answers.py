@@ -20,24 +20,10 @@ from kernels.gpu.prefill_plan import PrefillPlan, prefill_plan
 from tests.support.engine.adapters import save_adapter, save_merged
 from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
-from tests.support.engine.simulated_gpu import FakeGraphs, simulate_gpu
+from tests.support.engine.simulated_gpu import FakeGraphs
 from tests.support.engine.small_engine import answers, build, run_to_the_end
 from tests.support.engine.weights import BLOCK_SIZES, save_block_scaled
 from tests.support.kernels.scaled_mm import use_checked_products
-
-if torch.cuda.is_available():
-    pytest.skip("kernels are not interpreted beside a GPU: hide it with CUDA_VISIBLE_DEVICES=", allow_module_level=True)
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A simulated GPU."""
-    return simulate_gpu(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def model_dir(servable: Callable[..., Path]) -> Path:
-    return servable(num_hidden_layers=1)
 
 
 @pytest.mark.slow

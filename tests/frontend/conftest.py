@@ -19,6 +19,7 @@ from frontend.config import FrontendConfig
 from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
+from tests.support.frontend.tasks import no_tasks_left
 
 
 @pytest.fixture
@@ -83,7 +84,6 @@ MakePair = Callable[..., Awaitable[Pair]]
 async def started_pairs() -> AsyncIterator[MakePair]:
     """Starts pairs; at the end nothing may be left of them."""
     pairs: list[Pair] = []
-    tasks_before = asyncio.all_tasks()
 
     async def make(*, engine: FakeEngine | None = None, wait: bool = True, **config: Any) -> Pair:
         engine = engine or FakeEngine()
@@ -96,20 +96,17 @@ async def started_pairs() -> AsyncIterator[MakePair]:
             await pair.app.wait_serving(HANG_S)
         return pair
 
-    yield make
-    for pair in pairs:
-        for channel in pair.channels:
-            await channel.close()
-        if pair.app.engines.serving:
-            pair.engine.resume()
-            await pair.idle()
-            pair.session.check_integrity()
-        await pair.app.stop()
-        await pair.engine.kill()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    ours = [task for task in asyncio.all_tasks() - tasks_before if "frontend" in repr(task.get_coro())]
-    assert not ours, "tasks are left"
+    async with no_tasks_left():
+        yield make
+        for pair in pairs:
+            for channel in pair.channels:
+                await channel.close()
+            if pair.app.engines.serving:
+                pair.engine.resume()
+                await pair.idle()
+                pair.session.check_integrity()
+            await pair.app.stop()
+            await pair.engine.kill()
 
 
 @pytest.fixture

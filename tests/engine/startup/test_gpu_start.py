@@ -18,24 +18,10 @@ from kernels.gpu.ops import GpuOps
 from kernels.gpu.step_graphs import StepGraphs
 from kernels.metadata import AttentionMetadata
 from kernels.reference.ops import ReferenceOps
-from tests.support.engine.simulated_gpu import MIB, STEP_BYTES, WEIGHTS_BYTES, FakeGraphs, simulate_gpu
+from tests.support.engine.simulated_gpu import MIB, STEP_BYTES, WEIGHTS_BYTES, FakeGraphs
 from tests.support.engine.small_engine import answers, build
 from tests.support.kernels.graphs import FakeGraphs as CapturedGraphs
 from tests.support.kernels.scaled_mm import use_checked_products
-
-if torch.cuda.is_available():
-    pytest.skip("kernels are not interpreted beside a GPU: hide it with CUDA_VISIBLE_DEVICES=", allow_module_level=True)
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A simulated GPU."""
-    return simulate_gpu(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def model_dir(servable: Callable[..., Path]) -> Path:
-    return servable(num_hidden_layers=1)
 
 
 def test_the_cache_gets_the_memory_left_by_context_weights_graphs_and_the_largest_step(

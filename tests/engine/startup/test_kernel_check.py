@@ -22,11 +22,6 @@ from kernels.cpu.ops import CpuOps
 from kernels.model_forms import ModelForms
 
 
-@pytest.fixture(scope="module")
-def model_dir(servable: Callable[..., Path]) -> Path:
-    return servable(num_hidden_layers=1)
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for the results of checks."""

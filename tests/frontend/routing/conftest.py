@@ -17,6 +17,7 @@ from tests.hang import HANG_S
 from tests.support.frontend.accounts import check_account
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
+from tests.support.frontend.tasks import no_tasks_left
 
 
 class World:
@@ -97,7 +98,6 @@ MakeWorld = Callable[..., Awaitable[World]]
 async def make_world(tmp_path: Path) -> AsyncIterator[MakeWorld]:
     """make_world(num_engines, make_engine=FakeEngine, **config) starts a frontend and attaches its engines to it."""
     worlds: list[World] = []
-    tasks_before = asyncio.all_tasks()
 
     async def make(
         num_engines: int = 2, *, make_engine: Callable[..., FakeEngine] = FakeEngine, absent: int = 0, **config: Any
@@ -110,13 +110,10 @@ async def make_world(tmp_path: Path) -> AsyncIterator[MakeWorld]:
         await world.until_usable(num_engines - absent)
         return world
 
-    yield make
-    for world in worlds:
-        await world.stop()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    ours = [task for task in asyncio.all_tasks() - tasks_before if "frontend" in repr(task.get_coro())]
-    assert not ours, "tasks still run"
+    async with no_tasks_left():
+        yield make
+        for world in worlds:
+            await world.stop()
 
 
 class Reading:

@@ -230,6 +230,20 @@ class _Speaker:
     def messages(self, message: Any, answer: Answer) -> list[Any]:
         raise NotImplementedError
 
+    def facts(self) -> dict[str, Any]:
+        """Fields of GetModelInfoResponse; these are of vLLM and SGLang."""
+        return {
+            "served_model_name": "fake",
+            "is_generation": True,
+            "max_context_length": self.engine.max_model_len,
+            "vocab_size": VOCAB_SIZE,
+            "eos_token_ids": [END_TOKEN_ID],
+        }
+
+    async def GetModelInfo(self, request: Any, context: Any) -> Any:
+        await self._check("GetModelInfo", context)
+        return self.pb.GetModelInfoResponse(**self.facts() | self.engine.info)
+
     async def HealthCheck(self, request: Any, context: Any) -> Any:
         await self._check("HealthCheck", context)
         return self.pb.HealthCheckResponse(healthy=not self.engine.problem, message=self.engine.problem)
@@ -248,6 +262,9 @@ class _Speaker:
         self.engine.aborted += ids
         self.engine.notify()
         return self.pb.AbortResponse()
+
+    async def Embed(self, request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no embeddings")
 
     async def GetLoads(self, request: Any, context: Any) -> Any:
         await self._check("GetLoads", context)
@@ -330,24 +347,10 @@ class _Vllm(_Speaker):
     def messages(self, message: Any, answer: Answer) -> list[Any]:
         return self._column_messages(answer, self.request(message), counts_all=False)
 
-    async def GetModelInfo(self, request: Any, context: Any) -> Any:
-        await self._check("GetModelInfo", context)
-        facts = {
-            "served_model_name": "fake",
-            "is_generation": True,
-            "max_context_length": self.engine.max_model_len,
-            "vocab_size": VOCAB_SIZE,
-            "eos_token_ids": [END_TOKEN_ID],
-        }
-        return self.pb.GetModelInfoResponse(**facts | self.engine.info)
-
     async def GetServerInfo(self, request: Any, context: Any) -> Any:
         return self.pb.GetServerInfoResponse(server_type="vllm-grpc", block_size=32, max_num_seqs=64)
 
-    async def Embed(self, request: Any, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no embeddings")
-
-    FlushCache = StartProfile = StopProfile = SubscribeKvEvents = Embed
+    FlushCache = StartProfile = StopProfile = SubscribeKvEvents = _Speaker.Embed
 
 
 class _Sglang(_Speaker):
@@ -374,26 +377,14 @@ class _Sglang(_Speaker):
     def messages(self, message: Any, answer: Answer) -> list[Any]:
         return self._column_messages(answer, self.request(message), counts_all=True, request_id=message.request_id)
 
-    async def GetModelInfo(self, request: Any, context: Any) -> Any:
-        await self._check("GetModelInfo", context)
-        facts = {
-            "served_model_name": "fake",
-            "is_generation": True,
-            "max_context_length": self.engine.max_model_len,
-            "vocab_size": VOCAB_SIZE,
-            "eos_token_ids": [END_TOKEN_ID],
-            "weight_version": "default",
-        }
-        return self.pb.GetModelInfoResponse(**facts | self.engine.info)
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"weight_version": "default"}
 
     async def GetServerInfo(self, request: Any, context: Any) -> Any:
         return self.pb.GetServerInfoResponse(sglang_version="0.5", max_total_num_tokens=65536)
 
-    async def Embed(self, request: Any, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no embeddings")
-
-    FlushCache = StartProfile = StopProfile = SubscribeKvEvents = Embed
-    LoadLoRAAdapter = UnloadLoRAAdapter = ListLoadedLoRAAdapters = Embed
+    FlushCache = StartProfile = StopProfile = SubscribeKvEvents = _Speaker.Embed
+    LoadLoRAAdapter = UnloadLoRAAdapter = ListLoadedLoRAAdapters = _Speaker.Embed
 
 
 class _Trtllm(_Speaker):
@@ -441,18 +432,13 @@ class _Trtllm(_Speaker):
         await self._check("HealthCheck", context)
         return self.pb.HealthCheckResponse(status=self.engine.problem or "OK")
 
-    async def GetModelInfo(self, request: Any, context: Any) -> Any:
-        await self._check("GetModelInfo", context)
-        facts = {"model_id": "fake", "max_seq_len": self.engine.max_model_len, "vocab_size": VOCAB_SIZE}
-        return self.pb.GetModelInfoResponse(**facts | self.engine.info)
+    def facts(self) -> dict[str, Any]:
+        return {"model_id": "fake", "max_seq_len": self.engine.max_model_len, "vocab_size": VOCAB_SIZE}
 
     async def GetServerInfo(self, request: Any, context: Any) -> Any:
         return self.pb.GetServerInfoResponse(version="1.2", backend="pytorch")
 
-    async def Embed(self, request: Any, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no embeddings")
-
-    SubscribeKvEvents = Embed
+    SubscribeKvEvents = _Speaker.Embed
 
 
 def answer_to(

@@ -14,6 +14,7 @@ from frontend.config import FrontendConfig
 from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.foreign_engine import ForeignEngine
+from tests.support.frontend.tasks import no_tasks_left
 
 KINDS = ("vllm", "sglang", "trtllm")
 
@@ -80,7 +81,6 @@ MakeForeign = Callable[..., Awaitable[ForeignWorld]]
 async def make_foreign() -> AsyncIterator[MakeForeign]:
     """make_foreign(*engines, **config) starts engines, and a frontend attached to them; a kind stands for an engine."""
     worlds: list[ForeignWorld] = []
-    tasks_before = asyncio.all_tasks()
 
     async def make(*engines: Any, **config: Any) -> ForeignWorld:
         made = [ForeignEngine(kind=one) if isinstance(one, str) else one for one in engines]
@@ -89,13 +89,10 @@ async def make_foreign() -> AsyncIterator[MakeForeign]:
         await world.start(**config)
         return world
 
-    yield make
-    for world in worlds:
-        await world.stop()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    ours = [task for task in asyncio.all_tasks() - tasks_before if "frontend." in repr(task.get_coro())]
-    assert not ours, "tasks still run"
+    async with no_tasks_left():
+        yield make
+        for world in worlds:
+            await world.stop()
 
 
 @pytest.fixture(scope="session")
