@@ -1,0 +1,135 @@
+"""Shares of best effort, reserves of requests on time, and tenants."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from chairlift.service.end_reason import EndReason
+from tests.support.engine.latency_world import REFUSE, World, overload, quantile, random_arrivals
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3])
+def test_best_effort_gets_its_share_of_the_prompt_tokens_in_an_overload(share: float) -> None:
+    world = World(best_effort_share=share)
+    for number in range(1000, 1200):
+        world.add(number, 1000)
+    world.run(overload(world, rate=100.0), until_s=10.0)
+    by_lane = Counter[bool]()
+    for _, _, plan in world.steps:
+        for row in plan.rows:
+            by_lane[row.request_id >= 1000] += row.num_scheduled_tokens
+    assert by_lane[True] / by_lane.total() == pytest.approx(share, abs=0.02)
+
+
+def test_refusals_keep_first_tokens_in_time_in_an_overload() -> None:
+    world = World()
+    world.run(overload(world, rate=100.0))
+    served = [number for number in world.ends if world.reason(number) is EndReason.MAX_TOKENS]
+    assert len(served) > 380  # of about 46 * 10 that the device could compute
+    assert quantile((world.ttft_s(number) for number in served), 0.99) <= 0.41
+
+
+def test_best_effort_leaves_slots_for_requests_on_time_and_takes_them_when_there_are_none() -> None:
+    world = World(max_num_seqs=20)
+    world.add(1, 10, ttft_s=1.0)
+    for number in range(100, 130):
+        world.add(number, 10, max_tokens=10_000)
+    world.run(until_s=0.3)
+    assert world.scheduler.stats().num_running == 16
+    world.add(2, 10, max_tokens=3, ttft_s=1.0)
+    world.run(until_s=0.4)
+    assert world.ttft_s(2) < 0.05
+    world.now_s += 31.0
+    world.run(until_s=world.now_s + 0.1)
+    assert world.scheduler.stats().num_running == 20
+
+
+def test_best_effort_keeps_its_share_of_the_slots_when_requests_on_time_take_the_rest() -> None:
+    world = World(max_num_seqs=20, best_effort_share=0.1)
+    for number in range(1, 21):
+        world.add(number, 10, max_tokens=10_000, ttft_s=1.0)
+    world.run(until_s=0.1)
+    for number in range(1, 4):
+        world.scheduler.cancel(number, world.now_s)
+    for number in range(100, 110):
+        world.add(number, 10, max_tokens=10_000)
+    world.run(until_s=0.3)
+    running = Counter(request.request_id >= 100 for request in world.scheduler._running.values())
+    assert (running[True], running[False]) == (2, 17)
+
+
+def test_a_long_prompt_is_refused_if_its_attention_makes_it_late() -> None:
+    """40,000 tokens take 0.8 s by their products, and 1.1 s more by their attention."""
+
+    def refusal(ttft_s: float) -> EndReason:
+        world = World(max_model_len=50_000)
+        world.add(1, 40_000, ttft_s=ttft_s, when_infeasible=REFUSE)
+        world.run(until_s=4.0)
+        return world.reason(1)
+
+    assert refusal(1.5) is EndReason.INFEASIBLE
+    assert refusal(3.0) is EndReason.MAX_TOKENS
+
+
+def test_best_effort_leaves_blocks_for_requests_on_time() -> None:
+    world = World(num_blocks=1000, max_model_len=8192)
+    world.add(1, 10, ttft_s=1.0)
+    for number in range(100, 130):
+        world.add(number, 1000, max_tokens=100)
+    world.run(until_s=0.5)
+    assert world.scheduler.stats().num_free_blocks >= 150
+    world.add(2, 2000, ttft_s=0.5)
+    world.run(until_s=1.0)
+    assert world.ttft_s(2) < 0.2
+
+
+def test_best_effort_that_waited_long_gets_blocks_and_slots_before_requests_on_time() -> None:
+    world = World(max_num_seqs=8, num_blocks=300, max_model_len=4096)
+    arrivals = random_arrivals(
+        20.0,
+        120.0,
+        lambda n, at_s: world.add(n, 400, max_tokens=150, ttft_s=2.0, when_infeasible=REFUSE, arrival_s=at_s),
+    )
+    world.run([*arrivals, (5.0, lambda: world.add(9999, 3500))], until_s=120.0)
+    assert 20.0 < world.ttft_s(9999) < 100.0
+
+
+def test_best_effort_is_shared_among_tenants_by_the_service_they_had() -> None:
+    world = World(max_num_seqs=4)
+    for number in range(300):
+        world.add(number, 500, max_tokens=10, tenant="flood")
+    world.run(until_s=0.5)
+    for number in range(1000, 1010):
+        world.add(number, 500, max_tokens=10, tenant="light")
+    world.run()
+    light = sorted(world.times_s[number][0] for number in range(1000, 1010))
+    assert light[0] < 0.7
+    flood_meanwhile = sum(0.5 < world.times_s[number][0] < light[-1] for number in range(300))
+    assert flood_meanwhile <= 25
+
+
+def test_a_weight_is_a_share() -> None:
+    world = World(max_num_seqs=4, tenant_weights={"big": 3.0})
+    for number in range(400):
+        world.add(number, 500, tenant=("big", "small")[number % 2])
+    world.run(until_s=2.0)
+    served = Counter(request.tenant for number, request in world.requests.items() if world.times_s[number])
+    assert served["big"] / served["small"] == pytest.approx(3.0, rel=0.2)
+
+
+def test_in_an_overload_the_tenant_that_floods_loses_its_requests_first() -> None:
+    world, rng = World(), random.Random(3)
+    arrivals = random_arrivals(
+        100.0,
+        20.0,
+        lambda n, at_s: world.add(
+            n, 1000, max_tokens=20, ttft_s=0.4, inter_token_s=0.1, when_infeasible=REFUSE, arrival_s=at_s,
+            tenant="light" if rng.random() < 0.05 else "flood",
+        ),
+    )  # fmt: skip
+    world.run(arrivals)
+    light = [number for number, request in world.requests.items() if request.tenant == "light"]
+    assert len(light) > 60
+    in_time = sum(bool(world.times_s[number]) and world.ttft_s(number) <= 0.4 for number in light)
+    assert in_time >= 0.97 * len(light)
