@@ -44,9 +44,11 @@ def main(arguments: Sequence[str]) -> int:
 def _compile_here() -> int:
     """Compiles for the processor that numba was told, and says so in the folder."""
     import kernels.cpu.threads  # noqa: F401 - selects the layer of numba's threads
-    from kernels.cpu.ops import CpuOps
+    from kernels.cpu.sample import compile_sampler
+    from kernels.cpu.worker_pool import compile_steps
 
-    CpuOps()
+    compile_steps()
+    compile_sampler()
     folder = cache_folder()
     if folder is None:
         print("there is no home folder to compile to", file=sys.stderr)  # noqa: T201 - a command

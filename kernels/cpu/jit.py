@@ -33,6 +33,11 @@ def _compile(function: _Function, *, fastmath: set[str] | bool, parallel: bool =
     return cast(_Function, jitted)
 
 
+def num_kernels() -> int:
+    """Returns how many kernels there are, all of which an engine uses."""
+    return len(_kernels)
+
+
 @contextlib.contextmanager
 def watch_compiles(on_compiled: _OnCompiled) -> Iterator[None]:
     """Calls on_compiled(kernels compiled, kernels in total) after each compile inside the block.

@@ -8,6 +8,7 @@ each other across files.
 """
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -17,7 +18,7 @@ import os
 import pickle
 import platform
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,13 @@ class KernelCache:
         """Returns the kernel for a signature; None if it is not cached or cannot be read."""
         target_context.refresh()
         name = self._file_name(signature, target_context.codegen())
-        for folder in (cache_folder(), COMPILED):
-            if folder is not None and (data := _read(folder / name)) is not None:
-                return _rebuild(target_context, *pickle.loads(data))
-        return None
+        if (data := _find(name)) is None and _compile_missing:
+            compile_all = _compile_missing.pop()
+            with _alone() as is_writable:
+                if is_writable and (data := _find(name)) is None:
+                    compile_all()
+                    data = _find(name)
+        return None if data is None else _rebuild(target_context, *pickle.loads(data))
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Saves a compiled kernel for the next start, if possible."""
@@ -143,6 +147,46 @@ class KernelCache:
     def _file_name(self, signature: Any, codegen: Any) -> str:
         key = "\n".join([*self._function_key, str(signature), *map(str, codegen.magic_tuple())])
         return f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:40]}{SUFFIX}"
+
+
+_compile_missing: list[Callable[[], None]] = []
+
+
+@contextlib.contextmanager
+def compiling_missing(compile_all: Callable[[], None]) -> Iterator[None]:
+    """Within the context, the first kernel that is not on the disk causes a call, which may bring it there.
+
+    Of several processes one makes the call, and the others wait for it.
+    """
+    _compile_missing.append(compile_all)
+    try:
+        yield
+    finally:
+        _compile_missing.clear()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[bool]:
+    """Keeps other processes out of the context; yields False, without waiting, if the folder cannot be written."""
+    folder = cache_folder()
+    try:
+        if folder is None:
+            raise FileNotFoundError
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (folder / "compiling.lock").open("a")
+    except OSError:
+        yield False
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield True
+
+
+def _find(name: str) -> bytes | None:
+    for folder in (cache_folder(), COMPILED):
+        if folder is not None and (data := _read(folder / name)) is not None:
+            return data
+    return None
 
 
 def _read(path: Path) -> bytes | None:

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from kernels.cpu.adapters import PackedAdapters, emit_add_adapters, pack_adapters, reserve_adapters, set_adapter
+from kernels.cpu.compilers import compiling_elsewhere
 from kernels.cpu.experts import PackedExperts, emit_combine, emit_expert_linear, emit_route, pack_experts
 from kernels.cpu.gather_rows import can_gather, emit_gather_rows
-from kernels.cpu.jit import watch_compiles
+from kernels.cpu.jit import num_kernels, watch_compiles
 from kernels.cpu.kv_cache import CpuKVCache, make_kv_cache
 from kernels.cpu.linear import emit_linear
 from kernels.cpu.pack_grouped import pack_grouped, pack_microscaled
@@ -33,7 +34,6 @@ from kernels.cpu.pointwise import (
 from kernels.cpu.recording import Recording
 from kernels.cpu.rotate_and_store import emit_rotate_and_store
 from kernels.cpu.sample import Sampler, compile_sampler
-from kernels.cpu.second_compiler import SecondCompiler
 from kernels.cpu.worker_pool import Program, WorkerPool
 from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
@@ -63,16 +63,13 @@ class CpuOps:
     ) -> None:
         self._quantize = quantization == "int8"
         self._multiplies_in_bf16 = multiplies_in_bf16
-        with SecondCompiler(is_allowed=num_threads > 1) as second_compiler:
-
-            def count(done: int, total: int) -> None:
-                second_compiler.start()
-                on_compiled(done + second_compiler.num_compiled(), total)
-
-            with watch_compiles(count):
-                self._pool = WorkerPool(num_threads)
-                second_compiler.wait()
-                compile_sampler()
+        total = num_kernels()
+        with (
+            compiling_elsewhere(min(2, num_threads), lambda done: on_compiled(done, total)),
+            watch_compiles(on_compiled),
+        ):
+            self._pool = WorkerPool(num_threads)
+            compile_sampler()
         self._step: Recording | None = None  # the step being recorded, if any
         self._sampler = Sampler()
         self._num_samplings = 0
@@ -114,6 +111,7 @@ class CpuOps:
         decode_sizes: Sequence[int] = (),
         mixed_sizes: Sequence[int] = (),
         mixes_torch: bool = False,
+        yields_logits: bool = True,
     ) -> Step:
         """Records the step at the size of its largest inputs; the result replays it at any size.
 
@@ -132,7 +130,10 @@ class CpuOps:
         recording.add_input(largest.logits_indices, num_logits)
         if largest.adapted is not None:
             recording.add_input(largest.adapted.indices, num_adapted)
-        logits, program = self._record(recording, lambda: step(largest))
+        if largest.residual is not None:
+            recording.add_input(largest.residual, num_tokens)
+        result, program = self._record(recording, lambda: step(largest))
+        num_rows = recording.row_count(result)
         recording.keep(metadata)
 
         def replay(inputs: StepInputs) -> torch.Tensor:
@@ -140,7 +141,7 @@ class CpuOps:
             num_adapted = 0 if inputs.adapted is None else inputs.adapted.indices.shape[0]
             numbers[:] = inputs.input_ids.shape[0], inputs.metadata.num_reqs, num_logits, num_adapted
             self._pool.run(program)
-            return logits[:num_logits]
+            return result[: int(num_rows)]
 
         return replay
 

@@ -53,6 +53,11 @@ def _run(control: int, scratch: int, pipe: int, pipes: "np.ndarray[Any, Any]") -
             return
 
 
+def compile_steps() -> None:
+    """Compiles the loop of a thread, and with it all instructions, or loads them from the disk."""
+    compile_now(_run, "int64, int64, int64, int64[::1]")
+
+
 class Program:
     """An executable recording.
 
@@ -90,7 +95,7 @@ class WorkerPool:
         pipes = [os.pipe() for _ in range(num_threads - 1)]
         self._own_scratch = addresses[0]
         self._pipes = np.array([write for _, write in pipes], dtype=np.int64)
-        compile_now(_run, "int64, int64, int64, int64[::1]")  # not in the workers, while a step waits for them
+        compile_steps()  # not in the workers, while a step waits for them
         threads = []
         for (read, _), scratch in zip(pipes, addresses[1:], strict=True):
             arguments = (self._control.ctypes.data, scratch, read, self._pipes)
