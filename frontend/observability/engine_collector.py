@@ -6,11 +6,13 @@ Only failed KV cache consistency checks are counted here, and remain.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.observability.engine_metrics import EngineMetrics
@@ -57,6 +59,35 @@ _COUNTERS = (
         lambda load: load.integrity_checks_total,
     ),
 )
+
+
+class _LatencyRow(NamedTuple):
+    name: str
+    text: str
+    value: Callable[[pb.LatencyStats], float]
+
+
+_LATENCY_COUNTERS = (
+    _LatencyRow(
+        "step_time_stalls", "Steps that took far longer than predicted.", lambda latency: latency.num_stalls_total
+    ),
+    _LatencyRow(
+        "infeasible_requests",
+        "Requests that the engine ended because their latency targets could not be met.",
+        lambda latency: latency.num_infeasible_total,
+    ),
+    _LatencyRow(
+        "degraded_requests",
+        "Requests that the engine made best effort for the same reason.",
+        lambda latency: latency.num_degraded_total,
+    ),
+    _LatencyRow(
+        "itl_infeasible_steps",
+        "Steps that admitted no request with targets, to keep its inter-token target.",
+        lambda latency: latency.num_itl_infeasible_total,
+    ),
+)
+_ERRORS = ("step_time_error_ratio", "Relative error of predicted step times, stalls apart.")
 _FAILURES = ("integrity_failures", "Failed KV cache consistency checks; the engine exits on a failure.")
 _USAGE = ("kv_cache_usage_perc", "Share of the KV cache that cannot be allocated now, 0 to 1.")
 _ADAPTERS = ("num_lora_adapters", "LoRA adapters that requests may name.")
@@ -110,10 +141,34 @@ class EngineCollector(Collector):
             for labels, load, _ in loads:
                 counter.add_metric(labels, row.value(load))
             yield counter
+        yield from self._latencies()
         failures = CounterMetricFamily(f"{self._prefix}:{_FAILURES[0]}", _FAILURES[1], labels=LABELS)
         for labels, num_failures in self._failures.items():
             failures.add_metric(labels, num_failures)
         yield failures
+
+    def _latencies(self) -> Iterator[Metric]:
+        reports = [
+            ((engine.welcome.info.model, engine.engine), engine.latency)
+            for engine in self._engines
+            if engine.welcome is not None and engine.latency is not None
+        ]
+        name, text = _ERRORS
+        errors = HistogramMetricFamily(f"{self._prefix}:{name}", text, labels=(*LABELS, "steps"))
+        for labels, latency in reports:
+            bounds = [*map(floatToGoString, latency.error_bounds), "+Inf"]
+            for steps, counts, total in (
+                ("decode", latency.decode_errors, latency.decode_error_sum),
+                ("prompt", latency.prompt_errors, latency.prompt_error_sum),
+            ):
+                if len(counts) == len(bounds):  # else it is no engine of ours
+                    errors.add_metric((*labels, steps), list(zip(bounds, accumulate(counts), strict=True)), total)
+        yield errors
+        for row in _LATENCY_COUNTERS:
+            counter = CounterMetricFamily(f"{self._prefix}:{row.name}", row.text, labels=LABELS)
+            for labels, latency in reports:
+                counter.add_metric(labels, row.value(latency))
+            yield counter
 
     def _infos(self) -> Iterator[Metric]:
         cache = self._gauge(*_CACHE_INFO, (*LABELS, "block_size", "num_gpu_blocks"))

@@ -62,6 +62,7 @@ class EngineMetrics:
     Attributes:
         welcome: of the connected engine; None: it is not connected.
         load: its latest load; None: none has been received.
+        latency: what its policy slo reported last; None: it has another policy.
         adapters: names of the adapters that it has.
         model_name: of the engine connected now or last; None: none ever was.
     """
@@ -75,6 +76,7 @@ class EngineMetrics:
         self._requests = requests
         self.welcome: pb.Welcome | None = None
         self.load: pb.LoadStats | None = None
+        self.latency: pb.LatencyStats | None = None
         self.adapters: tuple[str, ...] = ()
         self.model_name: str | None = None
         self._failures_seen = 0  # of the connected engine
@@ -84,7 +86,7 @@ class EngineMetrics:
     def attach(self, welcome: pb.Welcome) -> None:
         """The engine has connected: a new instance, or the same one again."""
         self.welcome = welcome
-        self.load = None
+        self.load = self.latency = None
         self.adapters = tuple(adapter.name for adapter in welcome.info.adapters)
         self.model_name = welcome.info.model
         self._failures_seen = 0
@@ -105,7 +107,7 @@ class EngineMetrics:
 
     def detach(self) -> None:
         """The connection to the engine was lost."""
-        self.welcome = self.load = self._steps = None
+        self.welcome = self.load = self.latency = self._steps = None
 
     def count_lost(self, num_requests: int) -> None:
         """Counts requests that lost this engine and are waiting for failover."""
@@ -118,6 +120,8 @@ class EngineMetrics:
             self.adapters = tuple(adapter.name for adapter in status.adapters.adapters)
         if status.HasField("load"):
             self._note_load(status.load)
+        if status.HasField("latency"):
+            self.latency = status.latency
 
     def note_step(self, step: pb.StepResult) -> None:
         """Counts a step's message and stores its load. Of several messages for one step the first is observed,

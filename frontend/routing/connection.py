@@ -24,9 +24,10 @@ from frontend.access.engine_tls import EngineTls
 from frontend.engine_address import EngineAddress, EngineKind
 from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
 from frontend.observability.engine_metrics import EngineMetrics
+from frontend.routing.cached_blocks import CachedBlocks
 from frontend.routing.channel import engine_channel
 from frontend.routing.connection_log import ConnectionLog, EngineLostError, EngineNotReadyError
-from frontend.routing.foreign.attach import check_installed, make_stub
+from frontend.routing.foreign.attach import ForeignAttach, check_installed, make_stub
 from frontend.routing.heartbeat import Heartbeat
 from frontend.routing.held_adapters import HeldAdapters
 from frontend.routing.pending import PendingRequest
@@ -70,6 +71,7 @@ class Attachment:
         engine: the engine's name in metrics.
         model: without adapters.
         adapters: the adapters that the engine has.
+        cached_blocks: its prefix cache, if it may report it.
     """
 
     engine: str
@@ -77,6 +79,7 @@ class Attachment:
     model: ServedModel
     session: EngineSession
     adapters: HeldAdapters
+    cached_blocks: CachedBlocks | None = None
 
 
 class ConnectionEvents(Protocol):
@@ -257,7 +260,8 @@ class EngineConnection:
                 adapters = HeldAdapters(list(welcome.info.adapters), welcome.status)
                 if welcome.status.HasField("load"):
                     session.note_load(welcome.status.load)
-                self._attachment = Attachment(self.metrics.engine, instance_id, model, session, adapters)
+                blocks = call.cached_blocks if isinstance(call, ForeignAttach) else None
+                self._attachment = Attachment(self.metrics.engine, instance_id, model, session, adapters, blocks)
                 self._stub = stub
                 self.metrics.attach(welcome)
                 self._log.clear()

@@ -10,18 +10,23 @@ lengths of the last prompts, and that noise costs more than placement gains (80 
 time). An engine without a rate counts with the mean of the others.
 
 **Without any rate**, the cost is in tokens: waiting prompt tokens, EXPECTED_OUTPUT_TOKENS for every request, and the
-tokens that exceed its KV cache, minus the prompt's tokens in a prefix that was sent to it before. This discount is
+tokens that exceed its KV cache, minus the prompt's tokens in a prefix that it has cached. This discount is
 limited to MAX_AFFINITY_TOKENS, so that a common prefix does not send all requests to one engine: MAX_AFFINITY_TOKENS /
 EXPECTED_OUTPUT_TOKENS more requests than elsewhere outweigh any prefix.
+
+What an engine has cached is what it reports, if it does (`CachedBlocks`), and prompts sent there that it may not have
+computed yet; of an engine that reports nothing, all prefixes that were sent there.
 
 Ties go to the engine chosen longest ago.
 """
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from chairlift.service.engine_protocol import BYTES_PER_TOKEN_ID, EXPECTED_OUTPUT_TOKENS
+from frontend.routing.cached_blocks import CachedBlocks
 
 MAX_AFFINITY_TOKENS = 2048
 DECODE_TOKENS = 64
@@ -67,10 +72,12 @@ class Candidate(NamedTuple):
 
     Attributes:
         instance_id: changes when the engine restarts, which empties its cache.
+        blocks: its prefix cache as it reports it; None: it does not, or they do not apply to the request.
     """
 
     instance_id: str
     load: EngineLoad
+    blocks: CachedBlocks | None = None
 
 
 class Choice(NamedTuple):
@@ -78,11 +85,26 @@ class Choice(NamedTuple):
 
     Attributes:
         candidate: its index.
-        num_cached_tokens: tokens of the prompt's longest prefix that was sent there before and is probably cached.
+        num_cached_tokens: tokens of the prompt's longest prefix that is probably cached there.
     """
 
     candidate: int
     num_cached_tokens: int
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What was sent to one engine.
+
+    Attributes:
+        prefixes: chunks, each with the number of the last request that had it; least recently sent first.
+        num_requests: requests so far.
+        turn: when it was chosen last.
+    """
+
+    prefixes: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    num_requests: int = 0
+    turn: int = 0
 
 
 class Placement:
@@ -93,8 +115,7 @@ class Placement:
 
     def __init__(self, *, max_prefixes: int = MAX_PREFIXES) -> None:
         self._max_prefixes = max_prefixes
-        self._prefixes: dict[str, OrderedDict[int, None]] = {}  # by instance; least recently seen first
-        self._turns: dict[str, int] = {}
+        self._sent: dict[str, _Sent] = {}  # by instance
         self._num_chosen = 0
 
     def choose(self, candidates: Sequence[Candidate], prompt: bytes, salt: Hashable) -> Choice:
@@ -110,14 +131,14 @@ class Placement:
         rates = [candidate.load.prompt_tokens_per_s for candidate in candidates if candidate.load.prompt_tokens_per_s]
         chunks = _chunk_hashes(prompt, salt, MAX_RATED_CHUNKS if rates else MAX_CHUNKS)
         num_tokens = len(prompt) // BYTES_PER_TOKEN_ID
-        cached = [self._num_cached(candidate.instance_id, chunks) for candidate in candidates]
+        all_sent = [self._sent.get(candidate.instance_id) for candidate in candidates]
+        cached = [_num_cached(*both, prompt, chunks) for both in zip(candidates, all_sent, strict=True)]
         mean_rate = sum(rates) / len(rates) if rates else 0.0
-        turns = self._turns
 
         def cost(index: int) -> tuple[float, int]:
-            instance_id, load = candidates[index]
+            load, sent = candidates[index].load, all_sent[index]
             num_excess = max(num_tokens - load.num_free_tokens, 0)
-            turn = turns.get(instance_id, 0)
+            turn = sent.turn if sent is not None else 0
             if not rates:
                 return _busy_tokens(load) + num_excess - min(cached[index], MAX_AFFINITY_TOKENS), turn
             num_ahead = load.num_waiting_tokens + DECODE_TOKENS * load.num_requests
@@ -134,30 +155,35 @@ class Placement:
 
     def keep_only(self, instance_ids: set[str]) -> None:
         """Forgets engines that are not among these."""
-        for known in (self._prefixes, self._turns):
-            for instance_id in known.keys() - instance_ids:
-                del known[instance_id]
-
-    def _num_cached(self, instance_id: str, chunks: Sequence[int]) -> int:
-        known = self._prefixes.get(instance_id)
-        if not known:
-            return 0
-        num_known = 0
-        for chunk in chunks:
-            if chunk not in known:
-                break
-            num_known += 1
-        return num_known * CHUNK_TOKENS
+        for instance_id in self._sent.keys() - instance_ids:
+            del self._sent[instance_id]
 
     def _note(self, instance_id: str, chunks: Sequence[int]) -> None:
         self._num_chosen += 1
-        self._turns[instance_id] = self._num_chosen
-        known = self._prefixes.setdefault(instance_id, OrderedDict())
+        sent = self._sent.setdefault(instance_id, _Sent())
+        sent.turn = self._num_chosen
+        sent.num_requests += 1
+        prefixes = sent.prefixes
         for chunk in reversed(chunks):  # so that the end of a long prompt is evicted before its beginning
-            known[chunk] = None
-            known.move_to_end(chunk)
-        while len(known) > self._max_prefixes:
-            known.popitem(last=False)
+            prefixes[chunk] = sent.num_requests
+            prefixes.move_to_end(chunk)
+        while len(prefixes) > self._max_prefixes:
+            prefixes.popitem(last=False)
+
+
+def _num_cached(candidate: Candidate, sent: _Sent | None, prompt: bytes, chunks: Sequence[int]) -> int:
+    blocks, prefixes = candidate.blocks, sent.prefixes if sent is not None else {}
+    num_reported = oldest = 0
+    if blocks is not None and blocks.is_followed:
+        num_reported = blocks.num_cached_tokens(prompt[: MAX_RATED_CHUNKS * _CHUNK_BYTES])
+        # It has computed, and then reports, all but the last requests: as many as it has open.
+        oldest = sent.num_requests - candidate.load.num_requests + 1 if sent is not None else 0
+    num_known = 0
+    for chunk in chunks:
+        if prefixes.get(chunk, -1) < oldest:
+            break
+        num_known += 1
+    return max(num_reported, num_known * CHUNK_TOKENS)
 
 
 def _busy_tokens(load: EngineLoad) -> int:

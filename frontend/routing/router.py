@@ -269,7 +269,8 @@ class Router:
         if len(usable) > 1:
             submission = request.submission
             salt = submission.cache_salt, submission.adapter, submission.adapter_sha256
-            chosen, num_cached_tokens = self._placement.choose(_loads(usable), submission.prompt_ids, salt)
+            candidates = _loads(usable, with_blocks=not any(salt))
+            chosen, num_cached_tokens = self._placement.choose(candidates, submission.prompt_ids, salt)
         attachment = usable[chosen][1]
         attachment.session.submit(request, num_cached_tokens)
         return attachment
@@ -387,8 +388,11 @@ class Router:
                 logger.info("removed engine %s: its address is no longer in DNS", address)
 
 
-def _loads(usable: Sequence[_Usable]) -> list[Candidate]:
-    return [Candidate(attachment.instance_id, attachment.session.load()) for _, attachment in usable]
+def _loads(usable: Sequence[_Usable], *, with_blocks: bool = False) -> list[Candidate]:
+    """Returns the engines as placement sees them; the blocks that they report have neither a salt nor an adapter."""
+    return [
+        Candidate(one.instance_id, one.session.load(), one.cached_blocks if with_blocks else None) for _, one in usable
+    ]
 
 
 def _shown(value: object) -> str:

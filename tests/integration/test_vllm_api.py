@@ -1,5 +1,6 @@
 """The demo model through vLLM's API: tokens are those of our own stream on the same port; texts keep to constraints."""
 
+import asyncio
 import json
 import re
 import time
@@ -15,7 +16,11 @@ from smg_grpc_proto import vllm_engine_pb2 as vllm_pb
 from smg_grpc_proto import vllm_engine_pb2_grpc as vllm_grpc
 
 from engine.demo import MODEL_DIR
-from tests.hang import START_HANG_S
+from frontend.routing.cached_blocks import CachedBlocks
+from frontend.routing.foreign.cache_feed import follow_cache
+from frontend.routing.foreign.vllm import VllmDialect
+from frontend.routing.wire import ids_to_bytes
+from tests.hang import HANG_S, START_HANG_S
 from tests.support.engine.client import AttachClient, submission
 from tests.support.engine.gateway import Gateway, tokens_of, wanted
 from tests.support.pair import Processes
@@ -120,3 +125,24 @@ async def test_a_stop_text_ends_the_text(gateway: Gateway) -> None:
     assert whole.startswith(cut)
     assert stop in cut
     assert stop not in text_of(response.complete.output_ids[:-1])
+
+
+async def test_our_frontend_follows_the_prefix_cache_that_it_publishes(address: str, gateway: Gateway) -> None:
+    prompt_ids = TOKENIZER.tokenize_str("The miller had a donkey, a cat and three sons. " * 8)
+    prompt = ids_to_bytes(prompt_ids)
+    blocks = CachedBlocks()
+    async with grpc.aio.insecure_channel(address) as channel:
+        following = asyncio.create_task(follow_cache(VllmDialect(channel), blocks, address))
+        await gateway.generate(wanted(prompt_ids, max_tokens=2))
+        async with asyncio.timeout(HANG_S):
+            while blocks.num_cached_tokens(prompt) < len(prompt_ids) - 16:
+                assert not following.done()
+                await asyncio.sleep(0.01)  # lets the engine run; there is nothing else to wait on
+        late = CachedBlocks()  # what is cached already comes first
+        follower = asyncio.create_task(follow_cache(VllmDialect(channel), late, address))
+        async with asyncio.timeout(HANG_S):
+            while len(late) < len(blocks):
+                await asyncio.sleep(0.01)
+        assert late.num_cached_tokens(prompt) == blocks.num_cached_tokens(prompt) == len(prompt_ids) // 16 * 16
+        for task in (following, follower):
+            task.cancel()

@@ -9,7 +9,7 @@ that a client's retry policy covers all earlier errors.
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, cast
 
 import grpc
@@ -17,6 +17,7 @@ import grpc
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceServicer
 from frontend.api.active_calls import ActiveCalls
+from frontend.api.stall_guard import StallGuard
 from frontend.errors import ClientStalled, InvalidRequest
 from frontend.generation.answer.collect import collect_answer
 from frontend.generation.deadline import Deadline
@@ -71,10 +72,11 @@ class GenerationService(GenerationServiceServicer):
     ) -> None:
         """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished."""
         deadline = self._deadline(context, request.spec)
-        with self._call(context):
+        with self._call(context), closing(StallGuard(self._stall_timeout_s)) as writing:
             async with deadline.enforce(), self._generations.open(request.spec, deadline) as answer:
                 async for message in answer.messages():
-                    await self._write(context, message)
+                    with writing:
+                        await context.write(message)
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
         """Counts the tokens of a prompt."""
@@ -134,13 +136,6 @@ class GenerationService(GenerationServiceServicer):
         if not self._default_timeout_s or is_bounded:
             return Deadline(context.time_remaining)
         return Deadline.at(time.monotonic() + self._default_timeout_s)
-
-    async def _write(self, context: Context, message: pb.StreamGenerateResponse) -> None:
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await context.write(message)
-        except TimeoutError as error:
-            raise ClientStalled(f"the client has read nothing for {self._stall_timeout_s:g} s") from error
 
 
 def _add_ids(response: pb.CountTokensResponse, token_ids: Sequence[int]) -> Sliced[None]:

@@ -4,7 +4,6 @@ Nothing is sent before the first token, so that earlier errors have an HTTP stat
 or events, in the format of the API that was called.
 """
 
-import asyncio
 import contextlib
 import logging
 
@@ -18,6 +17,7 @@ from frontend.api.http.errors import error_object
 from frontend.api.http.fan_out import stream_all
 from frontend.api.http.json_response import rendered_events, rendered_prompt
 from frontend.api.http.response_builder import EventBuilder, JsonObject
+from frontend.api.stall_guard import StallGuard
 from frontend.errors import ClientStalled
 from frontend.generation.deadline import Deadline
 from frontend.generation.pipeline import GenerationPipeline
@@ -55,7 +55,7 @@ class EventStream(Response):
         self._generations = generations
         self._calls = calls
         self._deadline = deadline
-        self._stall_timeout_s = stall_timeout_s
+        self._writing = StallGuard(stall_timeout_s)
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
@@ -64,7 +64,7 @@ class EventStream(Response):
         Raises:
             RequestError: a request failed before its first token.
         """
-        with self._calls.call(), contextlib.suppress(ClientGone):
+        with self._calls.call(), contextlib.closing(self._writing), contextlib.suppress(ClientGone):
             try:
                 async with cancelled_on_disconnect(receive):
                     await self._run(send)
@@ -100,11 +100,8 @@ class EventStream(Response):
     async def _write(self, send: Send, data: bytes) -> None:
         if not data:
             return
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                if not self._started:
-                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    self._started = True
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        except TimeoutError as error:
-            raise ClientStalled(f"the client has read nothing for {self._stall_timeout_s:g} s") from error
+        with self._writing:
+            if not self._started:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                self._started = True
+            await send({"type": "http.response.body", "body": data, "more_body": True})

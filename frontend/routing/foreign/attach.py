@@ -16,7 +16,9 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.engine_protocol import PROTOCOL_MINOR, tokenizer_sha256
 from frontend.engine_address import EngineKind
 from frontend.errors import ConfigError
+from frontend.routing.cached_blocks import CachedBlocks
 from frontend.routing.connection_log import EngineLostError, EngineNotReadyError
+from frontend.routing.foreign.cache_feed import follow_cache
 from frontend.routing.foreign.dialect import MAX_LOGPROBS, Dialect, DialectError, EngineFacts, EngineLoads
 from frontend.routing.foreign.events import EventBuffer
 from frontend.routing.foreign.generation import Generation
@@ -122,12 +124,14 @@ class ForeignAttach:
 
     Attributes:
         dialect, events, info: see `generation.Host`.
+        cached_blocks: the engine's prefix cache, if it publishes it.
     """
 
     def __init__(self, dialect: Dialect, address: str, files: dict[str, bytes]) -> None:
         self.dialect = dialect
         self.events = EventBuffer()
         self.info = pb.EngineInfo()
+        self.cached_blocks = CachedBlocks()
         self._address = address
         self._files = files
         self._hello: pb.Hello | None = None
@@ -172,6 +176,8 @@ class ForeignAttach:
         self._is_welcome = True
         self.events.report(welcome.status)  # the session takes loads from status events
         self._keep(asyncio.create_task(self._poll(), name="foreign-poll"))
+        following = follow_cache(self.dialect, self.cached_blocks, self._address)
+        self._keep(asyncio.create_task(following, name="foreign-cache"))
         return pb.AttachResponse(welcome=welcome)
 
     def cancel(self) -> None:

@@ -169,6 +169,12 @@ class Dialect(ABC):
         chunks: AsyncIterator[Any] = self._stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=timeout_s)
         return chunks
 
+    def cache_events(self) -> Any:
+        """Returns a call that yields batches of events of the prefix cache, from its current state on."""
+        from smg_grpc_proto.generated import common_pb2
+
+        return self._stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
+
     def _refuse(self, parameter: str) -> UnsupportedError:
         return UnsupportedError(f"{parameter} is not supported by {self.kind} engines")
 

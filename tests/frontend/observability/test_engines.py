@@ -61,6 +61,41 @@ def test_metrics_of_two_engines_have_their_own_labels(metrics, scrape):
     assert usage == {label: pytest.approx(1 - load.num_free_blocks / 10_000) for label, load in loads.items()}
 
 
+def test_predictions_and_decisions_of_the_latency_policy_are_exported(metrics, scrape):
+    engine, other, broken = metrics.engine(), metrics.engine(), metrics.engine()
+    for each in (engine, other, broken):
+        each.attach(welcome())
+    latency = pb.LatencyStats(
+        error_bounds=[0.01, 0.5],
+        decode_errors=[5, 2, 1],
+        prompt_errors=[0, 4, 0],
+        decode_error_sum=1.5,
+        prompt_error_sum=0.75,
+        num_stalls_total=9,
+        num_infeasible_total=10,
+        num_degraded_total=11,
+        num_itl_infeasible_total=12,
+    )
+    engine.note_status(pb.EngineStatus(latency=latency))
+    broken.note_status(pb.EngineStatus(latency=pb.LatencyStats(decode_errors=[1, 2])))
+    name = "chairlift:step_time_error_ratio"
+    assert scrape(metrics, f"{name}_bucket", "engine", "steps", "le") == {
+        ("0", "decode", "0.01"): 5,
+        ("0", "decode", "0.5"): 7,
+        ("0", "decode", "+Inf"): 8,
+        ("0", "prompt", "0.01"): 0,
+        ("0", "prompt", "0.5"): 4,
+        ("0", "prompt", "+Inf"): 4,
+    }
+    assert scrape(metrics, f"{name}_sum", "engine", "steps") == {("0", "decode"): 1.5, ("0", "prompt"): 0.75}
+    totals = ("step_time_stalls", "infeasible_requests", "degraded_requests", "itl_infeasible_steps")
+    assert [scrape(metrics, f"chairlift:{name}_total", "engine")["0"] for name in totals] == [9, 10, 11, 12]
+    engine.note_status(pb.EngineStatus())  # a heartbeat may leave it out
+    assert scrape(metrics, f"{name}_sum", "engine", "steps")
+    engine.detach()
+    assert scrape(metrics, f"{name}_sum", "engine", "steps") == {}
+
+
 def test_latest_load_counts_from_a_step_or_a_heartbeat(metrics, scrape):
     engine = metrics.engine()
     engine.attach(welcome(load=pb.LoadStats(num_running=1)))

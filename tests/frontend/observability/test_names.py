@@ -59,6 +59,7 @@ async def exported(make_pair, text_request, **config):
     """Returns metric families by name after one request of each kind."""
     engine = FakeEngine()
     engine.load = engine_pb.LoadStats(num_running=1)
+    engine.latency = engine_pb.LatencyStats(decode_errors=[1], prompt_errors=[1])
     pair = await make_pair(engine=engine, **config)
     await pair.stub().Generate(pb.GenerateRequest(spec=text_request("abc").spec))
     with pytest.raises(Exception, match="other"):

@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from chairlift.service.engine_protocol import PROTOCOL_MINOR
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.routing.connection_log import EngineLostError
 from tests.hang import HANG_S
@@ -196,7 +197,7 @@ async def test_steps_are_acknowledged_in_time(make_pair, text_request):
 
 async def test_hello_identifies_the_frontend(pair):
     (hello,) = pair.engine.hellos
-    assert (hello.protocol_major, hello.protocol_minor, hello.tokenizer_sha256) == (1, 2, b"")
+    assert (hello.protocol_major, hello.protocol_minor, hello.tokenizer_sha256) == (1, PROTOCOL_MINOR, b"")
     assert len(hello.frontend_id) == 32
 
 

@@ -3,6 +3,7 @@
 import random
 import struct
 
+from frontend.routing.cached_blocks import CachedBlocks
 from frontend.routing.placement import (
     CHUNK_TOKENS,
     DECODE_TOKENS,
@@ -35,7 +36,8 @@ RATE = 1000.0
 
 
 def num_prefixes(placement):
-    return len(placement._prefixes.get("0", ()))
+    sent = placement._sent.get("0")
+    return len(sent.prefixes) if sent else 0
 
 
 def test_single_engine_gets_all_requests_without_prefix_tracking():
@@ -178,3 +180,44 @@ def test_with_rates_a_shared_prefix_spreads_once_the_work_that_waits_outweighs_i
         waiting[choice.candidate] += 2112 - choice.num_cached_tokens
         assert max(waiting) - min(waiting) <= 2 * 2112 + 64
     assert sum(waiting) < 600 * 64 + 4 * 2112, "each engine computed the prefix about once"
+
+
+def reporting(*prompts, size=16):
+    """The cache of an engine that reports these prompts."""
+    blocks = CachedBlocks()
+    blocks.is_followed = True
+    for index, tokens in enumerate(prompts):
+        parts = [tokens[start : start + 4 * size] for start in range(0, len(tokens) - 4 * size + 1, 4 * size)]
+        names = [1000 * index + number for number in range(len(parts))]
+        blocks.store(None, zip(names, parts, strict=True))
+    return blocks
+
+
+def test_what_an_engine_reports_counts_whoever_sent_it():
+    tokens = prompt((7, 100))
+    engines = [Candidate("0", rated()), Candidate("1", rated(), reporting(tokens))]
+    assert Placement().choose(engines, tokens, b"") == (1, 96)
+    engines = [Candidate("0", IDLE), Candidate("1", IDLE, reporting(tokens))]
+    assert Placement().choose(engines, tokens, b"") == (1, 96)
+
+
+def test_what_an_engine_no_longer_reports_does_not_count():
+    tokens, placement = prompt((7, 640)), Placement()
+    blocks = reporting()
+    assert placement.choose([Candidate("0", rated(), blocks), Candidate("1", rated())], tokens, b"") == (0, 0)
+    sent = [Candidate("0", rated(1), blocks), Candidate("1", rated(1))]  # not computed yet: it will be there
+    assert placement.choose(sent, tokens, b"") == (0, 640)
+    ended = [Candidate("0", rated(), blocks), Candidate("1", rated())]
+    assert placement.choose(ended, tokens, b"") == (1, 0)  # computed and evicted
+    blocks.is_followed = False  # the events were interrupted
+    assert placement.choose([Candidate("0", rated(), blocks), Candidate("1", rated(1))], tokens, b"") == (0, 640)
+
+
+def test_of_prompts_that_were_sent_the_last_ones_may_not_be_computed():
+    placement, blocks = Placement(), reporting()
+    first, second = prompt((7, 640)), prompt((8, 640))
+    for tokens in (first, second):
+        assert choose(placement, [Candidate("0", IDLE, blocks), Candidate("1", EngineLoad(9))], tokens, b"") == 0
+    one_open = [Candidate("0", EngineLoad(1), blocks), Candidate("1", EngineLoad(9))]
+    assert placement.choose(one_open, second, b"") == (0, 640)
+    assert placement.choose(one_open, first, b"") == (0, 0)

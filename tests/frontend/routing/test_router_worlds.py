@@ -345,7 +345,7 @@ async def test_every_request_ends_once_with_the_right_tokens(seed, clock):
     assert not quarantine._on_trial
     attached = {engine.attachment.instance_id for engine in world.engines if engine.attachment is not None}
     assert sorted(attachment.instance_id for attachment in world.router._attached) == sorted(attached)
-    assert world.router._placement._turns.keys() <= attached
+    assert world.router._placement._sent.keys() <= attached
     for engine in world.engines:
         assert engine.requests == {}
         if engine.attachment is not None:

@@ -63,6 +63,7 @@ class FakeEngine(EngineServiceServicer):
         rewrite_step: may change a step before it is sent, or send several in its place.
         num_steps: steps done.
         load: sent with every step and status if set.
+        latency: sent with every status if set.
         is_stalled: sent with every status.
         credentials: what it listens with, if it speaks TLS.
     """
@@ -105,6 +106,7 @@ class FakeEngine(EngineServiceServicer):
         self.rewrite_step: Callable[[pb.StepResult], list[pb.StepResult]] = lambda step: [step]
         self.num_steps = 0
         self.load: pb.LoadStats | None = None
+        self.latency: pb.LatencyStats | None = None
         self.credentials: grpc.ServerCredentials | None = None
         self.num_tokenizer_fetches = 0
         self._sessions: set[_Session] = set()
@@ -394,6 +396,7 @@ class FakeEngine(EngineServiceServicer):
             engine_step=self.num_steps,
             loop_turns=self._num_turns,
             load=self.load,
+            latency=self.latency,
             is_stalled=self.is_stalled,
             adapters=self._adapters() if self.changes_adapters else None,
         )

@@ -7,7 +7,8 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.engine_address import EngineKind
 from frontend.routing import wire
 from frontend.routing.foreign.attach import make_stub
-from tests.support.frontend.foreign_engine import ForeignEngine, answer_to
+from tests.support.frontend.foreign_answers import answer_to
+from tests.support.frontend.foreign_engine import ForeignEngine
 
 PROMPT = [70, 71, 72]
 

@@ -8,7 +8,8 @@ import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
-from tests.support.frontend.foreign_engine import ForeignEngine, answer_to, logprob
+from tests.support.frontend.foreign_answers import answer_to, logprob
+from tests.support.frontend.foreign_engine import ForeignEngine
 
 KINDS = ("vllm", "sglang", "trtllm")
 TEXT = "The quick brown fox"

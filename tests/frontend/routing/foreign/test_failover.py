@@ -7,7 +7,8 @@ import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from tests.support.frontend.fake_engine import FakeEngine
-from tests.support.frontend.foreign_engine import ForeignEngine, answer_to
+from tests.support.frontend.foreign_answers import answer_to
+from tests.support.frontend.foreign_engine import ForeignEngine
 
 KINDS = ("vllm", "sglang", "trtllm")
 TEXT = "The quick brown fox"

@@ -6,7 +6,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 
 from chairlift.v1 import generation_service_pb2 as pb
 from tests.support.frontend.byte_tokenizer import VOCAB_SIZE
-from tests.support.frontend.foreign_engine import ForeignEngine, answer_to
+from tests.support.frontend.foreign_answers import answer_to
+from tests.support.frontend.foreign_engine import ForeignEngine
 
 KINDS = ("vllm", "sglang", "trtllm")
 TEXT = "The quick brown fox"

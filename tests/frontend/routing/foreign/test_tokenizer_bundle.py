@@ -78,7 +78,11 @@ def test_a_file_that_lies_about_its_size_is_refused(monkeypatch):
         tokenizer_files(bytes(data))
 
 
-@pytest.mark.parametrize("data", [b"", b"PK", b"not an archive", archive({"tokenizer.json": b"{}"})[:-30]])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"PK", b"not an archive", archive({"tokenizer.json": b"{}"})[:-30]],
+    ids=["empty", "first bytes", "other bytes", "cut off"],  # an archive holds the time: no name for a test
+)
 def test_broken_archives_are_refused(data):
     with pytest.raises(ConfigError, match="cannot be read"):
         tokenizer_files(data)
