@@ -18,8 +18,9 @@ SCHEMA = Path(__file__).parent / "helm" / "chairlift" / "values.schema.json"
 # Set by templates from other values, or of no use in a pod.
 SET_BY_CHART = {
     "engineFlags": {
-        "device", "exit_on_stdin_close", "host", "insecure_bind", "model", "port", "served_model_name",
-        "shutdown_timeout_s", "step_log", "tensor_parallel_size", "tls_cert", "tls_client_ca", "tls_key", "uds",
+        "device", "exit_on_stdin_close", "host", "insecure_bind", "master_addr", "model", "nnodes", "node_rank",
+        "pipeline_parallel_size", "port", "served_model_name", "shutdown_timeout_s", "step_log",
+        "tensor_parallel_size", "tls_cert", "tls_client_ca", "tls_key", "uds",
     },
     "frontendFlags": {
         "admin_api_key", "admin_api_key_file", "api_key", "api_key_file", "engine", "engine_tls_ca",

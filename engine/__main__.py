@@ -23,9 +23,9 @@ from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, che
 from engine.config import EngineConfig, parse_config
 from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
 from engine.model.model_folder import check_folder, local_model
+from engine.serving.coalescing import CoalescePolicy
 from engine.serving.engine import STOP_GRACE_S, Engine
 from engine.serving.io_thread import IoThread
-from engine.serving.outgoing import CoalescePolicy
 from engine.serving.server import EngineService
 from engine.serving.step_log import StepLog
 from engine.serving.watchdog import Watchdog
@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(sys.argv[1:] if argv is None else argv)
     log_to_stderr(_PROGRAM, config.log_level, config.log_format)
     try:
-        _run(config, began_at_s)
+        run = _run_node if config.layout.num_nodes > 1 and config.node_rank > 0 else _run
+        run(config, began_at_s)
     except (ConfigError, CheckpointError) as error:
         report_error(_PROGRAM, error, config.log_format)
         return 2
@@ -66,6 +67,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StepError:
         return 1
     return 0
+
+
+def _run_node(config: EngineConfig, began_at_s: float) -> None:
+    """Runs the ranks of a machine that serves no requests itself."""
+
+    def end(error: EngineError) -> None:
+        report_error(_PROGRAM, error, config.log_format)
+        os._exit(_status_of(error))
+
+    signals = ShutdownSignals(config.shutdown_timeout_s)
+    if config.exit_on_stdin_close:
+        signals.watch_stdin()
+    shown = terminal()
+    startup = StartupProgress(
+        show=shown.show if shown is not None else None, began_at_s=began_at_s, check=signals.check
+    )
+    with startup.watched():
+        _check_model(config)
+        startup.begin("imports", "loading libraries")
+        from engine.startup.node import start_node
+
+        node = start_node(config, startup, end)
+    signals.control(node)
+    _log.info("node %d of %d, in the group of %s", config.node_rank, config.nnodes, config.master_addr)
+    try:
+        node.run()
+    except StepError as error:
+        report_error(_PROGRAM, error, config.log_format)
+        raise
+
+
+def _check_model(config: EngineConfig) -> None:
+    """Refuses a model on this machine that cannot be served, before libraries are imported for seconds."""
+    is_dummy = config.load_format == "dummy"
+    if (folder := local_model(config.model, is_dummy=is_dummy)) is not None:
+        check_folder(folder, is_dummy=is_dummy, model_impl=config.model_impl, layout=config.layout)
 
 
 def _run(config: EngineConfig, began_at_s: float) -> None:
@@ -94,19 +131,12 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
             check=signals.check,
         )
         with startup.watched():
-            is_dummy = config.load_format == "dummy"
-            if (folder := local_model(config.model, is_dummy=is_dummy)) is not None:
-                check_folder(
-                    folder,
-                    is_dummy=is_dummy,
-                    model_impl=config.model_impl,
-                    tensor_parallel_size=config.tensor_parallel_size,
-                )
+            _check_model(config)
             # Imports torch: seconds that a bad flag, a taken port or an unsupported model should not cost.
             startup.begin("imports", "loading libraries")
             from engine.startup.build import build_engine
 
-            parts = build_engine(config, startup, end)
+            parts = build_engine(config, startup, end, signals.drain)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections need not walk it
         notify_ready(service.instance_id)  # before a frontend can attach: a supervisor knows every instance that serves
@@ -159,9 +189,13 @@ def _ending(service: EngineService, io: IoThread, config: EngineConfig) -> Calla
         with contextlib.suppress(RuntimeError):  # the event loop is gone too
             io.call(service.fail, str(error))
         io.stop(STOP_GRACE_S)
-        os._exit(2 if isinstance(error, ConfigError | CheckpointError) else 1)
+        os._exit(_status_of(error))
 
     return end
+
+
+def _status_of(error: EngineError) -> int:
+    return 2 if isinstance(error, ConfigError | CheckpointError) else 1
 
 
 if __name__ == "__main__":

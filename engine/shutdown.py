@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 from chairlift.service.signals import STOP_SIGNALS, RepeatFilter
-from engine.serving.engine import Engine
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +20,18 @@ class StoppedWhileLoading(BaseException):
 
     It is no Exception, so that no handler in between swallows it.
     """
+
+
+class Controlled(Protocol):
+    """What signals drain and stop: an engine, or a machine with some of its ranks."""
+
+    def drain(self, grace_s: float) -> None:
+        """Takes nothing new, and ends when all is done or the grace period is over."""
+        ...
+
+    def stop(self) -> None:
+        """Ends at once."""
+        ...
 
 
 class ShutdownSignals:
@@ -38,13 +50,13 @@ class ShutdownSignals:
         self._drain_grace_s = drain_grace_s
         self._filter = RepeatFilter(clock)
         self._must_end = False
-        self._engine: Engine | None = None
+        self._engine: Controlled | None = None
         self._must_stop = False
         for signal_number in STOP_SIGNALS:
             signal.signal(signal_number, self._handle)
 
-    def control(self, engine: Engine) -> None:
-        """Directs signals to this engine; call it once the load is over.
+    def control(self, engine: Controlled) -> None:
+        """Directs signals to this engine, or node; call it once the load is over.
 
         Raises: StoppedWhileLoading: see `check`.
         """
@@ -63,6 +75,12 @@ class ShutdownSignals:
         """Ends the load or the engine at once; may be called from any thread."""
         self._must_end = self._must_stop = True
         os.kill(os.getpid(), signal.SIGTERM)  # only a signal interrupts a main thread that is loading
+
+    def drain(self) -> None:
+        """Drains the engine, as a first signal does, unless it drains or loads; may be called from any thread."""
+        if self._engine is not None and not self._must_stop:
+            self._must_stop = True
+            self._engine.drain(self._drain_grace_s)
 
     def watch_stdin(self) -> None:
         """Stops the engine when standard input closes; its content is ignored."""

@@ -134,7 +134,7 @@ class StepLoop:
         self._follow_drain(now_s)
         self._apply(commands, now_s)
         self._check_integrity(now_s)
-        # If the plan is empty, collect everything in flight: there is nothing to overlap with.
+        # If the plan is empty, collect what is in flight until there is work: there is nothing to overlap with.
         is_busy = self._is_due(now_s) and self._launch(now_s)
         num_left = self._scheduler.max_steps_in_flight - 1 if is_busy else 0
         if len(self._in_flight) <= num_left:
@@ -143,6 +143,8 @@ class StepLoop:
             self._was_productive = False
         while len(self._in_flight) > num_left:
             self._collect()
+            if not is_busy and self._scheduler.has_work():
+                break
         while self._fences and self._fences[0][1] <= self._num_launched - len(self._in_flight):
             self._outbox(FencePassed(self._fences.popleft()[0]))
 

@@ -73,7 +73,9 @@ KVCache: TypeAlias = Any
 """Keys and values of one layer as returned by `make_kv_cache`; opaque outside of the family that made them."""
 
 Step: TypeAlias = Callable[[StepInputs], torch.Tensor]
-"""A step of the model: inputs -> logits [S, vocab_size] fp32 of the rows that sample, in `inputs.logits` if given."""
+"""A step of the model: inputs -> logits [S, vocab_size] fp32 of the rows that sample, in `inputs.logits` if given; or
+of a pipeline stage: inputs -> the residual stream [T or S, hidden_size].
+"""
 
 Quantization: TypeAlias = Literal["int8"]
 
@@ -135,6 +137,7 @@ class KernelOps(Protocol):
         decode_sizes: Sequence[int] = (),
         mixed_sizes: Sequence[int] = (),
         mixes_torch: bool = False,
+        yields_logits: bool = True,
     ) -> Step:
         """Compiles or records a step, so that it computes the same faster.
 
@@ -144,6 +147,7 @@ class KernelOps(Protocol):
             decode_sizes: batch sizes of decode-only steps (one token per row) to record.
             mixed_sizes: numbers of tokens of other steps to record, with min(tokens, rows of `largest`) logits.
             mixes_torch: the step computes with torch too.
+            yields_logits: whether its result are logits; of a pipeline stage they are not, and no sizes are given.
         Returns: the compiled step. Its result is valid until its next call.
         """
         ...

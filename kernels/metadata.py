@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -64,6 +64,26 @@ class AdaptedTokens:
     derived: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
+class Span(NamedTuple):
+    """The tokens of one row of a batch, known on the host.
+
+    Attributes:
+        slot: of the request's state; a request keeps its slot from its first step to its last.
+        first, end: tokens first to end - 1 of the batch.
+        is_first: whether they are the first tokens of the request, which has no state yet.
+    """
+
+    slot: int
+    first: int
+    end: int
+    is_first: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the row."""
+        return self.end - self.first
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """Inputs of a step of the model.
@@ -74,6 +94,9 @@ class StepInputs:
         logits_indices: [S] int64, tokens whose logits are computed.
         logits: [S, vocab_size] float32, to which the step writes its result; None: it allocates one.
         adapted: tokens with an adapter; None: the model has no adapters.
+        residual: [num_tokens, hidden_size], what the previous pipeline stage returned, and the step overwrites; None:
+            this is the first.
+        spans: tokens of each row, for a model with state besides keys and values; otherwise empty.
     """
 
     input_ids: torch.Tensor
@@ -82,3 +105,5 @@ class StepInputs:
     logits_indices: torch.Tensor
     logits: torch.Tensor | None = None
     adapted: AdaptedTokens | None = None
+    residual: torch.Tensor | None = None
+    spans: tuple[Span, ...] = ()

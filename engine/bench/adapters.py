@@ -32,8 +32,9 @@ from engine.bench.decode import median_decode_s
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.serve import engine
-from engine.config import DEFAULT_STEP_LIMITS, EngineConfig
+from engine.config import EngineConfig
 from engine.core.request import Adapter
+from engine.flags import DEFAULT_STEP_LIMITS
 from engine.model.config import ModelConfig
 from engine.model.loader import projection_shapes
 from engine.model.lora import CONFIG_FILE, WEIGHTS_FILE

@@ -27,7 +27,7 @@ from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.model_time import DecodeTime, library_ops_per_s, peak_ops_per_s
 from engine.bench.rounds import alternate_runs
 from engine.bench.serve import engine
-from engine.config import DEFAULT_STEP_LIMITS
+from engine.flags import DEFAULT_STEP_LIMITS
 
 _NUM_ROWS = 32
 _CONTEXT = 256

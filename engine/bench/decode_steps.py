@@ -17,7 +17,8 @@ from engine.bench.decode import median_decode_s
 from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.serve import engine
 from engine.bench.transformers_peer import random_model
-from engine.config import DEFAULT_STEP_LIMITS, EngineConfig
+from engine.config import EngineConfig
+from engine.flags import DEFAULT_STEP_LIMITS
 
 MAX_ROWS = 32
 MAX_BATCHED_TOKENS = DEFAULT_STEP_LIMITS["cpu"].max_num_batched_tokens

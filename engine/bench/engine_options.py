@@ -5,7 +5,8 @@ import dataclasses
 
 from chairlift.bench.benchmark import Settings
 from chairlift.bench.shapes import SHAPES, Shape, write_shape
-from engine.config import DtypeName, EngineConfig
+from engine.config import EngineConfig
+from engine.flags import DtypeName
 
 _QUICK_SHAPE = "tiny"
 _BLOCK_SIZE = 16

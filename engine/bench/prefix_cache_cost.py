@@ -21,7 +21,7 @@ from engine.bench.engine_options import add_engine_arguments, chosen_shape, desc
 from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.rounds import alternate_runs
 from engine.bench.serve import engine
-from engine.config import DEFAULT_STEP_LIMITS
+from engine.flags import DEFAULT_STEP_LIMITS
 
 _PROMPT_LENS = (32, 128)
 _OUTPUT_LENS = (8, 24)

@@ -23,7 +23,7 @@ from engine.bench.engine_options import add_engine_arguments, chosen_shape, desc
 from engine.bench.fresh_scheduler import forget_requests, schedule_anew
 from engine.bench.rounds import alternate_runs
 from engine.bench.serve import engine, serve
-from engine.config import DEFAULT_STEP_LIMITS
+from engine.flags import DEFAULT_STEP_LIMITS
 
 _NUM_OUTPUT_TOKENS = 16
 _NUM_UNIQUE = 32

@@ -38,8 +38,9 @@ from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.int4_checkpoint import write_int4_checkpoint
 from engine.bench.serve import engine
 from engine.bench.transformers_peer import import_transformers
-from engine.config import DtypeName, EngineConfig, KVCacheDtypeName, Quantization
+from engine.config import EngineConfig
 from engine.demo import MODEL_DIR
+from engine.flags import DtypeName, KVCacheDtypeName, Quantization
 from engine.serving.parts import EngineParts
 from kernels.cpu.cpu_features import cpu_features
 

@@ -33,7 +33,7 @@ from engine.bench.rounds import Rounds, alternate_runs
 from engine.bench.serve import engine
 from engine.bench.shapes import save_checkpoint
 from engine.bench.transformers_peer import generate_streaming
-from engine.config import DEFAULT_STEP_LIMITS
+from engine.flags import DEFAULT_STEP_LIMITS
 from engine.serving.parts import EngineParts
 
 _CHAIRLIFT, _TRANSFORMERS = "Chairlift", "transformers"

@@ -25,7 +25,7 @@ from chairlift.bench.workload import mixed_workload
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.serve import engine
-from engine.config import DEFAULT_STEP_LIMITS
+from engine.flags import DEFAULT_STEP_LIMITS
 from kernels.cpu.instruction import OPCODE, Opcode
 from kernels.cpu.worker_pool import Program, WorkerPool
 

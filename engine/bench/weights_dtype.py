@@ -28,7 +28,7 @@ from engine.bench.decode_steps import (
     transformers_step,
 )
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, engine_config, shape_name
-from engine.config import DtypeName
+from engine.flags import DtypeName
 
 
 def run(settings: Settings) -> Outcome:

@@ -30,6 +30,9 @@ class SchedulerConfig:
         max_preemptions: bound per request. A request at the bound is not preempted while it can run, and is resumed
             only with blocks for its maximum length. 0 reserves all blocks on admission.
         max_steps_in_flight: plans that may be scheduled before the first is updated.
+        num_stages: pipeline stages that the model is divided into. With several, a step in flight passes through one
+            after the other, so that a request has no row while a sample of it is in flight, and the rows of a step are
+            the requests' share of one stage.
         step_time: prior of the step-time model, needed by `slo`.
         best_effort_share: under `slo`, share of the prompt tokens and of the slots for requests without targets while
             others wait too.
@@ -49,6 +52,7 @@ class SchedulerConfig:
     max_waiting: int = 4096
     max_preemptions: int = 8
     max_steps_in_flight: int = 1
+    num_stages: int = 1
     step_time: StepTimePrior | None = None
     best_effort_share: float = 0.1
     max_step_s: float = 0.1
@@ -66,6 +70,7 @@ def check_config(config: SchedulerConfig) -> None:
         ("max_num_seqs", config.max_num_seqs),
         ("max_num_batched_tokens", config.max_num_batched_tokens),
         ("max_steps_in_flight", config.max_steps_in_flight),
+        ("num_stages", config.num_stages),
     ):
         if value < 1:
             raise ConfigError(f"{name} is {value}, must be at least 1")
@@ -78,6 +83,11 @@ def check_config(config: SchedulerConfig) -> None:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, must be from 2 to the {capacity} tokens that "
             f"{config.num_blocks} blocks of {config.block_size} hold"
+        )
+    if config.policy == "slo" and config.num_stages > 1:
+        raise ConfigError(
+            f"the policy slo is not supported with {config.num_stages} pipeline stages: its model of step times has no "
+            "steps that overlap; use fcfs or priority"
         )
     if config.policy == "slo" and config.step_time is None:
         raise ConfigError("the policy slo needs a prior of step times, step_time is not set")

@@ -16,6 +16,9 @@ Every request makes progress:
   a request that does not fit in the empty cache is rejected.
 - Paused requests keep their blocks while any other request can run; otherwise they are preempted even past
   `max_preemptions`.
+
+Steps in flight in different pipeline stages (`num_stages`) are kept apart: a request whose sample is in flight has no
+row and is not preempted, and a step takes its share of the one-token rows. Chunks of one prompt follow each other.
 """
 
 from collections import deque
@@ -46,6 +49,7 @@ from engine.core.outputs import (
 from engine.core.plan import PlanBuilder
 from engine.core.policy import SchedulingPolicy, choose_victim, make_policy
 from engine.core.request import Request, RequestId, RequestStatus
+from engine.core.totals import Totals
 from engine.core.waiting_queue import WaitingQueue
 from engine.errors import IntegrityError, InvalidRequest, QueueFull
 
@@ -82,11 +86,7 @@ class Scheduler:
         self._step = 0
         self._now_s = 0.0
         self._num_accepted = 0
-        self._num_preemptions = 0
-        self._num_recomputed_tokens = 0
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
-        self._num_generated_tokens = 0
+        self._totals = Totals()
 
     @property
     def config(self) -> SchedulerConfig:
@@ -127,15 +127,13 @@ class Scheduler:
 
     def cancel(self, request_id: RequestId, now_s: float, reason: EndReason = EndReason.CANCELLED) -> None:
         """Ends a request now; its completion leaves with the next update. An unknown or finished id is ignored."""
-        request = self._requests.get(request_id)
-        if request is not None:
+        if (request := self._requests.get(request_id)) is not None:
             self._now_s = now_s
             self._finish_now(request, reason)
 
     def grant_credit(self, request_id: RequestId, num_tokens: int, now_s: float) -> None:
         """Lets a request generate `num_tokens` more tokens. The first grant makes an unlimited request limited."""
-        request = self._requests.get(request_id)
-        if request is None:
+        if (request := self._requests.get(request_id)) is None:
             return
         charge_time(request, now_s)
         request.has_time_news |= request.token_credit is not None and request.token_credit <= 0
@@ -223,11 +221,9 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Whether `schedule` should be called before the next command or deadline; steps in flight do not count."""
-        return bool(
-            self._outputs
-            or self._waiting.head is not None
-            or any(request.status is _RUNNING for request in self._running.values())
-        )
+        if self._outputs or self._waiting.head is not None:
+            return True
+        return any(one.status is _RUNNING and not self._waits_for_sample(one) for one in self._running.values())
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -237,17 +233,18 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Current load and totals since start."""
         missing = (r.num_tokens + r.num_pending_tokens - r.num_computed_tokens for r in self._running.values())
+        totals = self._totals
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_waiting_prefill_tokens=self._waiting.num_tokens + sum(num for num in missing if num > 1),
             num_free_blocks=self._cache.pool.num_free_blocks,
             num_blocks=self._config.num_blocks,
-            num_preemptions_total=self._num_preemptions,
-            num_recomputed_tokens_total=self._num_recomputed_tokens,
-            prefix_cache_queries_total=self._num_queried_tokens,
-            prefix_cache_hits_total=self._num_hit_tokens,
-            num_generated_tokens_total=self._num_generated_tokens,
+            num_preemptions_total=totals.num_preemptions,
+            num_recomputed_tokens_total=totals.num_recomputed_tokens,
+            prefix_cache_queries_total=totals.num_queried_tokens,
+            prefix_cache_hits_total=totals.num_hit_tokens,
+            num_generated_tokens_total=totals.num_generated_tokens,
         )
 
     def take_cache_events(self) -> tuple[CacheEvent, ...]:
@@ -277,6 +274,8 @@ class Scheduler:
         """
         all_have_blocks = True
         prompts = []
+        num_stages = self._config.num_stages
+        num_kept = max(0, batch.budget - -(-len(self._running) // num_stages)) if num_stages > 1 else 0
         for request in list(self._running.values()):
             if request.status is not _RUNNING:
                 continue
@@ -285,13 +284,13 @@ class Scheduler:
             if num_wanted - request.num_computed_tokens > 1:
                 prompts.append(request)
                 continue
-            if num_pending and num_wanted >= request.max_num_tokens:
-                continue  # the sample in flight is its last token
+            if num_pending and (num_stages > 1 or num_wanted >= request.max_num_tokens):
+                continue  # the sample in flight is in another stage, or is its last token
             credit = request.token_credit
             if credit is not None and credit <= num_pending:
                 continue  # samples in flight use up its credit
-            if batch.budget == 0:
-                break
+            if batch.budget <= num_kept:
+                continue
             if num_wanted <= request.num_slots:
                 batch.add_decode(request, ())
                 continue
@@ -348,14 +347,11 @@ class Scheduler:
         """Marks an admitted request as running and counts its prefix-cache hits."""
         charge_time(request, self._now_s)
         self._policy.admit(request)
-        if request.status is RequestStatus.PREEMPTED:
+        self._totals.count_admission(request, num_hit_tokens)
+        if request.status is _PREEMPTED:
             request.has_time_news = True
-            self._num_recomputed_tokens += max(0, request.num_discarded_tokens - num_hit_tokens)
         else:
             request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)
-            if request.num_owed_logits <= 0:  # otherwise the cache was not queried
-                self._num_queried_tokens += request.num_prompt_tokens
-            self._num_hit_tokens += request.num_cached_tokens
         request.status = _RUNNING
         request.num_computed_tokens = num_hit_tokens
 
@@ -369,7 +365,9 @@ class Scheduler:
             if num_missing <= self._cache.pool.num_deferred_blocks:
                 return False
             # Includes the request itself: at the bound it would hold all its blocks. So no better class is preempted.
-            candidates = (r for r in self._running.values() if r.num_preemptions < self._config.max_preemptions)
+            max_preemptions = self._config.max_preemptions
+            here = (one for one in self._running.values() if not self._waits_for_sample(one))
+            candidates = (one for one in here if one.num_preemptions < max_preemptions)
             victim = choose_victim(candidates, self._policy, self._cache)
             self._preempt(victim, batch)
             if victim is request:
@@ -383,18 +381,20 @@ class Scheduler:
         batch.remove_row(request)
         request.num_discarded_tokens = request.num_computed_tokens
         self._leave_running(request)
-        request.status = RequestStatus.PREEMPTED
+        request.status = _PREEMPTED
         request.num_preemptions += 1
-        self._num_preemptions += 1
+        self._totals.num_preemptions += 1
         self._waiting.push(request)
+
+    def _waits_for_sample(self, request: Request) -> bool:
+        """Whether a request has no next row because the token before is in another stage."""
+        return request.num_pending_tokens > 0 and self._config.num_stages > 1
 
     def _only_paused_requests_run(self) -> bool:
         """Whether every running request is paused and no step in flight will release blocks."""
-        return (
-            bool(self._running)
-            and not self._cache.pool.has_steps_in_flight
-            and all(request.status is RequestStatus.PAUSED for request in self._running.values())
-        )
+        if not self._running or self._cache.pool.has_steps_in_flight:
+            return False
+        return all(request.status is RequestStatus.PAUSED for request in self._running.values())
 
     def _leave_running(self, request: Request) -> None:
         del self._running[request.request_id]
@@ -411,7 +411,7 @@ class Scheduler:
         start_index = len(output_ids)
         output_ids.append(token_id)
         request.num_pending_tokens -= 1
-        self._num_generated_tokens += 1
+        self._totals.num_generated_tokens += 1
         num_cached_tokens = time = None
         if request.first_token_s is None or request.has_time_news or credit == 1:
             time = take_time_news(request, self._now_s)
@@ -443,7 +443,7 @@ class Scheduler:
         else:
             self._waiting.remove(request)
             self._cache.free(request)
-        request.status = RequestStatus.FINISHED
+        request.status = _FINISHED
         del self._requests[request.request_id]
         self._deadlines.discard(request.request_id)
         self._policy.finish(request)

@@ -1,4 +1,7 @@
-"""The decoder that all architectures share: embedding, layers, norm and output head, on a ragged batch."""
+"""The decoder that all architectures share: embedding, layers, norm and output head, on a ragged batch.
+
+In pipeline stages, `Decoder` is the first, which begins and ends a step, and `DecoderStage` each other one.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,13 +10,13 @@ import torch
 from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, pack_anew
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer
+from engine.model.layer_stack import LayerStack
 from engine.model.linear import ChangeOf, Linear
 from engine.model.norm import Norm
-from engine.model.rotary_tables import rotary_tables
 from engine.model.sharding import Sharding
 from engine.model.vocabulary import Vocabulary
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
-from kernels.interface import AdapterOps, KernelOps, KVCache, LinearInput, LowRank, ReplaceableAdapterOps
+from kernels.interface import AdapterOps, KernelOps, KVCache, LowRank, ReplaceableAdapterOps
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 
 
@@ -21,7 +24,9 @@ class Decoder:
     """A decoder-only transformer; `engine.model.loader.load_model` creates one and fills its weights.
 
     It computes on tensors and does not know requests or prompts. In a group of ranks it holds this rank's shard of
-    every matrix. All ranks run every step together, and all get the logits.
+    every matrix. All ranks run every step together, and all of this stage get the logits. In pipeline stages it has the
+    first layers, embedding and output head: `step` returns the residual stream behind these layers, and `head` computes
+    the logits of what comes back from the last stage.
     """
 
     mixes_torch = False
@@ -42,33 +47,41 @@ class Decoder:
             ConfigError: the model cannot be divided among the ranks.
             CheckpointError: only some of the projections that form one matrix are in 8 bits.
         """
+        assert group.stage == 0, f"stage {group.stage} has neither embedding nor output head"
         self.config = config
         self.dtype = dtype
         self.device = device
         self._ops = ops
-        sharding = Sharding.of(config, group.rank, group.size)
-        ropes = config.traits.ropes
-        tables = {rope: rotary_tables(rope, config.head_dim, max_positions, device) for rope in dict.fromkeys(ropes)}
+        self._is_divided = group.num_stages > 1
+        sharding = Sharding.of(config, group)
         self.vocabulary = Vocabulary(config, ops, group, sharding, dtype=dtype, device=device)
         traits = config.traits
-        self._eps = config.rms_norm_eps / traits.stream_unit**2
         self.norm = Norm(
             config.hidden_size, offset=traits.norm_offset, scale=traits.logit_scale, dtype=dtype, device=device
         )
-        self.layers = [
-            DecoderLayer(config, index, tables[ropes[index]], ops, group, sharding, dtype=dtype, device=device)
-            for index in range(config.num_layers)
-        ]
+        self._stack = LayerStack(config, ops, group, sharding, max_positions=max_positions, dtype=dtype, device=device)
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of the residual stream."""
+        return self.config.hidden_size
+
+    @property
+    def residual_dtype(self) -> torch.dtype:
+        """Dtype of the residual stream."""
+        return torch.float32 if self.device.type == "cpu" else self.dtype
+
+    @property
+    def layers(self) -> Sequence[DecoderLayer]:
+        """The layers, or those of the first stage."""
+        return self._stack.layers
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills; linear layers are without memory.
 
         Together these are all weights, each once.
         """
-        parts = self.vocabulary.checkpoint_parts() | self._norm_parts()
-        for layer in self.layers:
-            parts |= layer.checkpoint_parts()
-        return parts
+        return self.vocabulary.checkpoint_parts() | self._norm_parts() | self._stack.checkpoint_parts()
 
     def load(self, fill: Fill, recall: Recall = pack_anew) -> None:
         """Loads the weights and packs them for the operations, one matrix at a time.
@@ -80,8 +93,7 @@ class Decoder:
         self.vocabulary.load(fill, recall)
         fill(self._norm_parts())
         self.norm.finish()
-        for layer in self.layers:
-            layer.load(fill, recall)
+        self._stack.load(fill, recall)
 
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
         """Returns rows and columns of all linear layers that adapters can change, by their names in the checkpoint."""
@@ -106,15 +118,26 @@ class Decoder:
             linear.set_adapter(ops, index, change_of)
 
     def _adaptable(self) -> Iterator[Linear]:
-        return (linear for layer in self.layers for linear in layer.adaptable)
+        return self._stack.adaptable
 
     def _norm_parts(self) -> dict[str, CheckpointPart]:
         return {"model.norm.weight": CheckpointPart.whole(self.norm.weight)}
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
-        """Computes a ragged batch; returns logits [S, vocab_size] fp32 of the tokens in `logits_indices`."""
+        """Computes a ragged batch.
+
+        Returns: logits [S, vocab_size] fp32 of the tokens in `logits_indices`, or of a model in stages the residual
+            stream [T, hidden_size] for the second one.
+        """
         hidden = self.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata, inputs.adapted)
+        if self._is_divided:
+            return hidden
         return self.compute_logits(self._ops.gather_rows(hidden, inputs.logits_indices), inputs.logits)
+
+    @torch.inference_mode()
+    def head(self, residual: torch.Tensor) -> torch.Tensor:
+        """Computes logits [S, vocab_size] fp32 of rows [S, hidden_size] of the last stage's residual stream."""
+        return self.compute_logits(self._ops.rms_norm(residual, self.norm.weight, self._stack.eps))
 
     @torch.inference_mode()
     def forward(
@@ -129,36 +152,12 @@ class Decoder:
 
         Args:
             input_ids: [T] int64.
-            positions: [T] int64, less than `max_positions`.
-            kv_caches: one per layer, allocated by the operations of the model.
-            metadata: divides the T tokens into rows.
-            adapted: tokens with an adapter; None: no adapters are computed.
-        Returns: [T, hidden_size], normalised, for `compute_logits`.
+            positions, kv_caches, metadata, adapted: see `LayerStack.run`.
+        Returns: [T, hidden_size], normalised, for `compute_logits`; of a model in stages not normalised.
         """
-        assert len(kv_caches) == len(self.layers), f"{len(kv_caches)} caches for {len(self.layers)} layers"
+        last_norm = None if self._is_divided else self.norm
         residual = self.vocabulary.embed(input_ids)
-        eps = self._eps
-        first_norm = self.layers[0].input_norm
-        x = residual if first_norm is None else self._ops.rms_norm(residual, first_norm.weight, eps, for_linear=True)
-        next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
-        for layer, kv_cache, next_norm in zip(self.layers, kv_caches, next_norms, strict=True):
-            x = layer.attention(x, positions, kv_cache, metadata, adapted)
-            for_linear = layer.feed_forward.is_linear_input
-            x, residual = self._added(x, residual, layer.mlp_norm, for_linear=for_linear)
-            x = layer.mlp(x, adapted)
-            for_linear = next_norm is not self.norm  # the rows for the logits are gathered first
-            x, residual = self._added(x, residual, next_norm, for_linear=for_linear)
-        assert isinstance(x, torch.Tensor), "the last norm was not for a linear layer"
-        return x
-
-    def _added(
-        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm | None, *, for_linear: bool
-    ) -> tuple[LinearInput, torch.Tensor]:
-        """Adds x to the residual stream; returns it normed, or as it is without a norm, and as it is."""
-        if norm is not None:
-            return self._ops.add_rms_norm(x, residual, norm.weight, self._eps, for_linear=for_linear)
-        _, residual = self._ops.add_rms_norm(x, residual, self.norm.weight, self._eps)  # no operation adds alone
-        return residual, residual
+        return self._stack.run(residual, positions, kv_caches, metadata, adapted, last_norm)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -170,3 +169,78 @@ class Decoder:
         logits = logits.float() if out is None else out.copy_(logits)
         soft_cap = self.config.traits.logit_soft_cap
         return logits if soft_cap is None else self._ops.soft_cap(logits, soft_cap)
+
+
+class DecoderStage:
+    """The layers of a pipeline stage behind the first, or this rank's shard of them."""
+
+    mixes_torch = False
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: KernelOps,
+        *,
+        max_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: ParallelGroup,
+    ) -> None:
+        """As `Decoder`."""
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self._ops = ops
+        self._is_last = group.stage == group.num_stages - 1
+        sharding = Sharding.of(config, group)
+        self._stack = LayerStack(config, ops, group, sharding, max_positions=max_positions, dtype=dtype, device=device)
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of the residual stream."""
+        return self.config.hidden_size
+
+    @property
+    def residual_dtype(self) -> torch.dtype:
+        """Dtype of the residual stream."""
+        return torch.float32 if self.device.type == "cpu" else self.dtype
+
+    @property
+    def layers(self) -> Sequence[DecoderLayer]:
+        """The layers of the stage."""
+        return self._stack.layers
+
+    def checkpoint_parts(self) -> dict[str, CheckpointPart]:
+        """As `Decoder.checkpoint_parts`."""
+        return self._stack.checkpoint_parts()
+
+    def load(self, fill: Fill, recall: Recall = pack_anew) -> None:
+        """As `Decoder.load`."""
+        self._stack.load(fill, recall)
+
+    @torch.inference_mode()
+    def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
+        """Computes the layers on `inputs.residual`.
+
+        Returns: the residual stream behind them: [T, hidden_size], or of the last stage [S, hidden_size], the rows of
+            the tokens in `logits_indices`.
+        """
+        assert inputs.residual is not None
+        residual = self._stack.run(
+            inputs.residual, inputs.positions, kv_caches, inputs.metadata, inputs.adapted, last_norm=None
+        )
+        return self._ops.gather_rows(residual, inputs.logits_indices) if self._is_last else residual
+
+
+def make_decoder(
+    config: ModelConfig,
+    ops: KernelOps,
+    *,
+    max_positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: ParallelGroup,
+) -> Decoder | DecoderStage:
+    """Returns what a rank holds of a model. Raises as `Decoder`."""
+    kind = Decoder if group.stage == 0 else DecoderStage
+    return kind(config, ops, max_positions=max_positions, dtype=dtype, device=device, group=group)

@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 
 from engine.errors import ConfigError
+from engine.model.checkpoint_part import CheckpointPart
 from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder
+from engine.model.decoder import Decoder, DecoderStage, make_decoder
 from engine.model.dummy_weights import RandomWeights
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
@@ -17,7 +18,7 @@ from engine.model.linear import Kept
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.packed_cache import PackedCache
 from engine.model.weights import Progress, WeightsReader, check_weights, exact_dtype
-from engine.parallel.group import SINGLE_RANK, ParallelGroup
+from engine.parallel.group import SINGLE_RANK, ParallelGroup, SingleRank
 from kernels.dtypes import dtype_name
 from kernels.families import reference_ops
 from kernels.interface import KernelOps
@@ -99,7 +100,7 @@ def weights_bytes(
     Raises: ConfigError, CheckpointError: see `Decoder`.
     """
     meta = torch.device("meta")
-    model = Decoder(config, reference_ops(), max_positions=1, dtype=dtype, device=meta, group=group)
+    model = make_decoder(config, reference_ops(), max_positions=1, dtype=dtype, device=meta, group=group)
     tensors = {name: part.tensor for name, part in model.checkpoint_parts().items()}
     num_bytes = 0
     for linear in (linear for layer in model.layers for linear in layer.linears):
@@ -107,9 +108,11 @@ def weights_bytes(
         num_bytes += linear.packed_bytes(is_quantized_on_load=is_quantized, kept=kept, is_compact=is_compact)
         for name in linear.checkpoint_parts():
             del tensors[name]
-    num_bytes += model.vocabulary.packed_bytes(is_head_int8=quantization == "int8", kept=kept, is_compact=is_compact)
-    for name in model.vocabulary.checkpoint_parts():
-        del tensors[name]
+    if isinstance(model, Decoder):
+        vocabulary = model.vocabulary
+        num_bytes += vocabulary.packed_bytes(is_head_int8=quantization == "int8", kept=kept, is_compact=is_compact)
+        for name in vocabulary.checkpoint_parts():
+            del tensors[name]
     return num_bytes + sum(tensor.nbytes for tensor in tensors.values())
 
 
@@ -120,9 +123,15 @@ def check_checkpoint(
 
     Raises: CheckpointError, ConfigError: see `load_model`.
     """
+    check_weights(path, _parts_of_all_stages(config, dtype, group))
+
+
+def _parts_of_all_stages(config: ModelConfig, dtype: torch.dtype, group: ParallelGroup) -> dict[str, CheckpointPart]:
+    """Returns what this rank would hold of a model in one stage, without memory."""
+    one_stage = SingleRank(group.rank, group.size)
     meta = torch.device("meta")
-    model = Decoder(config, reference_ops(), max_positions=1, dtype=dtype, device=meta, group=group)
-    check_weights(path, model.checkpoint_parts())
+    model = Decoder(config, reference_ops(), max_positions=1, dtype=dtype, device=meta, group=one_stage)
+    return model.checkpoint_parts()
 
 
 def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -147,7 +156,7 @@ def load_model(
     group: ParallelGroup = SINGLE_RANK,
     progress: Progress | None = None,
     packed_cache: PackedCache | None = None,
-) -> Decoder:
+) -> Decoder | DecoderStage:
     """Creates the model of a checkpoint, and loads and packs its weights one matrix at a time.
 
     Args:
@@ -171,7 +180,7 @@ def load_model(
             "--load-format dummy is not supported with weights "
             f"of {config.quantized.num_bits} bits: random bits are no weights that a model computes with"
         )
-    model = Decoder(
+    model = make_decoder(
         config,
         ops,
         max_positions=max_model_len or config.max_position_embeddings,
@@ -188,14 +197,15 @@ def load_model(
                 max_model_len or config.max_position_embeddings,
                 rope.original_max_position_embeddings,
             )
-    parts = model.checkpoint_parts()
+    own = model.checkpoint_parts()
+    parts = own if group.num_stages == 1 else _parts_of_all_stages(config, dtype, group)
     if load_format == "dummy":
         model.load(RandomWeights(parts, seed).fill)
     elif packed_cache is None:
-        model.load(WeightsReader(path, parts, progress=progress).fill)
+        model.load(WeightsReader(path, parts, own, progress=progress).fill)
     else:
         packed = packed_cache.open(progress)
-        reader = WeightsReader(path, parts, progress=None if packed.is_stored else progress)
+        reader = WeightsReader(path, parts, own, progress=None if packed.is_stored else progress)
         model.load(reader.fill, packed)
         packed.save()
     return model

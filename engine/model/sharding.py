@@ -1,4 +1,4 @@
-"""Divides a model evenly among ranks: heads, feed-forward network and vocabulary."""
+"""Divides a model evenly among ranks: layers, and of each heads, feed-forward network and vocabulary."""
 
 from dataclasses import dataclass, replace
 
@@ -6,6 +6,7 @@ from engine.errors import ConfigError
 from engine.model.checkpoint_part import Span
 from engine.model.config import ModelConfig
 from engine.model.family import Mixture
+from engine.parallel.group import ParallelGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class Sharding:
         intermediate: intermediate units of the feed-forward network.
         vocabulary: rows of embedding and output head; the last ranks may hold fewer than the others, or none.
         vocabulary_rows: rows of these matrices in memory, including padding; the same on every rank.
-        rank, num_ranks: whose shard it is.
+        layers: indices of the layers of the rank's pipeline stage.
+        rank, num_ranks: whose shard it is, among the ranks of that stage.
     """
 
     heads: Span
@@ -26,15 +28,17 @@ class Sharding:
     intermediate: Span
     vocabulary: Span
     vocabulary_rows: int
+    layers: range
     rank: int = 0
     num_ranks: int = 1
 
     @classmethod
-    def of(cls, config: ModelConfig, rank: int, size: int) -> "Sharding":
-        """Returns the shard of one of `size` ranks.
+    def of(cls, config: ModelConfig, group: ParallelGroup) -> "Sharding":
+        """Returns the shard of a rank.
 
         Raises: ConfigError: the model cannot be divided evenly.
         """
+        rank, size = group.rank, group.size
         if size > 1 and config.traits.projection_norms:
             raise ConfigError(
                 f"tensor_parallel_size {size} is not supported for {config.architecture}, whose norms of queries and "
@@ -58,6 +62,7 @@ class Sharding:
             intermediate=_share(config.intermediate_size, rank, size),
             vocabulary=Span(config.vocab_size, first_row, min(rows, config.vocab_size - first_row)),
             vocabulary_rows=rows,
+            layers=_layers_of_stage(config.num_layers, group.stage, group.num_stages),
             rank=rank,
             num_ranks=size,
         )
@@ -67,22 +72,44 @@ class Sharding:
         return _share(mixture.inner_size, self.rank, self.num_ranks)
 
     def config_of(self, config: ModelConfig) -> ModelConfig:
-        """Returns the configuration of the shard: its heads and intermediate units, and the whole vocabulary."""
+        """Returns the configuration of the shard: its layers, heads and intermediate units; the whole vocabulary."""
+        traits, layers = config.traits, slice(self.layers.start, self.layers.stop)
         mixtures = tuple(
-            mixture and replace(mixture, inner_size=self.of_experts(mixture).size) for mixture in config.traits.mixtures
+            mixture and replace(mixture, inner_size=self.of_experts(mixture).size)
+            for mixture in traits.mixtures[layers]
         )
         return replace(
             config,
+            num_layers=len(self.layers),
             num_heads=self.heads.size,
             num_kv_heads=self.kv_heads.size,
             intermediate_size=self.intermediate.size,
-            traits=replace(config.traits, mixtures=mixtures),
+            traits=replace(
+                traits,
+                mixtures=mixtures,
+                ropes=traits.ropes[layers],
+                sliding_windows=traits.sliding_windows[layers],
+            ),
         )
 
 
 def _check_multiple(name: str, number: int, size: int) -> None:
     if number % size:
         raise ConfigError(f"{name} {number} is not a multiple of tensor_parallel_size {size}")
+
+
+def _layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
+    """Returns the layers of a stage: as many as another one has, or one more.
+
+    The last stages have the one more, since the first has embedding and output head.
+    """
+    if num_stages > num_layers:
+        raise ConfigError(
+            f"--pipeline-parallel-size {num_stages} is more than the {num_layers} layers of the model: lower it"
+        )
+    least, num_longer = divmod(num_layers, num_stages)
+    starts = [index * least + max(0, index - (num_stages - num_longer)) for index in (stage, stage + 1)]
+    return range(*starts)
 
 
 def _share(total: int, rank: int, size: int) -> Span:

@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,12 +61,20 @@ class WeightsReader:
     are read in the order of `fill`; one file is open at a time, because pages of an open file count as used memory.
     """
 
-    def __init__(self, path: Path, parts: dict[str, CheckpointPart], *, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        parts: dict[str, CheckpointPart],
+        names: Container[str] | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
         """Checks the checkpoint.
 
         Args:
             path: the checkpoint.
             parts: name in the checkpoint -> part of each parameter of the model; their tensors are not used.
+            names: those that will be filled; None: all.
             progress: called after each tensor.
         Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another
             shape, or one that the model does not have; NaN or infinity.
@@ -94,7 +102,7 @@ class WeightsReader:
             )
         self._file_of = {name: file for file, sizes in shards.items() for name in sizes}
         self._sizes = {name: num_bytes for sizes in shards.values() for name, num_bytes in sizes.items()}
-        self._total = sum(self._sizes.values())
+        self._total = sum(num_bytes for name, num_bytes in self._sizes.items() if names is None or name in names)
         self._loaded = 0
         self._progress = progress
         self._open_file: Path | None = None

@@ -1,12 +1,15 @@
-"""The processes of the other ranks, started and monitored by rank 0.
+"""The processes of the other ranks, started and monitored by rank 0, and on other machines by `engine.startup.node`.
 
 If one rank of a group ends, the others would hang in their next collective. So when a rank ends or a step takes too
-long, all of them are ended. A follower detects the end of rank 0 by its standard input, a pipe that rank 0 holds open;
-rank 0 detects the end of a follower by their channel. `engine.startup.follower` describes the messages.
+long, all of them are ended. A follower detects the end of the process that started it by its standard input, a pipe
+that this process holds open, which in turn detects the end of a follower by their channel. `engine.startup.follower`
+describes the messages. Rank 0 has one connection to each other machine, which passes plans on to its ranks, and reports
+in JSON: that they are ready, an error that ends the group, or that the machine is asked to stop.
 """
 
 import atexit
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -19,9 +22,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from typing import Any
 
-from engine.errors import EngineError, StepError
-from engine.parallel.process_group import ProcessGroup
+from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, StepError
+from engine.parallel.nodes import NodeLink
+from engine.parallel.plans import LEAVE
 
 # -P keeps the current directory, which may hold a folder named engine, off the module path.
 FOLLOWER_COMMAND = (sys.executable, "-P", "-m", "engine.startup.follower")
@@ -29,17 +34,27 @@ FOLLOWER_COMMAND = (sys.executable, "-P", "-m", "engine.startup.follower")
 START_TIMEOUT_S = 120.0
 """Shortest timeout for each phase of the start: importing libraries, connecting, and loading after rank 0."""
 
+SETTLE_S = 2.0
+"""How long a failed step waits for the end of a process that would explain it."""
+
 _TICK_S = 1.0  # interval of the timeout check
-_SETTLE_S = 2.0  # how long a failed step waits for the end of a follower that would explain it
 _STOP_GRACE_S = 5.0  # for ranks to leave their group
 
 OnFailure = Callable[[EngineError], None]
+
+READY = b'{"ready": true}'
+"""Report of a node whose ranks have loaded their shards."""
+
+STOPPING = b'{"stopping": true}'
+"""Report of a node that was asked to stop, so that the group should drain."""
+
+_ERRORS = {kind.__name__: kind for kind in (CheckpointError, ConfigError, DeviceError, StepError)}
 
 _log = logging.getLogger(__name__)
 
 
 class Followers:
-    """Ranks 1 to size - 1 of a group, each a process on this machine.
+    """The other ranks of a group on this machine, each a process, and the other machines.
 
     One thread monitors all of them. It reports the first failure to `on_failure`, unless `close` was called before, so
     that at most one failure is reported.
@@ -50,22 +65,31 @@ class Followers:
 
     def __init__(
         self,
-        group: ProcessGroup,
+        ranks: Sequence[int],
         *,
         timeout_s: float,
         on_failure: OnFailure,
+        on_stopping: Callable[[], None] = lambda: None,
+        leave: Callable[[], None] = lambda: None,
+        links: Sequence[NodeLink] = (),
+        owner: str = "rank 0",
         command: Sequence[str] = FOLLOWER_COMMAND,
     ) -> None:
         """Starts the processes.
 
         Args:
-            group: group of this process, rank 0; `close` leaves it.
+            ranks: those to start.
             timeout_s: timeout of a step, and of the phases of the start if longer than `START_TIMEOUT_S`.
             on_failure: called on another thread with the error that ends the group. It should end this process, whose
                 main thread may hang in a collective.
+            on_stopping: called on another thread when another machine is asked to stop: this process should drain.
+            leave: leaves the group of this process, rank 0; called by `close`.
+            links: to the other machines; `close` closes them.
+            owner: this process, in messages.
             command: program of a follower; the file descriptor of its channel is appended.
         """
-        self._group = group
+        self._on_stopping = on_stopping
+        self._leave = leave
         self._timeout_s = timeout_s
         self._on_failure = on_failure
         self._ending = threading.Lock()
@@ -77,20 +101,22 @@ class Followers:
         self._folder = tempfile.TemporaryDirectory(prefix="chairlift-ranks-")  # mode 0700
         self.meeting_folder = Path(self._folder.name)
         self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
-        self._names: dict[Connection, str] = {}
+        self._links = tuple(links)
+        self._owner = owner
+        self._names: dict[Connection | NodeLink, str] = {link: link.name for link in links}
         atexit.register(self.close)
-        for rank in range(1, group.size):
+        for rank in ranks:
             self._start(rank, command)
         self._watch_thread = threading.Thread(target=self._watch, name="rank-watch", daemon=True)
         self._watch_thread.start()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids, rank 1 first."""
+        """Process ids, in the order of the ranks."""
         return [process.pid for process in self._processes.values()]
 
     def assign(self, assignments: Sequence[object]) -> None:
-        """Sends each follower its assignment, rank 1 first."""
+        """Sends each follower its assignment, in the order of the ranks."""
         with self.waiting_for("the other ranks to start", START_TIMEOUT_S):
             for channel, assignment in zip(self._processes, assignments, strict=True):
                 channel.send(assignment)
@@ -101,9 +127,11 @@ class Followers:
             self._all_ready.wait()
 
     def send(self, message: bytes) -> None:
-        """Sends a message to every follower; blocks while one is far behind."""
+        """Sends a message to every follower and machine; blocks while one is far behind."""
         for channel in self._processes:
             channel.send_bytes(message)
+        for link in self._links:
+            link.send_bytes(message)
 
     @contextlib.contextmanager
     def waiting_for(self, what: str, at_least_s: float = 0.0) -> Iterator[None]:
@@ -115,7 +143,7 @@ class Followers:
         try:
             yield
         except Exception:
-            self._watch_thread.join(_SETTLE_S)
+            self._watch_thread.join(SETTLE_S)
             raise
         finally:
             self._waiting = None
@@ -134,13 +162,18 @@ class Followers:
                 process.stdin.close()  # it may be loading or connecting: exits immediately
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(channel.fileno())) as end:
                 end.shutdown(socket.SHUT_WR)  # no more plans: they leave the group and exit
-        leaving = threading.Thread(target=self._group.leave, daemon=True)  # hangs if a rank hangs
+        for link in self._links:
+            with contextlib.suppress(OSError):
+                link.send_bytes(LEAVE)
+        leaving = threading.Thread(target=self._leave, daemon=True)  # hangs if a rank hangs
         leaving.start()
         until_s = time.monotonic() + _STOP_GRACE_S
         leaving.join(_STOP_GRACE_S)
         for process in self._processes.values():
             _wait(process, max(0.0, until_s - time.monotonic()))
-        self._watch_thread.join()
+        self._watch_thread.join(_STOP_GRACE_S)  # a machine may not answer
+        for link in self._links:
+            link.close()
         for channel, process in self._processes.items():
             channel.close()
             assert process.stdin is not None
@@ -160,26 +193,48 @@ class Followers:
         _log.info("Started %s", self._names[channel])
 
     def _watch(self) -> None:
-        channels = list(self._processes)
+        channels: list[Any] = [*self._processes, *self._links]
         while channels:
-            for channel in wait(channels, _TICK_S):
-                assert isinstance(channel, Connection)
+            ready: list[Any] = wait(channels, _TICK_S)
+            for channel in ready:
                 try:
-                    self._handle(channel, channel.recv())
+                    if isinstance(channel, Connection):
+                        self._handle(channel, channel.recv())
+                    else:
+                        self._handle_report(channel, channel.recv_bytes())
                 except (EOFError, OSError):
                     channels.remove(channel)
-                    status = _wait(self._processes[channel])  # only the follower holds the other end
-                    self._fail(StepError(f"{self._names[channel]} {_describe(status)}"))
+                    self._fail(StepError(f"{self._names[channel]} {self._end_of(channel)}"))
             self._check_clock()
 
-    def _handle(self, channel: Connection, message: EngineError | None) -> None:
-        """Handles a message of a follower: None when it is ready, an error before it exits."""
+    def _end_of(self, channel: Connection | NodeLink) -> str:
+        if isinstance(channel, NodeLink):
+            return "has left the group, or cannot be reached any more"
+        return _describe(_wait(self._processes[channel]))  # only the follower holds the other end
+
+    def _handle(self, channel: Connection | NodeLink, message: EngineError | None) -> None:
+        """Handles a message of a follower or machine: None when it is ready, an error before it ends."""
         if message is not None:
             self._fail(type(message)(f"{self._names[channel]}: {message}"))
             return
         self._num_ready += 1
-        if self._num_ready == len(self._processes):
+        if self._num_ready == len(self._names):
             self._all_ready.set()
+
+    def _handle_report(self, link: NodeLink, report: bytes) -> None:
+        """Handles a message of a machine. Raises: OSError: it is no report."""
+        if report == STOPPING:
+            _log.info("%s was asked to stop: draining", link.name)
+            self._on_stopping()
+            return
+        try:
+            error = None
+            if report != READY:
+                fields = json.loads(report)
+                error = _ERRORS[fields["error"]](str(fields["text"]))
+        except (ValueError, KeyError, TypeError):
+            raise OSError("no report of a node") from None
+        self._handle(link, error)
 
     def _check_clock(self) -> None:
         waiting = self._waiting  # read once: another thread writes it
@@ -188,7 +243,7 @@ class Followers:
         what, since_s, most_s = waiting
         if time.monotonic() - since_s > most_s:
             which = " or ".join(self._names.values())
-            self._fail(StepError(f"rank 0 has waited more than {most_s:g} s for {what}: {which} hangs"))
+            self._fail(StepError(f"{self._owner} has waited more than {most_s:g} s for {what}: {which} hangs"))
 
     def _fail(self, error: EngineError) -> None:
         with self._ending:
@@ -197,6 +252,12 @@ class Followers:
                 for process in self._processes.values():
                     process.kill()  # a suspended one would not notice the end of rank 0
                 self._on_failure(error)
+
+
+def error_report(error: EngineError) -> bytes:
+    """Returns the report of an error that ends a node."""
+    kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind) or kind is StepError)
+    return json.dumps({"error": kind, "text": str(error)}).encode()
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float = _STOP_GRACE_S) -> int:

@@ -17,6 +17,9 @@ from engine.core.request import SamplingParams
 COLLECT = b""
 """Message that collects the oldest step; no plan is empty."""
 
+LEAVE = b"leave"
+"""Message to a node: its ranks are to leave the group; no plan is as short."""
+
 _PARAMS = tuple(field.name for field in fields(SamplingParams))
 
 

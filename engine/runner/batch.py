@@ -14,7 +14,7 @@ from engine.runner.sampling_state import Biases, Columns, Int32Array, Int64Array
 from engine.runner.step_buffers import BIAS_CAPACITY, Array, StepLayout, StepSections
 from engine.runner.step_views import StepViews
 from engine.runner.stream import InlineStream, Stream
-from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
+from kernels.metadata import AdaptedTokens, AttentionMetadata, Span, StepInputs
 from kernels.sampling import SamplingBatch
 
 
@@ -31,9 +31,10 @@ class Batch:
         biases: logit biases of the sampling rows.
         staged_biases: the same in host memory that the device can copy, if they exceed the buffer.
         num_unresolved: leading input ids that may be references to tokens not yet known on the host.
-        sections: the device buffer.
-        views: views of that buffer.
-        upload: device work that fills it.
+        sections: the device buffer of the sampler's input.
+        views: views of the device buffers.
+        upload: device work that fills the model's buffer, which usually is the sampler's too.
+        upload_sampling: device work that fills the sampler's buffer, if it is another one.
     """
 
     inputs: StepInputs
@@ -46,6 +47,7 @@ class Batch:
     sections: StepSections[torch.Tensor]
     views: StepViews
     upload: Callable[[], None]
+    upload_sampling: Callable[[], None]
 
     @property
     def num_logits(self) -> int:
@@ -101,6 +103,9 @@ class BatchBuilder:
 
     Host buffers are used in turn: the step that used a buffer before must have been collected. On a CPU, host and
     device share one buffer, and the next batch may be built when the step is done.
+
+    If other steps begin before a step samples (`samples_later`), the sampler has a device buffer of its own, and a CPU
+    shares none.
     """
 
     def __init__(
@@ -115,6 +120,8 @@ class BatchBuilder:
         decode_buckets: Sequence[int] = (),
         mixed_buckets: Sequence[int] = (),
         has_adapters: bool = False,
+        samples_later: bool = False,
+        has_state: bool = False,
     ) -> None:
         """Allocates the buffers.
 
@@ -127,6 +134,8 @@ class BatchBuilder:
                 not padded.
             mixed_buckets: ascending numbers of tokens to which other batches are padded, up to max_num_batched_tokens.
             has_adapters: whether requests may have adapters.
+            samples_later: whether the next batch may be uploaded before this one samples.
+            has_state: whether the model keeps state besides keys and values.
         """
         self._stream = stream = stream or InlineStream()
         self._block_size = block_size
@@ -135,6 +144,7 @@ class BatchBuilder:
         self._max_blocks = -(-max_model_len // block_size)
         max_num_tokens = max((max_num_batched_tokens, *self._decode_buckets[-1:]))
         self._has_adapters = has_adapters
+        self._has_state = has_state
         layout = StepLayout(
             max_num_seqs=max_num_seqs,
             max_num_tokens=max_num_tokens,
@@ -142,21 +152,28 @@ class BatchBuilder:
             has_adapters=has_adapters,
         )
         self._num_head_bytes = layout.num_head_bytes
-        num_buffers = 1 if stream.is_inline else max_steps_in_flight
+        self._is_shared = stream.is_inline and not samples_later
+        num_buffers = 1 if self._is_shared else max_steps_in_flight
         self._host = [stream.host_buffer(layout.num_bytes) for _ in range(num_buffers)]
         self._arrays = [layout.arrays(memory) for memory in self._host]
         self._columns: list[Columns | None] = [None] * num_buffers  # content of each buffer
         self._turn = 0
         table_shape = (max_num_seqs, self._max_blocks)
-        if stream.is_inline:
-            self._memory, self._is_shared = self._host[0].zero_(), True
+        if self._is_shared:
+            self._memory = self._host[0].zero_()
             self._sections = layout.tensors(self._memory)
             self._block_table = self._sections.block_table.view(table_shape)
         else:
-            self._memory, self._is_shared = torch.zeros_like(self._host[0], device=stream.device), False
+            self._memory = torch.zeros_like(self._host[0], device=stream.device)
             self._sections = layout.tensors(self._memory)
             self._block_table = torch.zeros(table_shape, dtype=torch.int32, device=stream.device)
-        self._views = StepViews(self._sections, self._block_table)
+        self._sampling_memory: torch.Tensor | None = None
+        self._sampling_sections = self._sections
+        if samples_later:
+            memory = torch.zeros_like(self._memory)
+            self._sampling_sections = layout.tensors(memory)
+            self._sampling_memory = memory[: layout.num_sampling_bytes]
+        self._views = StepViews(self._sections, self._sampling_sections, self._block_table)
         # Start with a valid batch of padding rows: graphs are recorded before the first real batch.
         self._sections.query_start_loc.copy_(torch.arange(max_num_seqs + 1))
         self._sections.slot_mapping.fill_(-1)
@@ -266,6 +283,7 @@ class BatchBuilder:
                 ),
                 logits_indices=views.logits_indices,
                 adapted=self._adapted(num_adapted),
+                spans=_spans(rows, query_start_loc, starts) if self._has_state else (),
             ),
             sampling_rows=sampling_rows,
             prompts=prompts,
@@ -273,9 +291,10 @@ class BatchBuilder:
             biases=biases,
             staged_biases=tuple(map(self._staged, biases)) if len(biases.ids) > BIAS_CAPACITY else (),
             num_unresolved=num_narrow if has_unknown else 0,
-            sections=self._sections,
+            sections=self._sampling_sections,
             views=self._views,
             upload=upload,
+            upload_sampling=self._copy_of_sampling(turn),
         )
 
     def _adapted(self, num_tokens: int) -> AdaptedTokens | None:
@@ -313,6 +332,24 @@ class BatchBuilder:
             table.copy_(sent)
 
         return upload
+
+    def _copy_of_sampling(self, turn: int) -> Callable[[], None]:
+        """Returns device work that copies the sampler's input of a host buffer, if it has a device buffer."""
+        target = self._sampling_memory
+        if target is None:
+            return _nothing
+        source = self._host[turn][: len(target)]
+
+        def upload() -> None:
+            target.copy_(source, non_blocking=True)
+
+        return upload
+
+
+def _spans(rows: Int64Array, query_start_loc: Array, starts: Int64Array) -> tuple[Span, ...]:
+    """Returns the tokens of each row; a request's slot is its row of `RequestState`."""
+    bounds = query_start_loc[: len(rows) + 1].tolist()
+    return tuple(map(Span, rows.tolist(), bounds[:-1], bounds[1:], (starts == 0).tolist()))
 
 
 def _sort_adapted(adapters: Int64Array, host: StepSections[Array]) -> int:

@@ -24,20 +24,24 @@ class DeviceTokens:
         is_host_record: whether `history` is the host's own record, which needs no upload.
     """
 
-    def __init__(self, host_token_ids: Int32Array, stream: Stream, *, max_steps_in_flight: int) -> None:
+    def __init__(
+        self, host_token_ids: Int32Array, stream: Stream, *, max_steps_in_flight: int, is_ahead: bool | None = None
+    ) -> None:
         """Allocates the tensors.
 
         Args:
             host_token_ids: [max_num_seqs, max_model_len], the host's record. It is the history if the device can read
-                it and only one step is in flight.
+                it and no step is ahead of it.
             stream: stream of the device.
-            max_steps_in_flight: with 1, the host knows every token when a step is built.
+            max_steps_in_flight: steps that may be launched before the first is collected.
+            is_ahead: whether a step may be built before the host knows the tokens that it reads; None: if several are
+                in flight.
 
         Staging buffers stay in the stream's pool, one for each row and step in flight: allocating pinned memory during
         a step would stall it. That suffices if all rows get histories of up to 4,096 tokens in every step.
         """
         self._stream = stream
-        self._is_ahead = max_steps_in_flight > 1
+        self._is_ahead = max_steps_in_flight > 1 if is_ahead is None else is_ahead
         self.is_host_record = stream.is_inline and not self._is_ahead
         self.last_token_ids = torch.zeros(len(host_token_ids), dtype=torch.int64, device=stream.device)
         if self.is_host_record:

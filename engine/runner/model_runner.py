@@ -4,13 +4,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
+import numpy as np
 import torch
 
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.errors import DeviceError, StepError
 from engine.model.model_shape import ModelShape
+from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from engine.runner.batch import Batch, BatchBuilder
 from engine.runner.device_tokens import DeviceTokens
 from engine.runner.kv_cache import KVCachePlan, allocate_kv_caches
@@ -25,7 +27,8 @@ from kernels.sampling import TokenMasks
 
 
 class StepModel(Protocol):
-    """Interface of a model; implemented by `Decoder` and `TransformersModel` of `engine.model`.
+    """Interface of a model, or of a pipeline stage; implemented by `Decoder`, `DecoderStage` and `TransformersModel` of
+    `engine.model`.
 
     Attributes:
         dtype: dtype of activations.
@@ -36,7 +39,33 @@ class StepModel(Protocol):
     mixes_torch: bool
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
-        """Computes one step of a ragged batch; returns logits [S, vocab_size] fp32 at `logits_indices`."""
+        """Computes one step of a ragged batch.
+
+        Returns: logits [S, vocab_size] fp32 at `logits_indices`, or of a pipeline stage the residual stream for the
+            next one: [T, hidden_size], of the last stage [S, hidden_size].
+        """
+        ...
+
+
+class DividedModel(StepModel, Protocol):
+    """A pipeline stage."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of the residual stream."""
+        ...
+
+    @property
+    def residual_dtype(self) -> torch.dtype:
+        """Dtype of the residual stream."""
+        ...
+
+
+class FirstStage(DividedModel, Protocol):
+    """The first pipeline stage, which has the output head."""
+
+    def head(self, residual: torch.Tensor) -> torch.Tensor:
+        """Computes logits [S, vocab_size] fp32 of what the last stage has returned, [S, hidden_size]."""
         ...
 
 
@@ -49,6 +78,7 @@ class StepInFlight:
         histories: state row and tokens of new rows with penalties, to be uploaded first.
         is_computed: whether its forward pass has been queued.
         logits: output of the forward pass, input of the sampler.
+        owned: [n] int64, on the device, the samples whose requests still have their rows; None: all.
         done: event after its last work; None until sampling has been queued.
     """
 
@@ -59,6 +89,7 @@ class StepInFlight:
     histories: list[tuple[int, list[torch.Tensor]]]
     is_computed: bool = False
     logits: torch.Tensor | None = None
+    owned: torch.Tensor | None = None
     done: Event | None = None
 
 
@@ -71,6 +102,9 @@ class TorchModelRunner:
 
     A row whose mask depends on the previous token can be sampled only when the host knows that token: sampling is
     queued when the previous step has been collected. The forward pass is queued earlier, so the device stays busy.
+
+    In pipeline stages this is the first one: `launch` computes its layers and sends the result onward, and `collect`
+    gets what the last stage returns, and samples. So the next step can be in this stage while one is in another.
 
     Memory of work in flight: each step has a host buffer for its batch and one for its results, both reused when it has
     been collected. Device memory is read and written in the order of the stream.
@@ -92,6 +126,7 @@ class TorchModelRunner:
         decode_buckets: Sequence[int] = (),
         mixed_buckets: Sequence[int] = (),
         has_adapters: bool = False,
+        group: ParallelGroup = SINGLE_RANK,
     ) -> None:
         """Allocates buffers and caches, and compiles the step.
 
@@ -106,9 +141,13 @@ class TorchModelRunner:
             max_steps_in_flight: steps that may be launched before the first is collected.
             max_logprobs: most alternatives per row.
             decode_buckets, mixed_buckets, has_adapters: see `BatchBuilder`.
+            group: the pipeline stages; with several, `model` is a `FirstStage`.
         """
         self._ops = ops
         self._stream = stream or InlineStream()
+        self._pipeline: _Pipeline | None = None
+        if group.num_stages > 1:
+            self._pipeline = _Pipeline(cast(FirstStage, model), group, self._stream.device)
         self._max_steps_in_flight = max_steps_in_flight
         self._state = RequestState(
             max_num_seqs=max_num_seqs,
@@ -130,8 +169,15 @@ class TorchModelRunner:
             decode_buckets=decode_buckets,
             mixed_buckets=mixed_buckets,
             has_adapters=has_adapters,
+            samples_later=self._pipeline is not None,
+            has_state=bool(shape.state_bytes),
         )
-        self._tokens = DeviceTokens(self._state.token_ids, self._stream, max_steps_in_flight=max_steps_in_flight)
+        self._tokens = DeviceTokens(
+            self._state.token_ids,
+            self._stream,
+            max_steps_in_flight=max_steps_in_flight,
+            is_ahead=False if self._pipeline is not None else None,
+        )
         self._results = deque(
             SampledBuffer(self._stream, max_num_seqs, max_logprobs) for _ in range(max_steps_in_flight)
         )
@@ -150,6 +196,7 @@ class TorchModelRunner:
             decode_buckets,
             mixed_buckets,
             mixes_torch=model.mixes_torch,
+            yields_logits=self._pipeline is None,
         )
 
     @property
@@ -159,7 +206,7 @@ class TorchModelRunner:
 
     def close(self) -> None:
         """Destroys the recorded steps; no step may be launched afterwards."""
-        self._step = _closed
+        self._step = closed
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> None:
@@ -174,7 +221,7 @@ class TorchModelRunner:
             self._masks.apply(plan)
             self._in_flight.append((plan, self._launch(plan) if plan.rows else None))
         except (RuntimeError, MemoryError) as error:
-            raise _step_error(plan, error) from error
+            raise step_error(plan, error) from error
 
     @torch.inference_mode()
     def collect(self) -> ModelRunnerOutput:
@@ -185,9 +232,11 @@ class TorchModelRunner:
         plan, step = self._in_flight.popleft()
         if step is None:
             return ModelRunnerOutput(plan.step, (), {}, {})
-        assert step.done is not None, f"step {plan.step} was not sampled when it was collected"
         batch, num_samples = step.batch, len(step.batch.sampling_rows)
         try:
+            if self._pipeline is not None:
+                self._take_back(step)
+            assert step.done is not None, f"step {plan.step} was not sampled when it was collected"
             step.done.wait()
             sampled = step.results.read(batch.top_logprobs, batch.max_top_logprobs)
             self._state.write_tokens(step.pending, sampled.token_ids[:num_samples])
@@ -198,7 +247,7 @@ class TorchModelRunner:
                 accept(step.masked, sampled.token_ids)
             self._queue_steps()
         except (RuntimeError, MemoryError) as error:
-            raise _step_error(plan, error) from error
+            raise step_error(plan, error) from error
         rows, token_ids = batch.result_rows.tolist(), sampled.token_ids[:num_samples].tolist()
         if num_samples < len(plan.rows):
             drawn, token_ids = token_ids, [-1] * len(plan.rows)
@@ -219,8 +268,11 @@ class TorchModelRunner:
         pending = self._state.reserve_tokens(batch.columns.rows)
         masked = self._masks.masked_rows(plan, batch.sampling_rows, pending, batch.columns.num_prompt_tokens)
         step = StepInFlight(batch, pending, results, masked, self._stage_histories(plan))
-        self._unsampled.append(step)
-        self._queue_steps()
+        if self._pipeline is None:
+            self._unsampled.append(step)
+            self._queue_steps()
+        else:
+            self._stream.run(partial(self._compute, step))
         return step
 
     def _queue_steps(self) -> None:
@@ -230,14 +282,31 @@ class TorchModelRunner:
             if not step.is_computed:
                 step.is_computed = True
                 self._stream.run(partial(self._compute, step))
-            masks = None
-            if step.masked:
-                if not are_known(step.masked):
-                    return
-                masks = self._masks.prepare(step.masked, step.batch.num_logits)
-            self._stream.run(partial(self._sample, step, masks))
-            step.done = self._stream.mark()
+            if not self._queue_sampling(step):
+                return
             self._unsampled.popleft()
+
+    def _queue_sampling(self, step: StepInFlight) -> bool:
+        """Queues the sampling of a step; returns False, without a change, if its masks are not known yet."""
+        masks = None
+        if step.masked:
+            if not are_known(step.masked):
+                return False
+            masks = self._masks.prepare(step.masked, step.batch.num_logits)
+        self._stream.run(partial(self._sample, step, masks))
+        step.done = self._stream.mark()
+        return True
+
+    def _take_back(self, step: StepInFlight) -> None:
+        """Queues the end of a step that has been through the other stages.
+
+        Requests may have left since its launch, and others have their rows: tokens are not added to those.
+        """
+        is_owned = self._state.is_owned(step.pending)
+        if not is_owned.all():
+            step.owned = torch.from_numpy(np.flatnonzero(is_owned)).to(self._stream.device)
+        is_queued = self._queue_sampling(step)
+        assert is_queued, "the tokens before a sample are known when no other row of its request is in flight"
 
     def _compute(self, step: StepInFlight) -> None:
         """Device work: the forward pass."""
@@ -247,13 +316,20 @@ class TorchModelRunner:
         batch.upload()
         if batch.num_unresolved:
             self._tokens.resolve(batch.inputs.input_ids[: batch.num_unresolved])
-        step.logits = self._step(batch.inputs)
+        result = self._step(batch.inputs)
+        if self._pipeline is None:
+            step.logits = result
+        else:
+            self._pipeline.group.send_onward(result)
 
     def _sample(self, step: StepInFlight, masks: Callable[[], TokenMasks] | None) -> None:
         """Device work: sampling."""
         batch = step.batch
         if not batch.num_logits:
             return
+        if self._pipeline is not None:
+            batch.upload_sampling()
+            step.logits = self._pipeline.logits(batch.num_logits)
         assert step.logits is not None, "a step is sampled before its forward pass"
         sampling = batch.sampling(self._tokens.history)
         if masks is not None:
@@ -262,12 +338,10 @@ class TorchModelRunner:
         step.logits = None
         if not self._tokens.is_host_record:
             state_rows = batch.device_state_rows
-            self._tokens.append(
-                state_rows,
-                sampling.num_tokens[: len(state_rows)],
-                sampled.token_ids[: len(state_rows)],
-                with_history=batch.columns.any_penalised,
-            )
+            added = state_rows, sampling.num_tokens[: len(state_rows)], sampled.token_ids[: len(state_rows)]
+            if step.owned is not None:
+                added = added[0][step.owned], added[1][step.owned], added[2][step.owned]
+            self._tokens.append(*added, with_history=batch.columns.any_penalised)
         step.results.receive(sampled, sampling.max_top_logprobs)
 
     def _stage_histories(self, plan: SchedulerOutput) -> list[tuple[int, list[torch.Tensor]]]:
@@ -282,11 +356,29 @@ class TorchModelRunner:
         ]
 
 
-def _closed(_inputs: StepInputs) -> torch.Tensor:
+class _Pipeline:
+    """The way back from the last stage."""
+
+    def __init__(self, model: FirstStage, group: ParallelGroup, device: torch.device) -> None:
+        self.group = group
+        self._model = model
+        self._device = device
+
+    def logits(self, num_logits: int) -> torch.Tensor:
+        """Device work: receives the rows of a step, [num_logits, hidden_size], and computes their logits."""
+        model = self._model
+        rows = torch.empty(num_logits, model.hidden_size, dtype=model.residual_dtype, device=self._device)
+        self.group.receive(rows)
+        return model.head(rows)
+
+
+def closed(_inputs: StepInputs) -> torch.Tensor:
+    """Stands for the step of a runner that is closed."""
     raise RuntimeError("the runner is closed")
 
 
-def _step_error(plan: SchedulerOutput, error: Exception) -> StepError:
+def step_error(plan: SchedulerOutput, error: Exception) -> StepError:
+    """Returns the error of a failed step, with its numbers."""
     step = f"step {plan.step} with {len(plan.rows)} rows, {plan.num_tokens} tokens"
     if isinstance(error, torch.AcceleratorError):  # the rest of the text is debugging advice
         return DeviceError(f"{step}: {str(error).splitlines()[0]}")

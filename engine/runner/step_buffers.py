@@ -76,6 +76,7 @@ class StepLayout:
     Attributes:
         num_bytes: size of all sections.
         num_head_bytes: size without the block table.
+        num_sampling_bytes: size of the sections up to those of single tokens, with all that the sampler reads.
     """
 
     def __init__(self, *, max_num_seqs: int, max_num_tokens: int, max_blocks: int, has_adapters: bool = False) -> None:
@@ -109,6 +110,7 @@ class StepLayout:
             end = offset + num_bytes
         self.num_bytes = end
         self.num_head_bytes = self._sections["block_table"].offset
+        self.num_sampling_bytes = self._sections["input_ids"].offset
 
     def arrays(self, memory: torch.Tensor) -> StepSections[Array]:
         """Returns the sections of host memory [num_bytes] uint8."""

@@ -28,9 +28,21 @@ class StepTensors(NamedTuple):
 class StepViews:
     """Views of one set of buffers; they show the current content."""
 
-    def __init__(self, sections: StepSections[torch.Tensor], block_table: torch.Tensor) -> None:
-        """Args: sections: the device's buffer. block_table: [max_num_seqs, max_blocks], see `BatchBuilder`."""
+    def __init__(
+        self,
+        sections: StepSections[torch.Tensor],
+        sampling_sections: StepSections[torch.Tensor],
+        block_table: torch.Tensor,
+    ) -> None:
+        """Takes the device's buffers.
+
+        Args:
+            sections: the model's.
+            sampling_sections: the sampler's, usually the same.
+            block_table: [max_num_seqs, max_blocks], see `BatchBuilder`.
+        """
         self._sections = sections
+        self._sampling_sections = sampling_sections
         self._block_table = block_table
         self._last_step: tuple[object, StepTensors] | None = None
         self._last_unbiased: tuple[object, SamplingBatch] | None = None
@@ -57,7 +69,7 @@ class StepViews:
         hints = columns.max_top_logprobs, columns.any_penalised, columns.any_random, columns.any_filtered
         key = len(columns.rows), id(history), hints
         if self._last_unbiased is None or self._last_unbiased[0] != key:
-            sections = self._sections
+            sections = self._sampling_sections
             nothing = sections.bias_ids[:0], sections.bias_values[:0]
             self._last_unbiased = key, sampling_batch(columns, sections, history, *nothing)
         return self._last_unbiased[1]

@@ -14,10 +14,10 @@ from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.config import MAX_ADAPTER_NAME_CHARS, is_adapter_name
 from engine.core.adapter_slots import AdapterSlots
 from engine.core.request import Adapter
 from engine.errors import AdapterNotFound, EngineDraining, InvalidRequest
+from engine.flags import MAX_ADAPTER_NAME_CHARS, is_adapter_name
 from engine.interfaces import Fence, Inbox
 from engine.serving.thread_priority import lower_priority
 

@@ -10,36 +10,32 @@ import torch
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine import __version__
-from engine.config import EngineConfig, StepLimits
+from engine.config import EngineConfig
 from engine.core.config import SchedulerConfig
 from engine.core.latency.scheduler import make_scheduler
 from engine.errors import ConfigError, EngineError
+from engine.flags import StepLimits
 from engine.interfaces import ModelRunner
 from engine.model.checkpoint import open_checkpoint
 from engine.model.fingerprint import weights_fingerprint
-from engine.model.hub import resolve_model
 from engine.model.lora import LoraAdapter
-from engine.model.model_folder import check_folder
 from engine.model.model_shape import ModelShape
-from engine.model.shapes import find_shape
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.parallel.followers import OnFailure
 from engine.parallel.group import SINGLE_RANK, SingleRank
 from engine.parallel.process_group import ProcessGroup
-from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
+from engine.runner.kv_cache import KVCachePlan
 from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.parts import CheckpointInfo, EngineParts
 from engine.startup.adapters import adapters_bytes, num_adapter_slots, open_adapters
-from engine.startup.cpu_memory import bytes_beside_weights, kv_cache_bytes
-from engine.startup.device import check_device, choose_device, kept_weights, kv_cache_dtype
+from engine.startup.device import check_device, choose_device, set_threads
 from engine.startup.gpu import Gpu
-from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
-from engine.startup.rank import RankTask, build_runner
-from engine.startup.served_model import bytes_of_weights, check_weights_of, open_model, shard_shape, weights_dtype
+from engine.startup.rank_group import build_runner
+from engine.startup.rank_task import make_task
+from engine.startup.served_model import find_model, open_model
 from engine.startup.step_times import measure_prior
 from engine.startup.warm_up import sweep_sizes, warm_up
-from kernels.dtypes import dtype_name
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +44,7 @@ def build_engine(
     config: EngineConfig,
     startup: StartupProgress,
     on_rank_failure: OnFailure | None = None,
+    on_node_stopping: Callable[[], None] = lambda: None,
     *,
     gpu: Gpu | None = None,
 ) -> EngineParts:
@@ -57,6 +54,7 @@ def build_engine(
         config: the engine's configuration.
         startup: reports the progress.
         on_rank_failure: see `engine.parallel.followers.Followers`; None exits this process immediately.
+        on_node_stopping: see `Followers`.
         gpu: with `device` "cuda", used instead of the one that is opened: a CPU that interprets its kernels.
     Returns: the parts of an engine, warmed up.
 
@@ -68,7 +66,7 @@ def build_engine(
     check_device(config, device)
     limits = config.step_limits(device.type)
     group = _group(config, device)
-    threads = _set_threads(config, device)
+    threads = set_threads(config, device)
     if config.kernels == "torch":
         _log.warning("Using plain PyTorch operations (--kernels torch): much slower, to work around a faulty kernel")
     if config.batch_invariant:
@@ -79,7 +77,7 @@ def build_engine(
 
     startup.begin("model", f"finding model {config.model_name}")
     is_dummy = config.load_format == "dummy"
-    model_dir = _find_model(config, startup)
+    model_dir = find_model(config, startup)
     model = open_model(model_dir, config)
     shape = model.shape
     adapters = open_adapters(config, model)
@@ -87,38 +85,17 @@ def build_engine(
     grammars = MatcherCompiler(tokenizer, shape.vocab_size, shape.end_token_ids)
     startup.begin("grammars", "reading the tokenizer for grammars")
     grammars.prepare()  # before the cache is sized: takes 140 MB for 150,000 tokens
-    is_cpu = device.type == "cpu"
-    dtype = weights_dtype(model, model_dir, config, device)
-    kv_dtype = kv_cache_dtype(config, torch.float32 if is_cpu else dtype)
-    kv_plan = None
-    if is_cpu:
-        # Check files and memory before kernels are compiled, which takes a minute the first time.
-        if not is_dummy:
-            check_weights_of(model, model_dir, dtype, group)
-        num_bytes = group.size * bytes_of_weights(
-            model, dtype, group, config.quantization, kept=kept_weights(config, device.type), is_compact=True
-        )
-        num_bytes += (num_adapter_bytes := adapters_bytes(config, model, adapters))
-        if config.enable_lora:
-            num_slots, num_mib = num_adapter_slots(config), num_adapter_bytes / 2**20
-            _log.info("LoRA adapters: %d places of rank %d, %.1f MiB", num_slots, config.max_lora_rank, num_mib)
-        free_bytes = bytes_beside_weights(num_bytes, config.quantization or dtype_name(dtype))
-        shard = shard_shape(model, group)
-        kv_plan = plan_kv_cache(
-            shard,
-            kv_dtype,
-            config.block_size,
-            kv_cache_bytes(config, shard, kv_dtype, limits, free_bytes // group.size),
-            config.max_model_len,
-            config.num_gpu_blocks_override,
-        )
-
+    if config.enable_lora:
+        num_slots, num_mib = num_adapter_slots(config), adapters_bytes(config, model, adapters) / 2**20
+        _log.info("LoRA adapters: %d places of rank %d, %.1f MiB", num_slots, config.max_lora_rank, num_mib)
+    task = make_task(config, device, model_dir, model, threads, adapters=adapters, gpu=gpu)
     _log.info("Starting to load model %s from %s", config.model_name, model_dir)
-    task = RankTask(config, model_dir, model, dtype, kv_dtype, kv_plan, limits, threads, adapters, gpu)
     runner, kv_plan, progress, load_adapter = build_runner(
-        task, group, device, startup, on_rank_failure or _end_process
+        task, group, device, startup, on_rank_failure or _end_process, on_node_stopping
     )
     _log_cache(kv_plan)
+    if shape.state_bytes:
+        _log_state(config, shape, limits)
     scheduler_config = _scheduler_config(config, shape, kv_plan, limits, device)
     startup.begin("warm-up", "warming up")
     warm_up(runner, scheduler_config, shape.vocab_size)
@@ -155,45 +132,18 @@ def _checkpoint_info(model_dir: Path) -> CheckpointInfo:
 
 def _group(config: EngineConfig, device: torch.device) -> ProcessGroup | SingleRank:
     """Returns the group of ranks that share the model; this process is rank 0."""
-    size = config.tensor_parallel_size
-    if size == 1:
+    layout = config.layout
+    if layout.num_ranks == 1:
         return SINGLE_RANK
-    if device.type == "cpu":
+    if device.type == "cpu" and layout.tensor_size > 1:
+        size = layout.tensor_size
         _log.info("Tensor parallelism over %d ranks on one CPU uses plain PyTorch operations: for tests only", size)
-    return ProcessGroup(0, size, device)
+    return ProcessGroup(0, layout, device)
 
 
 def _end_process(error: EngineError) -> None:
     _log.critical("%s", error)
     os._exit(1)
-
-
-def _find_model(config: EngineConfig, startup: StartupProgress) -> Path:
-    """Returns the folder of the checkpoint, or of a bundled shape for random weights."""
-    if config.load_format == "dummy" and (shape := find_shape(config.model)) is not None:
-        _log.info("Using the bundled shape %s: %s", config.model, shape)
-        return shape
-
-    def check(folder: Path) -> None:
-        check_folder(
-            folder,
-            is_dummy=config.load_format == "dummy",
-            is_without_weights=True,
-            model_impl=config.model_impl,
-            tensor_parallel_size=config.tensor_parallel_size,
-        )
-
-    return resolve_model(config.model, check, startup.update)
-
-
-def _set_threads(config: EngineConfig, device: torch.device) -> int:
-    """Sets the number of CPU threads."""
-    threads = config.threads or max(1, usable_cpus() // config.tensor_parallel_size)
-    if device.type == "cpu":
-        from engine.startup.cpu_threads import set_threads  # and with it numba, which a machine with a GPU may lack
-
-        set_threads(threads, config.quantization)
-    return threads
 
 
 def _watch_compiles(config: EngineConfig, device: torch.device) -> Callable[[], int]:
@@ -222,6 +172,17 @@ def _log_cache(kv_plan: KVCachePlan) -> None:
     )
 
 
+def _log_state(config: EngineConfig, shape: ModelShape, limits: StepLimits) -> None:
+    _log.info(
+        "State besides keys and values: %.4g MiB per request, %.4g MiB for %d requests",
+        shape.state_bytes / 2**20,
+        limits.max_num_seqs * shape.state_bytes / 2**20,
+        limits.max_num_seqs,
+    )
+    if config.enable_prefix_caching:
+        _log.info("Prefixes are not reused: the state of a request cannot go back to an earlier token")
+
+
 def _scheduler_config(
     config: EngineConfig, shape: ModelShape, kv_plan: KVCachePlan, limits: StepLimits, device: torch.device
 ) -> SchedulerConfig:
@@ -232,11 +193,12 @@ def _scheduler_config(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=kv_plan.max_model_len,
         end_token_ids=shape.end_token_ids,
-        enable_prefix_caching=config.enable_prefix_caching,
+        enable_prefix_caching=config.enable_prefix_caching and not shape.state_bytes,
         records_cache_events=config.api == "vllm",
         policy=config.scheduling_policy,
         max_waiting=config.max_num_queued_reqs,
         max_steps_in_flight=config.max_steps_in_flight(device.type),
+        num_stages=config.pipeline_parallel_size,
         best_effort_share=config.best_effort_share,
         max_step_s=config.max_step_time_s,
         tenant_weights=config.weights_by_tenant,

@@ -10,6 +10,7 @@ from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.startup.gpu import has_gpu
+from engine.startup.machine import usable_cpus
 
 _EIGHT_BITS = {"cpu": "int8", "cuda": "fp8"}
 
@@ -59,8 +60,25 @@ def check_device(config: EngineConfig, device: torch.device) -> None:
         raise ConfigError("--packed-cache keeps the weights of a CPU: omit it, or use --device cpu")
     if config.batch_invariant and device.type == "cuda":
         _check_batch_invariant_gpu(config)
+    if config.pipeline_parallel_size > 1:
+        _check_pipeline(config)
     if config.uses_torch_kernels(device.type):
         _check_torch_kernels(config)
+
+
+def _check_pipeline(config: EngineConfig) -> None:
+    num_stages = config.pipeline_parallel_size
+    asked = {
+        "--scheduling-policy slo": config.scheduling_policy == "slo",
+        "--lora": bool(config.lora),
+        "--enable-lora": config.enable_lora,
+        "--async-scheduling": config.async_scheduling is not None,
+    }
+    for flag, is_asked in asked.items():
+        if is_asked:
+            raise ConfigError(
+                f"{flag} is not supported with --pipeline-parallel-size {num_stages}: omit one of the two"
+            )
 
 
 def _check_batch_invariant_gpu(config: EngineConfig) -> None:
@@ -106,3 +124,16 @@ def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
             return dtype
         case name:
             return {"bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[name]
+
+
+def set_threads(config: EngineConfig, device: torch.device) -> int:
+    """Sets the number of CPU threads of this process and returns it.
+
+    Raises: ConfigError: the machine has fewer.
+    """
+    threads = config.threads or max(1, usable_cpus() // config.layout.ranks_per_node)
+    if device.type == "cpu":
+        from engine.startup import cpu_threads  # and with it numba, which a machine with a GPU may lack
+
+        cpu_threads.set_threads(threads, config.quantization)
+    return threads

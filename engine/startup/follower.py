@@ -51,15 +51,20 @@ def _follow(channel: Connection) -> None:
     """
     from engine.parallel.process_group import ProcessGroup
     from engine.startup.progress import StartupProgress
-    from engine.startup.rank import Assignment, build_rank, collective_timeout_s
+    from engine.startup.rank import build_rank
+    from engine.startup.rank_group import Assignment, collective_timeout_s
 
     assignment = channel.recv()
     assert isinstance(assignment, Assignment)
     task = assignment.task
     level = "debug" if task.config.log_level == "debug" else "warning"
     log_to_stderr("chairlift-engine", level, task.config.log_format, rank=assignment.rank)
-    group = ProcessGroup(assignment.rank, assignment.size, assignment.device)
-    group.join(assignment.meeting_folder, collective_timeout_s(task.config))
+    group = ProcessGroup(assignment.rank, task.config.layout, assignment.device)
+    if assignment.device.type == "cpu" and not task.config.uses_torch_kernels("cpu"):
+        from engine.startup.cpu_threads import set_threads  # and with it numba
+
+        set_threads(task.num_threads, task.config.quantization)
+    group.join(assignment.meeting, collective_timeout_s(task.config))
     try:
         runner = build_rank(task, group, assignment.device, StartupProgress(_log.debug)).runner
         group.before_leaving = runner.close

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from engine.config import StepLimits
 from engine.core.config import SchedulerConfig
 from engine.errors import ConfigError, StepError
+from engine.flags import StepLimits
 from engine.interfaces import ModelRunner
 from engine.model.model_shape import ModelShape
 from engine.runner.kv_cache import KVCachePlan

@@ -30,7 +30,8 @@ def packed_cache(
 
     sources = digest_of([*kernel_sources(), *_LOADING.rglob("*.py")], ("torch",))
     types = (config.quantization, config.dtype, dtype_name(dtype))  # bfloat16, but not auto, has products in bf16
-    form = (ops.name, *types, group.rank, group.size, str(cpu_features()), sources)
+    place = (group.rank, group.size, group.stage, group.num_stages)
+    form = (ops.name, *types, *place, str(cpu_features()), sources)
     return PackedCache(
         config.packed_cache,
         config.packed_cache_bytes,

@@ -2,26 +2,23 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
-from engine.config import EngineConfig, StepLimits
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder
+from engine.model.decoder import Decoder, DecoderStage
 from engine.model.fp8 import Fp8Weights
-from engine.model.lora import LoraAdapter
-from engine.parallel.followers import START_TIMEOUT_S, Followers, OnFailure
-from engine.parallel.group import ParallelGroup, SingleRank
+from engine.parallel.group import ParallelGroup
 from engine.parallel.leading_runner import LeadingRunner
 from engine.parallel.process_group import ProcessGroup
 from engine.parallel.sampling import with_shared_draws
 from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
 from engine.runner.model_runner import StepModel, TorchModelRunner
+from engine.runner.stage_runner import StageRunner
 from engine.runner.stream import CudaStream, InlineStream, Stream
 from engine.startup.adapters import ModelAdapters, adapters_bytes
 from engine.startup.device import kept_weights
@@ -30,6 +27,7 @@ from engine.startup.gpu_memory import kv_cache_bytes
 from engine.startup.kernel_check import check_cpu_kernels, check_gpu_kernels, model_forms
 from engine.startup.machine import returning_freed_matrices
 from engine.startup.progress import StartupProgress
+from engine.startup.rank_task import RankTask
 from engine.startup.served_model import ServedModel, bytes_of_weights, load, shard_of, shard_shape
 from kernels.families import cpu_ops, reference_ops
 from kernels.fp8_block import BLOCK
@@ -45,51 +43,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RankTask:
-    """Input of `build_rank`, the same for every rank.
-
-    Attributes:
-        model_dir: folder of the checkpoint.
-        model: configuration of the whole model.
-        dtype: dtype of weights and activations.
-        kv_dtype: dtype of the cache; on a GPU float8 stands for the GPU's own variant.
-        kv_plan: cache of one rank; None: sized by the free memory of the GPU.
-        limits: limits of a step.
-        num_threads: CPU threads of one rank.
-        adapters: adapters of the model.
-        gpu: see `build_engine`.
-    """
-
-    config: EngineConfig
-    model_dir: Path
-    model: ServedModel
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-    kv_plan: KVCachePlan | None
-    limits: StepLimits
-    num_threads: int
-    adapters: tuple[LoraAdapter, ...] = ()
-    gpu: Gpu | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """First message to a follower.
-
-    Attributes:
-        rank: rank of the follower, below `size`.
-        device: device of its shard.
-        meeting_folder: folder through which the ranks connect.
-    """
-
-    rank: int
-    size: int
-    device: torch.device
-    meeting_folder: Path
-    task: RankTask
-
-
 class RankParts(NamedTuple):
     """Result of `build_rank`.
 
@@ -100,52 +53,10 @@ class RankParts(NamedTuple):
         adapters: with --enable-lora, the reserved adapters.
     """
 
-    runner: TorchModelRunner | LeadingRunner
+    runner: TorchModelRunner | StageRunner | LeadingRunner
     kv_plan: KVCachePlan
     progress: Callable[[], object] | None = None
     adapters: ModelAdapters | None = None
-
-
-def build_runner(
-    task: RankTask,
-    group: ProcessGroup | SingleRank,
-    device: torch.device,
-    startup: StartupProgress,
-    on_failure: OnFailure,
-) -> RankParts:
-    """Builds the runner of the whole model; starts the processes of the other ranks, if any.
-
-    Args:
-        task: what to build.
-        group: group of this process, rank 0.
-        device: device of rank 0; the other ranks use the following GPUs, or the same CPU.
-        startup: reports the progress.
-        on_failure: see `Followers`.
-    Raises: EngineError: rank 0 could not build its shard.
-    """
-    if isinstance(group, SingleRank):
-        return build_rank(task, group, device, startup)
-    followers = Followers(group, timeout_s=task.config.rank_timeout_s, on_failure=on_failure)
-    try:
-        startup.begin("ranks", f"starting {group.size} ranks")
-        folder = followers.meeting_folder
-        devices = [device if device.type == "cpu" else torch.device(device.type, rank) for rank in range(group.size)]
-        followers.assign([Assignment(rank, group.size, devices[rank], folder, task) for rank in range(1, group.size)])
-        with followers.waiting_for("the other ranks to start", START_TIMEOUT_S):
-            group.join(folder, collective_timeout_s(task.config))
-        parts = build_rank(task, group, device, startup)
-        group.before_leaving = parts.runner.close
-        startup.begin("ranks", "waiting for the other ranks")
-        followers.wait_ready()
-    except BaseException:
-        followers.close()
-        raise
-    return parts._replace(runner=LeadingRunner(parts.runner, followers))
-
-
-def collective_timeout_s(config: EngineConfig) -> float:
-    """Returns the timeout of a collective: longer than rank 0's own, which reports what hangs."""
-    return 2 * max(config.rank_timeout_s, START_TIMEOUT_S)
 
 
 def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, startup: StartupProgress) -> RankParts:
@@ -190,13 +101,24 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
         torch.set_num_threads(task.num_threads)
         ops = reference_ops()
     assert task.kv_plan is not None, "on a CPU the cache is sized before loading"
+    kv_plan = _agreed(task.kv_plan, group)
     with returning_freed_matrices():
         model = _load(task, group, ops, device, startup)
     reserved = _load_adapters(task, model, ops, startup)
     startup.begin("KV cache", "allocating the KV cache")
-    runner = _make_runner(task, group, model, ops, task.kv_plan)
-    progress = (lambda: (cpu.progress(), runner.num_filled_masks)) if cpu is not None else None
-    return RankParts(runner, task.kv_plan, progress, reserved)
+    runner = _make_runner(task, group, model, ops, kv_plan)
+    progress = None
+    if cpu is not None and isinstance(runner, TorchModelRunner):
+        counted = runner
+        progress = lambda: (cpu.progress(), counted.num_filled_masks)  # noqa: E731
+    return RankParts(runner, kv_plan, progress, reserved)
+
+
+def _agreed(kv_plan: KVCachePlan, group: ParallelGroup) -> KVCachePlan:
+    """Returns the plan with as many blocks as all ranks have memory for: the scheduler has one table for all."""
+    num_blocks = group.minimum(kv_plan.num_blocks)
+    max_model_len = min(kv_plan.max_model_len, num_blocks * kv_plan.block_size)
+    return replace(kv_plan, num_blocks=num_blocks, max_model_len=max_model_len)
 
 
 def _cpu_ops(task: RankTask, startup: StartupProgress, *, in_bf16: bool) -> "CpuOps":
@@ -252,6 +174,9 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     if has_graphs and not isinstance(shard, ModelConfig) and shard.unrecordable is not None:
         _log.info("Steps run without CUDA graphs: transformers computes %s, and %s", shard.name, shard.unrecordable)
         has_graphs = False
+    if has_graphs and group.num_stages > 1:
+        _log.info("Steps run without CUDA graphs: the model is in %d pipeline stages", group.num_stages)
+        has_graphs = False
     stream = CudaStream(gpu.device) if gpu.device.type == "cuda" else InlineStream()
     try:
         if not is_torch:
@@ -260,7 +185,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         model = _load(task, group, ops, gpu.device, startup)
         reserved = _load_adapters(task, model, ops, startup)
 
-        def make_runner(plan: KVCachePlan, has_graphs: bool) -> TorchModelRunner:
+        def make_runner(plan: KVCachePlan, has_graphs: bool) -> TorchModelRunner | StageRunner:
             return _make_runner(task, group, model, ops, plan, stream=stream, has_graphs=has_graphs)
 
         cache_bytes = config.kv_cache_memory_bytes or 0  # unused if the number of blocks is given
@@ -285,11 +210,12 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
                 has_adapters=bool(task.adapters) or config.enable_lora,
                 run_longest_attention=longest if is_torch or config.other_attention is not None else None,
             )
-            cache_bytes = group.minimum(kv_cache_bytes(gpu.memory, use))
+            cache_bytes = kv_cache_bytes(gpu.memory, use)
             _log.info("%s took %.2f seconds", _capitalized(what), startup.phase_s())
         kv_plan = plan_kv_cache(
             shape, task.kv_dtype, config.block_size, cache_bytes, config.max_model_len, config.num_gpu_blocks_override
         )
+        kv_plan = _agreed(kv_plan, group)
         startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")
         runner = make_runner(kv_plan, has_graphs)
         _log_recording(is_measured or is_torch, has_graphs, startup)
@@ -432,19 +358,36 @@ def _make_runner(
     *,
     stream: Stream | None = None,
     has_graphs: bool = False,
-) -> TorchModelRunner:
+) -> TorchModelRunner | StageRunner:
+    shape = shard_shape(task.model, group)
+    max_num_seqs, max_num_batched_tokens = task.limits
+    max_steps_in_flight = task.config.max_steps_in_flight("cpu" if stream is None else "cuda")
+    if isinstance(model, DecoderStage):
+        return StageRunner(
+            model,
+            shape,
+            kv_plan,
+            ops,
+            group,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_dtype=task.kv_dtype,
+            stream=stream,
+            max_steps_in_flight=max_steps_in_flight,
+        )
     return TorchModelRunner(
         model,
-        shard_shape(task.model, group),
+        shape,
         kv_plan,
         with_shared_draws(ops, group),
-        max_num_seqs=task.limits.max_num_seqs,
-        max_num_batched_tokens=task.limits.max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
         kv_dtype=task.kv_dtype,
         stream=stream,
-        max_steps_in_flight=task.config.max_steps_in_flight("cpu" if stream is None else "cuda"),
+        max_steps_in_flight=max_steps_in_flight,
         max_logprobs=task.config.max_logprobs,
-        decode_buckets=decode_buckets(task.limits.max_num_seqs) if has_graphs else (),
-        mixed_buckets=mixed_buckets(task.limits.max_num_batched_tokens) if has_graphs else (),
+        decode_buckets=decode_buckets(max_num_seqs) if has_graphs else (),
+        mixed_buckets=mixed_buckets(max_num_batched_tokens) if has_graphs else (),
         has_adapters=bool(task.adapters) or task.config.enable_lora,
+        group=group,
     )

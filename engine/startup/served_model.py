@@ -12,15 +12,18 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
+from engine.model.hub import resolve_model
 from engine.model.linear import Kept
 from engine.model.loader import check_checkpoint, cpu_checkpoint_dtype, load_model, resolve_dtype, weights_bytes
 from engine.model.model_folder import check_folder
 from engine.model.model_shape import ModelShape
+from engine.model.shapes import find_shape
 from engine.model.sharding import Sharding
 from engine.model.weights import Progress, check_headers
 from engine.parallel.group import ParallelGroup
 from engine.runner.model_runner import StepModel
 from engine.startup.packed_weights import packed_cache
+from engine.startup.progress import StartupProgress
 from kernels.interface import KernelOps
 
 if TYPE_CHECKING:
@@ -29,6 +32,27 @@ if TYPE_CHECKING:
 ServedModel: TypeAlias = "ModelConfig | TransformersConfig"
 
 _log = logging.getLogger(__name__)
+
+
+def find_model(config: EngineConfig, startup: StartupProgress) -> Path:
+    """Returns the folder of the checkpoint, or of a bundled shape for random weights; downloads what is on the hub.
+
+    Raises: CheckpointError, ConfigError: see `resolve_model`.
+    """
+    if config.load_format == "dummy" and (shape := find_shape(config.model)) is not None:
+        _log.info("Using the bundled shape %s: %s", config.model, shape)
+        return shape
+
+    def check(folder: Path) -> None:
+        check_folder(
+            folder,
+            is_dummy=config.load_format == "dummy",
+            is_without_weights=True,
+            model_impl=config.model_impl,
+            layout=config.layout,
+        )
+
+    return resolve_model(config.model, check, startup.update)
 
 
 def open_model(model_dir: Path, config: EngineConfig) -> ServedModel:
@@ -42,7 +66,7 @@ def open_model(model_dir: Path, config: EngineConfig) -> ServedModel:
         model_dir,
         is_dummy=config.load_format == "dummy",
         model_impl=config.model_impl,
-        tensor_parallel_size=config.tensor_parallel_size,
+        layout=config.layout,
     )
     if native is not None:
         return native
@@ -81,7 +105,7 @@ def shard_of(model: ServedModel, group: ParallelGroup) -> ServedModel:
     Raises: ConfigError: the model cannot be divided among the ranks.
     """
     if isinstance(model, ModelConfig):
-        return Sharding.of(model, group.rank, group.size).config_of(model)
+        return Sharding.of(model, group).config_of(model)
     return model
 
 
@@ -168,6 +192,7 @@ def load(
         dtype=dtype,
         device=device,
         max_model_len=max_model_len or model.shape.max_position_embeddings,
+        max_num_seqs=config.step_limits(device.type).max_num_seqs,
         is_dummy=config.load_format == "dummy",
         seed=config.seed,
         progress=progress,

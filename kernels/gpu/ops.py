@@ -157,11 +157,13 @@ class GpuOps:
         decode_sizes: Sequence[int] = (),
         mixed_sizes: Sequence[int] = (),
         mixes_torch: bool = False,  # noqa: ARG002 - they are recorded too
+        yields_logits: bool = True,
     ) -> Step:
         """Compiles every kernel that a step or the sampler can launch, then records steps as CUDA graphs."""
         with compile_only(progress=self._progress) as kernels:
             logits = step(decode_inputs(largest, 1, is_adapted=largest.adapted is not None))
-            self.sample(logits, greedy_batch(logits.shape[0], self._device, max_top_logprobs=0))
+            if yields_logits:
+                self.sample(logits, greedy_batch(logits.shape[0], self._device, max_top_logprobs=0))
         load_kernels(kernels)
         self.graphs_bytes, self.unrecorded = 0, ()
         if not decode_sizes and not mixed_sizes:

@@ -146,6 +146,7 @@ def decode_inputs(largest: StepInputs, num_reqs: int, is_adapted: bool = False) 
         logits_indices=largest.logits_indices[:num_reqs],
         logits=None if largest.logits is None else largest.logits[:num_reqs],
         adapted=_adapted(largest, num_reqs) if is_adapted else None,
+        residual=None if largest.residual is None else largest.residual[:num_reqs],
     )
 
 

@@ -74,6 +74,7 @@ class ReferenceOps:
         decode_sizes: Sequence[int] = (),
         mixed_sizes: Sequence[int] = (),
         mixes_torch: bool = False,
+        yields_logits: bool = True,
     ) -> Step:
         """Returns the step itself."""
         return step

@@ -19,6 +19,7 @@ ENGINE_KEEPS = {
     "DEVICE", "ENGINE_HOST", "ENGINE_PORT", "ENGINE_INSECURE_BIND", "UDS", "EXIT_ON_STDIN_CLOSE", "STEP_LOG",
     "ENGINE_TLS_CERT", "ENGINE_TLS_KEY", "ENGINE_TLS_CLIENT_CA",  # files: with a mount, in an override
     "API",  # needs a package that the images lack
+    "NNODES", "NODE_RANK", "MASTER_ADDR",  # a project of compose is one machine
 }  # fmt: skip
 FRONTEND_KEEPS = {
     "HOST", "PORT", "HTTP_HOST", "HTTP_PORT", "INSECURE_BIND", "ENGINE", "REUSE_PORT",

@@ -126,18 +126,21 @@ class OpenStream:
 class Engines:
     """Two engines on sockets of their own and one frontend before both."""
 
-    def __init__(self, folder: Path, processes: Processes, port: int) -> None:
+    def __init__(self, folder: Path, processes: Processes, port: int, flags_of_first: tuple[str, ...] = ()) -> None:
+        """Starts them; the first one with flags of its own."""
         self.processes = processes
         self.target = f"127.0.0.1:{port}"
-        self._model = with_long_context(folder / "model", NUM_POSITIONS)
+        self.model = with_long_context(folder / "model", NUM_POSITIONS)
         self._sockets = [folder / f"{index}.sock" for index in range(2)]
+        self._flags = (flags_of_first, ())
         self.running = [self._start(index) for index in range(2)]
         flags = [flag for socket in self._sockets for flag in ("--engine", f"unix:{socket}")]
         self.frontend = processes.start("frontend", *flags, "--port", str(port), "--no-http")
 
     def _start(self, index: int) -> subprocess.Popen[str]:
         process: subprocess.Popen[str] = self.processes.start(
-            *("engine", "--model", str(self._model), "--uds", str(self._sockets[index]), "--threads", "1")
+            *("engine", "--model", str(self.model), "--uds", str(self._sockets[index]), "--threads", "1"),
+            *self._flags[index],
         )
         return process
 
@@ -196,6 +199,35 @@ def test_kill_9_in_the_middle_of_answers_changes_no_token(engines: Engines) -> N
         stream.wait_for(max(len(stream.token_ids) + 1, 400))
         stream.close()
         assert stream.token_ids[:400] == undisturbed["sampled"][0]
+
+
+@pytest.mark.slow
+def test_kill_9_of_one_machine_of_an_engine_changes_no_token(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    flags = ("-pp", "2", "--nnodes", "2", "--master-addr", f"127.0.0.1:{free_port()}")
+    processes = Processes(tmp_path)
+    try:
+        engines = Engines(tmp_path, processes, free_port(), flags_of_first=flags)
+        second = processes.start("engine", "--model", str(engines.model), "--threads", "1", *flags, "--node-rank", "1")
+        engines.wait_attached(2)
+        undisturbed = run_all(engines.target, lambda num_tokens: None)
+        open_streams = [OpenStream(engines.target) for _ in engines.running]  # one in each engine
+
+        def kill(num_tokens: int) -> None:
+            if num_tokens >= 50:
+                second.kill()
+
+        answers = run_all(engines.target, kill)
+        assert (second.wait(HANG_S), engines.running[0].wait(HANG_S)) == (-signal.SIGKILL, 1)
+        for name, (token_ids, text, _) in answers.items():
+            assert token_ids == undisturbed[name][0], name
+            assert text == undisturbed[name][1]
+        assert engines.log().count(" moved to another engine, ") == 1
+        for stream in open_streams:
+            stream.wait_for(max(len(stream.token_ids) + 1, 400))
+            stream.close()
+            assert stream.token_ids[:400] == undisturbed["sampled"][0]
+    finally:
+        processes.stop()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")

@@ -68,11 +68,14 @@ class StepTimeErrors(NamedTuple):
     Attributes:
         decode: of steps whose rows have one token each.
         prompt: of the others.
+        decode_sum, prompt_sum: of their relative errors.
         num_stalls: steps that took far longer than predicted and are in neither histogram.
     """
 
     decode: tuple[int, ...] = (0,) * _NUM_BUCKETS
     prompt: tuple[int, ...] = (0,) * _NUM_BUCKETS
+    decode_sum: float = 0.0
+    prompt_sum: float = 0.0
     num_stalls: int = 0
 
     def quantile(self, share: float) -> float:
@@ -119,13 +122,20 @@ class StepTimeModel:
         self._mean_excess = 0.0  # of steps that took longer than predicted
         self._decode_errors = [0] * _NUM_BUCKETS
         self._prompt_errors = [0] * _NUM_BUCKETS
+        self._decode_error_sum = self._prompt_error_sum = 0.0
         self._num_stalls = 0
         self.coefficients = prior.coefficients
 
     @property
     def errors(self) -> StepTimeErrors:
         """Errors of the predictions so far; each was made before its own step was observed."""
-        return StepTimeErrors(tuple(self._decode_errors), tuple(self._prompt_errors), self._num_stalls)
+        return StepTimeErrors(
+            tuple(self._decode_errors),
+            tuple(self._prompt_errors),
+            self._decode_error_sum,
+            self._prompt_error_sum,
+            self._num_stalls,
+        )
 
     def margin(self, num_deviations: float) -> float:
         """Returns the share of a limit that a step may be predicted to take; at most 1.
@@ -167,8 +177,13 @@ class StepTimeModel:
             self._num_stalls += 1
         else:
             error = abs(elapsed_s - predicted_s) / elapsed_s
-            errors = self._prompt_errors if num_tokens > num_rows else self._decode_errors
-            errors[sum(error > bound for bound in ERROR_BOUNDS)] += 1
+            bucket = sum(error > bound for bound in ERROR_BOUNDS)
+            if num_tokens > num_rows:
+                self._prompt_errors[bucket] += 1
+                self._prompt_error_sum += error
+            else:
+                self._decode_errors[bucket] += 1
+                self._decode_error_sum += error
         clipped = max(-_CLIP * mean, min(_CLIP * mean, residual))
         self._mean_residual += _MEAN_STEP * (abs(clipped) - self._mean_residual)
         self._mean_excess += _MEAN_STEP * (max(clipped, 0.0) - self._mean_excess)

@@ -5,7 +5,6 @@ The session is served and scheduled as one frontend's, but its messages go to th
 
 # ruff: noqa: ARG002 - the arguments are those of `Receiver`
 
-import asyncio
 import itertools
 from collections.abc import Callable
 
@@ -13,7 +12,8 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason
 from engine.core.outputs import RequestOutput
 from engine.interfaces import LoopSnapshot
-from engine.serving.outgoing import CoalescePolicy, Receiver
+from engine.serving.coalescing import CoalescePolicy, Hold
+from engine.serving.outgoing import Receiver
 from engine.serving.session import Session
 from engine.serving.vllm.answer import Answer
 
@@ -36,14 +36,12 @@ class LocalSession(Receiver):
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_close = on_close
-        self._coalescing = coalescing
+        self._hold = Hold(coalescing, self._release)
         self._handles = itertools.count(1)
         self._command_seqs = itertools.count(1)
         self._calls: dict[int, tuple[Answer, Callable[[], None]]] = {}
         self._held: dict[int, Callable[[], None]] = {}  # calls with news that wait for more
         self._step_s = 0.0
-        self._held_since_s: float | None = None  # event loop's clock
-        self._hold_timer: asyncio.TimerHandle | None = None
         self._session = open_session(self)
 
     async def submit(self, answer: Answer, submission: pb.Submission, wake: Callable[[], None]) -> None:
@@ -116,16 +114,9 @@ class LocalSession(Receiver):
     def end_step(self) -> None:
         """See `Receiver`. Holds tokens back until the next step where that is due soon enough."""
         if not self._held:
-            self._stop_holding()
-            return
-        loop = asyncio.get_running_loop()
-        if self._held_since_s is None:
-            self._held_since_s = loop.time()
-        waited_s = loop.time() - self._held_since_s
-        if not self._coalescing.holds(num_rows=len(self._held), waited_s=waited_s, step_s=self._step_s):
+            self._hold.end()
+        elif not self._hold.keeps(num_rows=len(self._held), step_s=self._step_s):
             self._release()
-        elif self._hold_timer is None:
-            self._hold_timer = loop.call_later(self._coalescing.max_delay_s, self._release)
 
     def complete(self, completion: pb.Completion) -> None:
         """See `Receiver`."""
@@ -161,13 +152,7 @@ class LocalSession(Receiver):
         self._session.handle(pb.AttachRequest(command_seq=next(self._command_seqs), **command))  # type: ignore[arg-type]
 
     def _release(self) -> None:
-        self._stop_holding()
+        self._hold.end()
         held, self._held = self._held, {}
         for wake in held.values():
             wake()
-
-    def _stop_holding(self) -> None:
-        self._held_since_s = None
-        if self._hold_timer is not None:
-            self._hold_timer.cancel()
-            self._hold_timer = None

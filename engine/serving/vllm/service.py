@@ -17,9 +17,10 @@ from chairlift.service.structured.grammars import grammar_of
 from chairlift.service.structured.output_constraint import ConstraintError, OutputConstraint
 from engine.errors import EngineDraining, InvalidRequest, QueueFull, RequestError
 from engine.interfaces import EngineState
+from engine.serving.coalescing import CoalescePolicy
 from engine.serving.convert import RequestLimits
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.outgoing import CoalescePolicy, Receiver, StreamRefused
+from engine.serving.outgoing import Receiver, StreamRefused
 from engine.serving.server import EngineService, ServingParts
 from engine.serving.session import Session
 from engine.serving.vllm.cache_log import CacheLog

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 2
+PROTOCOL_MINOR = 3
 
 BYTES_PER_TOKEN_ID = 4
 """Token ids travel as unsigned 32-bit integers, little-endian."""

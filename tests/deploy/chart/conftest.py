@@ -44,16 +44,34 @@ class Chart:
         """All objects of a kind."""
         return [manifest for manifest in self.manifests if manifest["kind"] == kind]
 
+    def owner(self, component: str) -> Manifest:
+        """What has the pods of one half."""
+        kinds = ("StatefulSet", "LeaderWorkerSet") if component == "engine" else ("Deployment",)
+        (owner,) = [one for kind in kinds for one in self.of(kind)]
+        return owner
+
+    def template(self, component: str) -> Manifest:
+        """Their template; of engines that span several pods that of the leaders. "worker": that of their other pods."""
+        if component == "worker":
+            template: Manifest = self.owner("engine")["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+            return template
+        spec = self.owner(component)["spec"]
+        return dict(spec.get("template") or spec["leaderWorkerTemplate"]["leaderTemplate"])
+
     def pod(self, component: str) -> Manifest:
-        """The pods' spec of one half."""
-        (owner,) = self.of("StatefulSet" if component == "engine" else "Deployment")
-        spec: Manifest = owner["spec"]["template"]["spec"]
+        """The spec of a template."""
+        spec: Manifest = self.template(component)["spec"]
         return spec
 
     def container(self, component: str) -> Manifest:
-        """Their only container."""
+        """Its only container."""
         (container,) = self.pod(component)["containers"]
         return dict(container)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether an engine spans several pods."""
+        return bool(self.of("LeaderWorkerSet"))
 
 
 @pytest.fixture

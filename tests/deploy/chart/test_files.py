@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from frontend.config import FrontendConfig
 from tests.deploy.monitoring import promql
 
-PROGRAMS = {"engine-statefulset.yaml": EngineConfig, "frontend-deployment.yaml": FrontendConfig}
+PROGRAMS = {"_engine-pod.tpl": EngineConfig, "frontend-deployment.yaml": FrontendConfig}
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def objects(node: Any, path: str = "") -> list[tuple[str, Any]]:
     return here + [found for name, child in node.items() for found in objects(child, f"{path}/{name}")]
 
 
-def test_value_sets_are_six_and_each_is_valid(chart: Path, schema: Any, values: Any) -> None:
+def test_value_sets_are_seven_and_each_is_valid(chart: Path, schema: Any, values: Any) -> None:
     files = list((chart / "ci").glob("*.yaml"))
-    assert len(files) == 6
+    assert len(files) == 7
     for file in files:
         jsonschema.validate(yaml.safe_load(file.read_text()), schema)
     jsonschema.validate(values, schema)
@@ -123,7 +123,7 @@ def test_ports_are_the_programs_defaults(templates: dict[str, str]) -> None:
     frontend, engine = FrontendConfig(), EngineConfig()
     assert (frontend.port, frontend.http_port, engine.port) == (50051, 8000, 50052)
     numbers = {int(number) for text in templates.values() for number in re.findall(r"\b[1-9]\d{3,4}\b", text)}
-    assert numbers - {10001} == {50051, 8000, 50052}  # 10001: the user
+    assert numbers - {10001, 29500} == {50051, 8000, 50052}  # the user; where nodes of an engine meet
 
 
 def test_metrics_that_the_chart_names_are_exported(templates: dict[str, str], page: str, prefix: str) -> None:
@@ -156,4 +156,4 @@ def test_user_and_cache_folder_are_the_images(root: Path, templates: dict[str, s
     folders = re.findall(r"(?:HF_HOME|NUMBA_CACHE_DIR|TRITON_CACHE_DIR)=(\S+)", dockerfile)
     assert len(folders) == 3
     assert all(folder.startswith("/var/cache/chairlift/") for folder in folders)
-    assert "mountPath: /var/cache/chairlift}" in templates["engine-statefulset.yaml"]
+    assert "mountPath: /var/cache/chairlift}" in templates["_engine-pod.tpl"]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 from chairlift.service.service_classes import read_service_classes
 from engine.config import parse_config
+from engine.parallel.layout import RankLayout
 from frontend.config import parse_arguments
 from frontend.routing.resolver import name_and_port
 from tests.deploy.monitoring import promql
@@ -21,9 +23,11 @@ CUSTOM = {
     ("cert-manager.io/v1", "Certificate"),
     ("inference.networking.k8s.io/v1", "InferencePool"),
     ("keda.sh/v1alpha1", "ScaledObject"),
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
     ("monitoring.coreos.com/v1", "PrometheusRule"),
     ("monitoring.coreos.com/v1", "ServiceMonitor"),
 }
+TLS = {"enabled": True, "engineSecretName": "e", "frontendSecretName": "f"}
 Render = Callable[..., Any]
 
 
@@ -42,9 +46,21 @@ def test_objects_are_valid_for_kubernetes(render: Render, value_set: Path, versi
     except chart_tools.NotAvailableError as error:
         pytest.skip(str(error))
     own = [manifest for manifest in manifests if (manifest["apiVersion"], manifest["kind"]) not in CUSTOM]
-    assert {kind for manifest in own for kind in [manifest["kind"]]} >= {"Deployment", "StatefulSet", "Service"}
+    assert {manifest["kind"] for manifest in own} >= {"Deployment", "Service"}
+    own += [as_pod(template) for template in groups_of(manifests)]
     wrong = {f"{one['kind']} {one['metadata']['name']}": schemas.errors(one) for one in own}
     assert {name: errors for name, errors in wrong.items() if errors} == {}
+
+
+def groups_of(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The templates of pods in objects whose schemas are not Kubernetes' own."""
+    groups = [one["spec"]["leaderWorkerTemplate"] for one in manifests if one["kind"] == "LeaderWorkerSet"]
+    return [group[name] for group in groups for name in ("leaderTemplate", "workerTemplate")]
+
+
+def as_pod(template: dict[str, Any]) -> dict[str, Any]:
+    """A pod of a template."""
+    return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "any", **template["metadata"]}}
 
 
 def test_value_sets_make_every_custom_object(render: Render, chart: Path) -> None:
@@ -85,15 +101,19 @@ def test_frontends_look_up_the_engines_own_service(render: Render, value_set: Pa
     (service,) = [one for one in chart.of("Service") if one["spec"].get("clusterIP") == "None"]
     assert found == (f"{service['metadata']['name']}.llm.svc.cluster.local.", 50052)  # the dot: no search domain
     assert service["spec"]["publishNotReadyAddresses"] is True
-    (engines,) = chart.of("StatefulSet")
-    assert engines["spec"]["serviceName"] == service["metadata"]["name"]
-    labels = engines["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"].items() <= labels.items()
+    selector, labels = dict(service["spec"]["selector"]), chart.template("engine")["metadata"]["labels"]
+    if chart.has_groups:  # its controller makes a Service with the name of the set, and the label
+        assert chart.owner("engine")["metadata"]["name"] != service["metadata"]["name"]
+        assert selector.pop("leaderworkerset.sigs.k8s.io/worker-index") == "0"
+    else:
+        assert chart.owner("engine")["spec"]["serviceName"] == service["metadata"]["name"]
+    assert selector.items() <= labels.items()
 
 
 def test_pods_are_locked_down(render: Render, value_set: Path) -> None:
     chart = render(value_set)
-    for pod in [*map(chart.pod, HALVES), *[one["spec"] for one in chart.of("Pod")]]:
+    halves = (*HALVES, "worker") if chart.has_groups else HALVES
+    for pod in [*map(chart.pod, halves), *[one["spec"] for one in chart.of("Pod")]]:
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] == 10001
@@ -182,8 +202,7 @@ def test_frontend_with_tls_and_keys_is_not_insecure(render: Render, chart: Path)
 def test_engines_port_is_open_to_frontends_alone(render: Render) -> None:
     chart = render()
     policies = {one["metadata"]["name"].rpartition("-")[2]: one["spec"] for one in chart.of("NetworkPolicy")}
-    pods = {half: chart.of(kind)[0] for half, kind in (("engine", "StatefulSet"), ("frontend", "Deployment"))}
-    labels = {half: pod["spec"]["template"]["metadata"]["labels"] for half, pod in pods.items()}
+    labels = {half: chart.template(half)["metadata"]["labels"] for half in HALVES}
     for half in HALVES:
         assert policies[half]["podSelector"]["matchLabels"].items() <= labels[half].items()
         assert policies[half]["policyTypes"] == ["Ingress", "Egress"]
@@ -211,10 +230,11 @@ def test_clients_of_frontends_can_be_limited(render: Render, chart: Path) -> Non
 def test_disruption_budgets_and_spread_select_their_half(render: Render, value_set: Path) -> None:
     chart = render(value_set)
     budgets = {one["metadata"]["name"].rpartition("-")[2]: one["spec"] for one in chart.of("PodDisruptionBudget")}
-    for half, kind in (("engine", "StatefulSet"), ("frontend", "Deployment")):
-        (owner,) = chart.of(kind)
-        selector = owner["spec"]["selector"]
-        assert budgets[half]["selector"] == selector
+    for half in HALVES:
+        selector = budgets[half]["selector"]
+        if half == "frontend" or not chart.has_groups:
+            assert selector == chart.owner(half)["spec"]["selector"]
+        assert selector["matchLabels"].items() <= chart.template(half)["metadata"]["labels"].items()
         assert budgets[half]["maxUnavailable"] == 1
         (spread,) = chart.pod(half)["topologySpreadConstraints"]
         assert spread["labelSelector"] == selector
@@ -253,6 +273,50 @@ def test_gpus_of_an_engine_are_its_tensor_parallel_ranks(render: Render, chart: 
     (claim,) = engines["spec"]["volumeClaimTemplates"]
     assert claim["metadata"]["name"] == "cache"
     assert "cache" not in {volume["name"] for volume in pod["volumes"]}
+
+
+def test_engine_on_several_hosts_is_a_leader_and_workers(render: Render, chart: Path) -> None:
+    made = render(chart / "ci" / "several-hosts-values.yaml")
+    assert made.of("StatefulSet") == []
+    group = made.owner("engine")["spec"]["leaderWorkerTemplate"]
+    assert (group["size"], group["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
+    configs = []
+    for half, index in (("engine", "0"), ("worker", "1")):
+        container = made.container(half)
+        given = {"LWS_LEADER_ADDRESS": "leader.llm", "LWS_WORKER_INDEX": index}  # by its controller
+        given |= {one["name"]: "10.0.0.1" for one in container["env"] if one.get("valueFrom", {}).get("fieldRef")}
+        config = parse_config([with_variables(argument, given) for argument in container["args"]], {})
+        assert config.layout == RankLayout(tensor_size=4, num_stages=2, num_nodes=2)
+        assert (config.node_rank, container["resources"]["limits"]["nvidia.com/gpu"]) == (int(index), "4")
+        configs.append(config)
+    leader, worker = configs
+    assert (leader.master_addr, worker.master_addr) == ("10.0.0.1:29500", "leader.llm:29500")
+    own = {"node_rank": 0, "master_addr": None}
+    assert replace(leader, **own) == replace(worker, **own)
+    served = {"ports", "startupProbe", "livenessProbe", "readinessProbe"}
+    assert served <= made.container("engine").keys()
+    assert not served & made.container("worker").keys()
+    assert made.pod("worker")["terminationGracePeriodSeconds"] >= worker.shutdown_timeout_s + 5
+    (scaler,) = made.of("HorizontalPodAutoscaler")
+    target, owner = scaler["spec"]["scaleTargetRef"], made.owner("engine")
+    assert target == {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"]}
+
+
+def with_variables(argument: str, values: dict[str, str]) -> str:
+    """An argument as Kubernetes passes it: with the values of its variables."""
+    return re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], argument)
+
+
+def test_ranks_on_several_hosts_reach_each_other_and_nobody_else_them(render: Render, chart: Path) -> None:
+    made = render(chart / "ci" / "several-hosts-values.yaml")
+    (policy,) = [one["spec"] for one in made.of("NetworkPolicy") if one["metadata"]["name"].endswith("engine")]
+    (engines,) = [rule for rule in policy["ingress"] if "ports" not in rule]
+    (peer,) = engines["from"]
+    labels = {half: made.template(half)["metadata"]["labels"] for half in (*HALVES, "worker")}
+    allowed = peer["podSelector"]["matchLabels"].items()
+    assert [half for half in labels if allowed <= labels[half].items()] == ["engine", "worker"]
+    assert {"to": [peer]} in policy["egress"]
+    assert 53 in [port["port"] for rule in policy["egress"] for port in rule.get("ports", [])]  # the leader's name
 
 
 def test_service_classes_reach_the_frontend(render: Render, chart: Path, tmp_path: Path) -> None:
@@ -339,6 +403,14 @@ def test_monitoring_is_that_of_compose_with_the_metrics_prefix(render: Render, c
         ({"model__name": "x"}, "model.name is x, but model.source is bundled"),
         ({"tls__enabled": True}, "set tls.engineSecretName and tls.frontendSecretName"),
         ({"networkPolicy__enabled": False}, "tls.enabled and networkPolicy.enabled are both false"),
+        (
+            {"engine": {"hosts": 2, "cache": {"persistent": True}}},
+            "engine.hosts is 2 and engine.cache.persistent is true",
+        ),
+        (
+            {"engine__hosts": 2, "tls": TLS, "networkPolicy__enabled": False},
+            "engine.hosts is 2 and networkPolicy.enabled is false",
+        ),
         ({"engine__autoscaling__kind": "keda"}, "set engine.autoscaling.prometheusAddress"),
         (
             {"engine__autoscaling": {"kind": "hpa", "minReplicas": 9}},

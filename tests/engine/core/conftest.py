@@ -14,7 +14,7 @@ from engine.core.latency.scheduler import make_scheduler
 from engine.core.latency.step_time import Coefficients, StepTimePrior
 from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.core.outputs import RequestOutput, SchedulerOutput
-from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.request import Request, RequestId, RequestStatus, SamplingParams
 from engine.errors import QueueFull, RequestTooLong
 from tests.support.engine.fake_model import Answer, AnswerLedger, FakeModel, FakeModelRunner, SoloAnswer
 
@@ -296,6 +296,12 @@ class Simulation:
         assert plan.num_tokens <= self.config.max_num_batched_tokens, f"budget exceeded: {plan.num_tokens} tokens"
         assert len(plan.rows) <= self.config.max_num_seqs, f"slots exceeded: {len(plan.rows)} rows"
         assert len({row.request_id for row in plan.rows}) == len(plan.rows), "two rows of one request"
+        if self.config.num_stages > 1:
+            drawing = {row.request_id for earlier in list(self.plans)[:-1] for row in earlier.rows if row.samples}
+            assert not drawing & {row.request_id for row in plan.rows}, "a row before the sample that it reads"
+            assert not drawing & set(plan.removed_request_ids) & self.preempted(), (
+                "preempted before its sample is known"
+            )
         num_logits = sum(row.samples + row.num_prompt_logits for row in plan.rows)
         assert num_logits <= self.config.max_num_seqs, f"{num_logits} rows of logits"
         for row in plan.rows:
@@ -312,6 +318,9 @@ class Simulation:
         for new in plan.new_requests:
             self.expectations[new.request_id].has_run = self.expectations[new.request_id].is_resident = True
         self.runner.launch(plan)
+
+    def preempted(self) -> set[RequestId]:
+        return {i for i, e in self.expectations.items() if e.request.status is RequestStatus.PREEMPTED}
 
     def update(self) -> None:
         if self.plans:

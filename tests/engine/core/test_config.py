@@ -21,6 +21,8 @@ def test_a_context_of_exactly_the_cache_is_accepted() -> None:
         ({"max_num_seqs": 0}, "max_num_seqs is 0, must be at least 1"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
         ({"max_steps_in_flight": 0}, "max_steps_in_flight is 0"),
+        ({"num_stages": 0}, "num_stages is 0"),
+        ({"num_stages": 2, "policy": "slo"}, "slo is not supported with 2 pipeline stages"),
         ({"num_blocks": 0}, "num_blocks is 0"),
         ({"block_size": 0}, "block_size is 0"),
         ({"max_preemptions": -1}, "max_preemptions -1"),

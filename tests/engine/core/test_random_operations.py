@@ -36,3 +36,19 @@ def test_random_operations_keep_every_invariant_and_every_answer(
     if policy == "slo":
         assert num_infeasible > num_worlds
         assert num_degraded > num_worlds
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_so_they_do_with_steps_in_pipeline_stages(simulate: Callable[..., Any], num_stages: int) -> None:
+    num_preemptions = num_generated = 0
+    num_worlds = NUM_DEFAULT_OPERATIONS // (OPERATIONS_PER_WORLD * 4)
+    for seed in range(num_worlds):
+        policy = POLICIES[seed % 3]
+        world = simulate(
+            seed, OPERATIONS_PER_WORLD, policy=policy, num_stages=num_stages, max_steps_in_flight=num_stages
+        )
+        stats = world.scheduler.stats()
+        num_preemptions += stats.num_preemptions_total
+        num_generated += stats.num_generated_tokens_total
+    assert num_preemptions > num_worlds
+    assert num_generated > 50 * num_worlds

@@ -217,6 +217,52 @@ class TestTwoStepsInFlight:
             engine.launch()
 
 
+class TestPipelineStages:
+    def test_requests_are_divided_among_the_steps_in_flight(
+        self, make_engine: MakeEngine, make_request: MakeRequest
+    ) -> None:
+        engine = make_engine(num_stages=3, max_steps_in_flight=3)
+        engine.add(*(make_request(i, 2, max_tokens=20) for i in range(7)))
+        engine.step()
+        plans = [engine.launch() for _ in range(3)]
+        assert [[row.request_id for row in plan.rows] for plan in plans] == [[0, 1, 2], [3, 4, 5], [6]]
+        engine.land()
+        assert [row.request_id for row in engine.launch().rows] == [0, 1, 2]
+
+    def test_a_request_has_no_row_before_its_sample_is_known(
+        self, make_engine: MakeEngine, make_request: MakeRequest
+    ) -> None:
+        engine = make_engine(num_stages=2, max_steps_in_flight=2)
+        request = make_request(1, 5, max_tokens=6)
+        engine.add(request)
+        engine.launch()
+        assert not engine.scheduler.has_work()
+        assert engine.launch().rows == ()
+        engine.land()
+        assert engine.scheduler.has_work()
+        engine.land()
+        engine.run()
+        assert engine.is_solo_answer(request)
+
+    def test_chunks_of_a_prompt_follow_each_other(self, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+        engine = make_engine(num_stages=3, max_steps_in_flight=3, max_num_batched_tokens=8)
+        engine.add(make_request(1, 20))
+        assert [row.num_scheduled_tokens for _ in range(3) for row in engine.launch().rows] == [8, 8, 4]
+
+    def test_prompts_share_a_step_with_the_share_of_the_decodes(
+        self, make_engine: MakeEngine, make_request: MakeRequest
+    ) -> None:
+        engine = make_engine(num_stages=2, max_steps_in_flight=2, max_num_batched_tokens=12)
+        engine.add(*(make_request(i, 2, max_tokens=20) for i in range(3)))
+        engine.step()
+        engine.add(make_request(3, [2] * 30))
+        plans = [engine.launch() for _ in range(2)]
+        assert [[(row.request_id, row.num_scheduled_tokens) for row in plan.rows] for plan in plans] == [
+            [(0, 1), (1, 1), (3, 10)],
+            [(2, 1), (3, 11)],
+        ]
+
+
 class TestStats:
     def test_counts_load_and_totals(self, make_engine: MakeEngine, make_request: MakeRequest) -> None:
         engine = make_engine(max_num_seqs=1, max_num_batched_tokens=8)

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from engine.model.gguf_weights import GgufWeights
 from engine.model.implementation import choose_implementation
 from engine.model.loader import check_checkpoint, load_model, weights_bytes
 from engine.model.mxfp4 import Mxfp4Weights
+from engine.parallel.group import SingleRank
 from kernels.cpu.packed_linear import Kind
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import KernelOps
@@ -101,13 +101,13 @@ def test_a_cpu_keeps_the_codes_and_a_byte_per_32_of_them(in_mxfp4: Pair) -> None
 
 def test_ranks_add_up_to_the_whole(in_mxfp4: Pair) -> None:
     _, file = in_mxfp4
-    parts = [results(file, reference_ops(), group=SimpleNamespace(rank=rank, size=2)) for rank in range(2)]
+    parts = [results(file, reference_ops(), group=SingleRank(rank, 2)) for rank in range(2)]
     torch.testing.assert_close(sum(parts), results(file, reference_ops()), rtol=1e-5, atol=1e-5)
 
 
 def test_ranks_need_whole_blocks(in_mxfp4: Pair) -> None:
     _, file = in_mxfp4
-    group: Any = SimpleNamespace(rank=0, size=8)
+    group = SingleRank(0, 8)
     with pytest.raises(ConfigError):
         check_checkpoint(file, ModelConfig.from_dir(file), torch.float32, group=group)
 

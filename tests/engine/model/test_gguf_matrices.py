@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from engine.model.gguf_file import QUANTIZED_TYPES
 from engine.model.gguf_weights import GgufWeights
 from engine.model.loader import check_checkpoint, cpu_checkpoint_dtype, load_model, weights_bytes
 from engine.model.model_folder import check_folder
+from engine.parallel.group import SingleRank
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import KernelOps
 from tests.support.engine.gguf import save_random_blocks
@@ -185,7 +185,7 @@ def test_ranks_hold_shards_of_the_blocks(make_checkpoint: Any, tmp_path: Path) -
     path, _ = twins(make_checkpoint, tmp_path, "llama", {}, "Q8_0")
     whole = {name: part.tensor for name, part in loaded_parts(path).items()}
     for index in (0, 1):
-        group: Any = SimpleNamespace(rank=index, size=2)
+        group = SingleRank(index, 2)
         parts = loaded_parts(path, group=group)
         for name, dim in (("self_attn.q_proj", 0), ("self_attn.o_proj", 1), ("mlp.up_proj", 0), ("mlp.down_proj", 1)):
             name = f"model.layers.0.{name}.weight"
@@ -194,7 +194,7 @@ def test_ranks_hold_shards_of_the_blocks(make_checkpoint: Any, tmp_path: Path) -
 
 def test_ranks_need_whole_blocks(make_checkpoint: Any, tmp_path: Path) -> None:
     path, _ = twins(make_checkpoint, tmp_path, "llama", {}, "Q4_K")
-    group: Any = SimpleNamespace(rank=0, size=2)
+    group = SingleRank(0, 2)
     with pytest.raises(
         ConfigError, match=r"128 inputs of model\.layers\.0\.self_attn\.o_proj, not .* 256 of a block in Q4_K"
     ):

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from engine.model.decoder import Decoder
 from engine.model.int_weights import IntWeights
 from engine.model.loader import check_checkpoint, cpu_checkpoint_dtype, load_model, weights_bytes
 from engine.model.weights import WeightsReader
+from engine.parallel.group import SingleRank
 from kernels.families import cpu_ops, reference_ops
 from tests.support.engine.int_checkpoints import FILE, Scheme, quantise_checkpoint
 from tests.support.engine.weights import PeakBytes
@@ -123,7 +123,7 @@ def test_experts_of_which_only_some_are_quantised_are_refused(make_twins):
 
 def rank(index):
     """Makes one of two ranks, for loading only."""
-    return SimpleNamespace(rank=index, size=2)
+    return SingleRank(index, 2)
 
 
 @pytest.mark.parametrize("layout", ["gptq", "awq", "packed", "int8"])

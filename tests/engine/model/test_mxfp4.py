@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from engine.errors import CheckpointError, ConfigError
 from engine.model.config import ModelConfig
 from engine.model.loader import check_checkpoint, load_model, weights_bytes
 from engine.model.mxfp4 import Mxfp4Weights
+from engine.parallel.group import SingleRank
 from kernels.families import cpu_ops, reference_ops
 from tests.support.engine.mxfp4_checkpoints import CONFIG, FILE, quantise_experts
 
@@ -72,7 +72,7 @@ def test_a_cpu_keeps_the_codes_and_a_byte_per_32_of_them(make_twins):
 def test_ranks_add_up_to_the_whole(make_twins):
     quantised, _ = make_twins()
     whole = results(quantised, reference_ops())
-    parts = [results(quantised, reference_ops(), group=SimpleNamespace(rank=rank, size=2)) for rank in range(2)]
+    parts = [results(quantised, reference_ops(), group=SingleRank(rank, 2)) for rank in range(2)]
     torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=1e-5)
 
 
@@ -81,7 +81,7 @@ def test_ranks_without_whole_groups_are_refused(make_twins):
     config = ModelConfig.from_dir(quantised)
     message = "gives each rank 48 inputs of model.layers.0.mlp.experts.down_proj, not a multiple of the 32"
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_checkpoint(quantised, config, torch.float32, group=SimpleNamespace(rank=0, size=2))
+        check_checkpoint(quantised, config, torch.float32, group=SingleRank(0, 2))
 
 
 def test_random_weights_are_refused(make_twins):

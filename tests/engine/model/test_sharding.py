@@ -15,6 +15,7 @@ from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.model.loader import load_model, weights_bytes
 from engine.model.sharding import Sharding
+from engine.parallel.group import SingleRank
 from kernels.families import reference_ops
 from kernels.metadata import AttentionMetadata
 from tests.hang import HANG_S
@@ -55,6 +56,7 @@ class ThreadGroup:
     def __init__(self, rank, size, shared=None):
         self.rank = rank
         self.size = size
+        self.stage, self.num_stages = 0, 1
         self._shared = shared
 
     def _gather(self, x):
@@ -91,7 +93,7 @@ def logits_of(model, group=None):
     """Returns the logits of the last token of each prompt, computed in one ragged step."""
     config = model.config
     if group is not None:
-        config = Sharding.of(config, group.rank, group.size).config_of(config)
+        config = Sharding.of(config, group).config_of(config)
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(0, config.vocab_size, (length,), generator=generator) for length in PROMPT_LENS]
     blocks = [-(-length // BLOCK_SIZE) for length in PROMPT_LENS]
@@ -202,12 +204,12 @@ def test_parts_are_those_of_the_file_and_cover_it(make_checkpoint, kv_heads):
 def test_a_model_that_cannot_be_divided_evenly_is_rejected(make_checkpoint, overrides, size, message):
     config = ModelConfig.from_dir(make_checkpoint(**{"architecture": "llama", **overrides}))
     with pytest.raises(ConfigError, match=message):
-        Sharding.of(config, 0, size)
+        Sharding.of(config, SingleRank(0, size))
 
 
 def test_a_rank_sees_its_heads_and_the_whole_vocabulary(make_checkpoint):
     config = ModelConfig.from_dir(make_checkpoint("llama", num_key_value_heads=1))
-    shard = Sharding.of(config, 3, 4).config_of(config)
+    shard = Sharding.of(config, SingleRank(3, 4)).config_of(config)
     assert (shard.num_heads, shard.num_kv_heads, shard.intermediate_size) == (1, 1, 28)
     assert (shard.head_dim, shard.vocab_size, shard.hidden_size) == (16, 211, 64)
     assert shard.traits == config.traits

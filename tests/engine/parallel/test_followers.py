@@ -29,11 +29,7 @@ RUN_UNTIL_EOF = """
 class Group:
     """Fake group of rank 0, which never joins."""
 
-    rank = 0
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.has_left = False
+    has_left = False
 
     def leave(self) -> None:
         self.has_left = True
@@ -57,11 +53,12 @@ rank = channel.recv()
 {textwrap.dedent(body)}
 """
         self.failures: queue.Queue[EngineError] = queue.Queue()
-        self.group = Group(size)
+        self.group = Group()
         self.followers = Followers(
-            self.group,  # type: ignore[arg-type]
+            range(1, size),
             timeout_s=timeout_s,
             on_failure=self.failures.put,
+            leave=self.group.leave,
             command=[sys.executable, "-c", program],
         )
         self.followers.assign(list(range(1, size)))
@@ -156,7 +153,7 @@ def test_an_error_of_a_collective_waits_for_the_report_of_its_cause(
     start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A collective fails as soon as a peer has ended; the end of the peer is the error to report."""
-    monkeypatch.setattr("engine.parallel.followers._SETTLE_S", HANG_S)
+    monkeypatch.setattr("engine.parallel.followers.SETTLE_S", HANG_S)
     started = start(RUN_UNTIL_EOF)
     started.followers.wait_ready()
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,18 @@ import torch.distributed as dist
 
 import engine.startup.follower
 import engine.startup.rank
+import engine.startup.rank_group
+from engine.config import EngineConfig
 from engine.parallel.group import ParallelGroup
+from engine.parallel.layout import RankLayout
 from engine.parallel.process_group import ProcessGroup
 from engine.startup.progress import StartupProgress
-from engine.startup.rank import Assignment, RankParts, build_runner
+from engine.startup.rank import RankParts
+from engine.startup.rank_group import Assignment, build_runner
 from tests.hang import HANG_S
 
-TASK = SimpleNamespace(config=SimpleNamespace(rank_timeout_s=HANG_S, log_level="info", log_format="text"))
+CONFIG = EngineConfig(tensor_parallel_size=2, rank_timeout_s=HANG_S)
+TASK = SimpleNamespace(config=CONFIG)
 CPU = torch.device("cpu")
 
 
@@ -37,8 +43,8 @@ class Followers:
 
     meeting_folder = Path("unused")
 
-    def __init__(self, group: ProcessGroup, **_: object) -> None:
-        self._group = group
+    def __init__(self, ranks: Sequence[int], *, leave: Callable[[], None], **_: object) -> None:
+        self._leave = leave
 
     def assign(self, assignments: list[Assignment]) -> None:
         pass
@@ -56,7 +62,7 @@ class Followers:
         pass
 
     def close(self) -> None:
-        self._group.leave()
+        self._leave()
 
 
 @pytest.fixture
@@ -67,8 +73,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def build_rank(task: object, group: ParallelGroup, device: torch.device, startup: object) -> RankParts:
         return RankParts(Runner(calls), None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine.startup.rank, "build_rank", build_rank)
-    monkeypatch.setattr(engine.startup.rank, "Followers", Followers)
+    for module in (engine.startup.rank, engine.startup.rank_group):  # that of followers, and that of rank 0
+        monkeypatch.setattr(module, "build_rank", build_rank)
+    monkeypatch.setattr(engine.startup.rank_group, "Followers", Followers)
     monkeypatch.setattr(engine.startup.follower, "log_to_stderr", lambda *_, **__: None)  # this process is the tests'
     monkeypatch.setattr(ProcessGroup, "join", lambda *_: None)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
@@ -77,7 +84,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_rank_0_closes_its_runner_before_it_leaves(calls: list[str]) -> None:
-    group = ProcessGroup(0, 2, CPU)
+    group = ProcessGroup(0, RankLayout(2), CPU)
     parts = build_runner(TASK, group, CPU, StartupProgress(), lambda error: pytest.fail(str(error)))  # type: ignore[arg-type]
     parts.runner.close()
     assert calls == ["close runner", "destroy group"]
@@ -85,7 +92,7 @@ def test_rank_0_closes_its_runner_before_it_leaves(calls: list[str]) -> None:
 
 def test_a_follower_closes_its_runner_before_it_leaves(calls: list[str]) -> None:
     ours, theirs = Pipe()
-    theirs.send(Assignment(1, 2, CPU, Path("unused"), TASK))  # type: ignore[arg-type]
+    theirs.send(Assignment(1, CPU, Path("unused"), TASK))  # type: ignore[arg-type]
     with socket.socket(fileno=os.dup(theirs.fileno())) as end:
         end.shutdown(socket.SHUT_WR)
     with pytest.raises(EOFError):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.parallel.layout import RankLayout
 from engine.parallel.process_group import ProcessGroup
 from engine.parallel.symmetric_memory import SymmetricMemory, buffer_bytes, open_symmetric_memory
 from tests.support.engine.equal_ranks import fake_collectives
@@ -54,7 +55,7 @@ def test_the_way_follows_the_size(
     calls: list[tuple[str, int]], symmetric: SimpleNamespace, multicast_ptr: int, num_bytes: int, way: str
 ) -> None:
     symmetric.multicast_ptr = multicast_ptr
-    group = ProcessGroup(0, 2, CPU)
+    group = ProcessGroup(0, RankLayout(2), CPU)
     group.use_symmetric_memory(torch.bfloat16)
     x = values(num_bytes)
     expected = 2 * x
@@ -95,7 +96,7 @@ def test_without_symmetric_memory_nccl_is_used_with_one_line(
         raise rendezvous_error
 
     symmetric.rendezvous = fails
-    group = ProcessGroup(0, 2, CPU)
+    group = ProcessGroup(0, RankLayout(2), CPU)
     with caplog.at_level("INFO", "engine"):  # an earlier test may have set the level of the package's logger
         group.use_symmetric_memory(dtype)
     [line] = [record.getMessage() for record in caplog.records]
@@ -109,7 +110,7 @@ def test_all_ranks_use_nccl_if_one_of_them_must(
     calls: list[tuple[str, int]], symmetric: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ProcessGroup, "minimum", lambda _group, _number: 0)
-    group = ProcessGroup(0, 2, CPU)
+    group = ProcessGroup(0, RankLayout(2), CPU)
     group.use_symmetric_memory(torch.bfloat16)
     group.all_reduce(values(16))
     assert calls == [("nccl", 8)]

@@ -166,6 +166,6 @@ def test_blocks_of_the_prefix_cache_hold_the_keys_of_every_rank(pair: Pair) -> N
 def test_unsupported_settings_are_reported_before_any_rank_is_started(
     make_checkpoint: Callable[..., Path], fields: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.startup.rank.Followers", None)
+    monkeypatch.setattr("engine.startup.rank_group.Followers", None)
     with pytest.raises(ConfigError, match=words):
         build(make_checkpoint("llama"), **{"tensor_parallel_size": 2, "load_format": "dummy", **fields})

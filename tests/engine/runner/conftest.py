@@ -144,7 +144,12 @@ class TransformersEngine(TinyEngine):
         self._shape = self.config.shape
         self.ops = ops
         self.model = TransformersModel(
-            self.config, ops, dtype=torch.float32, device=torch.device("cpu"), max_model_len=max_model_len
+            self.config,
+            ops,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            max_model_len=max_model_len,
+            max_num_seqs=64,
         )
 
 

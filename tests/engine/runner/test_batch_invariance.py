@@ -251,7 +251,7 @@ class ExactProductOps(CpuOps):
         super().__init__(**kwargs)
         self._max_rows = max_rows
 
-    def compile_step(self, step, largest, decode_sizes=(), mixed_sizes=(), mixes_torch=False):
+    def compile_step(self, step, largest, decode_sizes=(), mixed_sizes=(), mixes_torch=False, yields_logits=True):
         """The step itself: a recording could not hold a product that is not an instruction."""
         return step
 

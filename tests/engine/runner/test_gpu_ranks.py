@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.core.request import SamplingParams
+from engine.parallel.layout import RankLayout
 from engine.parallel.process_group import ProcessGroup
 from engine.parallel.symmetric_memory import SymmetricMemory
 from kernels.families import reference_ops
@@ -69,7 +70,7 @@ def test_recorded_steps_of_two_ranks_give_the_tokens_of_the_whole_model(
     sums = fake_collectives(monkeypatch)
     monkeypatch.setattr("engine.parallel.symmetric_memory._MAX_READ_BYTES", 2 * 4 * ROW_BYTES)
     monkeypatch.setattr("engine.parallel.symmetric_memory._MAX_MULTICAST_BYTES", 6 * ROW_BYTES)
-    group = ProcessGroup(0, 2, gpu_device)
+    group = ProcessGroup(0, RankLayout(2), gpu_device)
     buffer = torch.empty(6 * HIDDEN_SIZE)
     group._symmetric_memory = SymmetricMemory(buffer, "0", 2, has_multicast=True)
 

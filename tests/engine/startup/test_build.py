@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig, Quantization
+from engine.config import EngineConfig
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import CheckpointError, ConfigError
+from engine.flags import Quantization
 from engine.serving.parts import EngineParts
 from engine.startup.build import build_engine
 from engine.startup.machine import usable_cpus

@@ -12,7 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import ConfigError
-from engine.parallel.group import SINGLE_RANK
+from engine.parallel.group import SINGLE_RANK, SingleRank
 from engine.serving.parts import EngineParts
 from engine.startup.build import build_engine
 from engine.startup.device import check_device
@@ -82,18 +82,16 @@ def keys(config: EngineConfig, **options: Any) -> str:
 def test_every_choice_that_changes_packed_weights_has_its_own_file(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Rank:
-        def __init__(self, rank: int, size: int) -> None:
-            self.rank, self.size = rank, size
-
     found = [
         keys(config),
         keys(replace(config, quantization="int8")),
         keys(replace(config, dtype="bfloat16")),
         keys(config, dtype=torch.float32),
         keys(config, ops=reference_ops()),
-        keys(config, group=Rank(0, 2)),
-        keys(config, group=Rank(1, 2)),
+        keys(config, group=SingleRank(0, 2)),
+        keys(config, group=SingleRank(1, 2)),
+        keys(config, group=SingleRank(0, 1, 0, 2)),
+        keys(config, group=SingleRank(0, 1, 1, 2)),
     ]
     features = cpu_features.cpu_features()
     monkeypatch.setattr(cpu_features, "cpu_features", lambda: replace(features, vnni=not features.vnni))

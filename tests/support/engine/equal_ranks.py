@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from engine.parallel.process_group import ProcessGroup
+
 
 def fake_collectives(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Replaces torch's collectives; returns (operation, number of values) of each all-reduce, which grows."""
@@ -22,17 +24,17 @@ def fake_collectives(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         seen.append(("multimem", x.numel()))
         return x.mul_(2)
 
-    def nccl(x: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
+    def nccl(x: torch.Tensor, operation: Any = dist.ReduceOp.SUM, group: None = None) -> None:
         if operation == dist.ReduceOp.SUM:
             seen.append(("nccl", x.numel()))
             x.mul_(2)
 
-    def all_gather(gathered: torch.Tensor, x: torch.Tensor) -> None:
+    def all_gather(gathered: torch.Tensor, x: torch.Tensor, group: None = None) -> None:
         gathered.copy_(torch.cat([x, x]))
 
     operations = SimpleNamespace(one_shot_all_reduce=one_shot, multimem_all_reduce_=multimem)
     monkeypatch.setattr(torch.ops, "symm_mem", operations, raising=False)
     monkeypatch.setattr(dist, "all_reduce", nccl)
     monkeypatch.setattr("engine.parallel.process_group._all_gather", all_gather)
-    monkeypatch.setattr("engine.parallel.process_group._group_name", lambda: "0")
+    monkeypatch.setattr(ProcessGroup, "_group_name", lambda _: "0")
     return seen

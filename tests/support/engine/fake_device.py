@@ -197,6 +197,7 @@ class ChainOps(ReferenceOps):
         decode_sizes: Sequence[int] = (),
         mixed_sizes: Sequence[int] = (),
         mixes_torch: bool = False,
+        yields_logits: bool = True,
     ) -> Step:
         """Steps of the sizes read `largest`."""
 

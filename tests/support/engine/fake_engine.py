@@ -12,10 +12,10 @@ from engine.core.outputs import SchedulerOutput
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
 from engine.model.tokenizer_files import TokenizerFiles
+from engine.serving.coalescing import CoalescePolicy
 from engine.serving.engine import Engine
 from engine.serving.listener import Listener
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.outgoing import CoalescePolicy
 from engine.serving.parts import EngineParts
 from engine.serving.server import EngineService
 from engine.serving.step_log import StepLog

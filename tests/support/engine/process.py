@@ -98,16 +98,17 @@ class EngineProcess:
 
 
 @contextlib.asynccontextmanager
-async def engine_process(folder: Path, *flags: object) -> AsyncIterator[EngineProcess]:
+async def engine_process(folder: Path, *flags: object, prefix: tuple[str, ...] = ()) -> AsyncIterator[EngineProcess]:
     """Starts an engine with one thread; kills it at the end of the block.
 
     Args:
         folder: its working directory, and the folder of its socket.
         flags: flags of `chairlift-engine`.
+        prefix: a command that runs it.
     """
     socket_path = folder / "engine.sock"
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
+        *(*prefix, sys.executable),
         *("-m", "engine", "--uds", str(socket_path), "--threads", "1", *map(str, flags)),
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,

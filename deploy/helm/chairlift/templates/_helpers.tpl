@@ -20,6 +20,20 @@
 {{ include "chairlift.fullname" . }}-engine
 {{- end }}
 
+{{/* Engines of several pods each. The LeaderWorkerSet's controller makes a Service of this name, so it is not the engines' own. */}}
+{{- define "chairlift.engineGroups" -}}
+{{ include "chairlift.engine" . }}-group
+{{- end }}
+
+{{/* What has the engines: the target of autoscalers. */}}
+{{- define "chairlift.engineOwner" -}}
+{{- if gt (int .Values.engine.hosts) 1 -}}
+{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, name: {{ include "chairlift.engineGroups" . }}}
+{{- else -}}
+{apiVersion: apps/v1, kind: StatefulSet, name: {{ include "chairlift.engine" . }}}
+{{- end }}
+{{- end }}
+
 {{/* The name of the engines' headless Service, without the dot at its end: that of their certificate too. */}}
 {{- define "chairlift.engineHost" -}}
 {{ include "chairlift.engine" . }}.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}

@@ -521,7 +521,7 @@ class Rejection(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., epoch: _Optional[int] = ..., reason: _Optional[_Union[RejectionReason, str]] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "engine_step", "loop_turns", "load", "detail", "is_stalled", "adapters")
+    __slots__ = ("state", "engine_step", "loop_turns", "load", "detail", "is_stalled", "adapters", "latency")
     STATE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_STEP_FIELD_NUMBER: _ClassVar[int]
     LOOP_TURNS_FIELD_NUMBER: _ClassVar[int]
@@ -529,6 +529,7 @@ class EngineStatus(_message.Message):
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     IS_STALLED_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     engine_step: int
     loop_turns: int
@@ -536,7 +537,30 @@ class EngineStatus(_message.Message):
     detail: str
     is_stalled: bool
     adapters: AdapterList
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., engine_step: _Optional[int] = ..., loop_turns: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., detail: _Optional[str] = ..., is_stalled: bool = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ...) -> None: ...
+    latency: LatencyStats
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., engine_step: _Optional[int] = ..., loop_turns: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., detail: _Optional[str] = ..., is_stalled: bool = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., latency: _Optional[_Union[LatencyStats, _Mapping]] = ...) -> None: ...
+
+class LatencyStats(_message.Message):
+    __slots__ = ("error_bounds", "decode_errors", "prompt_errors", "decode_error_sum", "prompt_error_sum", "num_stalls_total", "num_infeasible_total", "num_degraded_total", "num_itl_infeasible_total")
+    ERROR_BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ERROR_SUM_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ERROR_SUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_STALLS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_INFEASIBLE_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEGRADED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_ITL_INFEASIBLE_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    error_bounds: _containers.RepeatedScalarFieldContainer[float]
+    decode_errors: _containers.RepeatedScalarFieldContainer[int]
+    prompt_errors: _containers.RepeatedScalarFieldContainer[int]
+    decode_error_sum: float
+    prompt_error_sum: float
+    num_stalls_total: int
+    num_infeasible_total: int
+    num_degraded_total: int
+    num_itl_infeasible_total: int
+    def __init__(self, error_bounds: _Optional[_Iterable[float]] = ..., decode_errors: _Optional[_Iterable[int]] = ..., prompt_errors: _Optional[_Iterable[int]] = ..., decode_error_sum: _Optional[float] = ..., prompt_error_sum: _Optional[float] = ..., num_stalls_total: _Optional[int] = ..., num_infeasible_total: _Optional[int] = ..., num_degraded_total: _Optional[int] = ..., num_itl_infeasible_total: _Optional[int] = ...) -> None: ...
 
 class LoadStats(_message.Message):
     __slots__ = ("num_running", "num_waiting", "num_waiting_prefill_tokens", "num_free_blocks", "num_preemptions_total", "num_recomputed_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "step_us", "execute_us", "num_batched_tokens", "num_generated_tokens_total", "jit_compiles_after_ready_total", "integrity_checks_total", "integrity_failures_total", "prompt_tokens_per_second", "model_coefficients", "lane_tokens", "min_slack_us")

@@ -130,9 +130,11 @@ def test_errors_are_counted_by_phase() -> None:
     model = StepTimeModel(StepTimePrior(Coefficients(1.0, 0.0, 0.0, 0.0, 0.0)))
     model.observe(StepShape(4, 4, 40, 0), 1.0)
     model.observe(StepShape(20, 4, 40, 0), 1.25)  # predicted about 1.0: an error of 20 %
-    decode, prompt, num_stalls = model.errors
-    assert (sum(decode), sum(prompt), num_stalls) == (1, 1, 0)
-    assert decode[0] == 1
+    errors = model.errors
+    assert (sum(errors.decode), sum(errors.prompt), errors.num_stalls) == (1, 1, 0)
+    assert errors.decode[0] == 1
+    assert (errors.decode_sum, errors.prompt_sum) == (0.0, pytest.approx(0.2))
+    prompt = errors.prompt
     assert prompt[ERROR_BOUNDS.index(0.2)] + prompt[ERROR_BOUNDS.index(0.3)] == 1
 
 

@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +12,7 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import QueueFull
 from engine.interfaces import AdmissionReport, Cancel, GrantCredit, Inbox, StepReport, Submit
+from engine.model.model_shape import LayerShape, ModelShape
 from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import KVCachePlan
 from engine.runner.step_buffers import BIAS_CAPACITY
@@ -103,10 +103,12 @@ class DeviceWorld:
         self.stream = LateStream(seed, eagerness=rng.choice((0.0, 0.2, 0.6)))
         self.runner = CountingRunner(
             self.decoder,
-            SimpleNamespace(
-                layers=(SimpleNamespace(num_kv_heads=1, head_dim=1),),
+            ModelShape(
+                layers=(LayerShape(num_heads=1, num_kv_heads=1, head_dim=1),),
                 vocab_size=VOCAB_SIZE,
+                max_position_embeddings=max_model_len,
                 end_token_ids=self.model.end_token_ids,
+                checkpoint_dtype="float32",
             ),
             KVCachePlan(self.config.num_blocks, block_size, 1, max_model_len),
             self.ops,

@@ -21,8 +21,8 @@ from engine.core.outputs import SchedulerStats
 from engine.demo import MODEL_DIR
 from engine.interfaces import LoopSnapshot
 from engine.model.tokenizer_files import TokenizerFiles
+from engine.serving.coalescing import CoalescePolicy
 from engine.serving.listener import Listener
-from engine.serving.outgoing import CoalescePolicy
 from engine.serving.parts import CheckpointInfo
 from engine.serving.server import ServingParts
 from engine.serving.vllm.description import LoadMeter, model_info, tokenizer_archive, tokenizer_chunks
