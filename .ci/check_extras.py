@@ -16,7 +16,7 @@ _NO_SERVICE = "-chairlift.service.health"  # needs grpcio-health-checking, which
 _NO_GRAMMARS = "-chairlift.service.structured.grammars"  # needs llguidance, which the two services alone have
 _NO_NUMPY = "-chairlift.bench.workload"  # benchmarks run with [engine] or [loadgen]
 
-NEEDS_TRANSFORMERS = ["-engine.model.transformers_model", "-engine.model.transformers_probe"]
+NEEDS_TRANSFORMERS = [f"-engine.model.transformers_{name}" for name in ("model", "probe", "states")]
 
 NEEDS_ENGINES = [f"-engine.serving.vllm.{name}" for name in ("cache_log", "call", "description", "messages", "service")]
 

@@ -21,10 +21,10 @@ from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutpu
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
 from engine.model.tokenizer_files import TokenizerFiles
+from engine.serving.coalescing import CoalescePolicy
 from engine.serving.engine import STOP_GRACE_S, Engine
 from engine.serving.io_thread import IoThread
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.outgoing import CoalescePolicy
 from engine.serving.parts import CheckpointInfo, EngineParts
 from engine.serving.server import EngineService
 from engine.shutdown import ShutdownSignals

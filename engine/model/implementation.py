@@ -13,13 +13,26 @@ from engine.model.architectures import FAMILIES
 from engine.model.checkpoint import open_checkpoint
 from engine.model.config_fields import ConfigFields
 from engine.model.gguf_checkpoint import is_gguf
-from engine.model.text_part import text_fields
+from engine.model.text_part import text_fields, transformers_text
+from engine.parallel.layout import ONE_RANK, RankLayout
 
 ModelImpl = Literal["auto", "chairlift", "transformers"]
 Implementation = Literal["chairlift", "transformers"]
 
 CACHED_LAYERS = ("full_attention", "sliding_attention")
 """Values of `layer_types` whose only state is keys and values that a token sees by its position."""
+
+STATEFUL_LAYERS = (
+    "attention",
+    "conv",
+    "hybrid",
+    "hybrid_sliding",
+    "linear_attention",
+    "mamba",
+    "mlp",
+    "moe",
+)
+"""Other values, of models whose layers keep state besides keys and values, or have none."""
 
 _OWN_ATTENTION = "its attention does not go through the attention interface of transformers"
 _OWN_STATE = "its layers keep state that is no KV cache"
@@ -33,11 +46,8 @@ _REFUSED = {
     ),
     **dict.fromkeys(
         (
-            "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM", "GraniteMoeHybridForCausalLM",
-            "JambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM",
-            "MiniMaxForCausalLM", "NemotronHForCausalLM", "OlmoHybridForCausalLM", "Qwen3NextForCausalLM",
-            "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM", "ZambaForCausalLM",
-            "xLSTMForCausalLM",
+            "FalconMambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM",
+            "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM", "ZambaForCausalLM", "xLSTMForCausalLM",
         ),
         _OWN_STATE,
     ),
@@ -48,21 +58,22 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _INSTEAD = "serve another model, or this one with transformers' own generate"
 
 
-def choose_implementation(path: Path, model_impl: ModelImpl, *, tensor_parallel_size: int = 1) -> Implementation:
+def choose_implementation(path: Path, model_impl: ModelImpl, *, layout: RankLayout = ONE_RANK) -> Implementation:
     """Returns what computes the checkpoint in a folder.
 
     Args:
         path: the folder.
         model_impl: `auto` selects chairlift for the architectures that it has, and transformers for others and for
             activations that chairlift does not have.
-        tensor_parallel_size: number of ranks; transformers has one.
+        layout: of the ranks that share the model; transformers has one.
 
     Raises:
         CheckpointError: config.json is unreadable, or its model cannot be served.
         ConfigError: transformers is not installed, or does not divide a model among ranks.
     """
     fields = open_checkpoint(path).config()
-    names, text = fields.raw("architectures"), text_fields(fields)
+    names, part = fields.raw("architectures"), transformers_text(fields)
+    text = fields if part is not None else text_fields(fields)
     text_names = text.raw("architectures")
     is_native = isinstance(text_names, list) and any(
         architecture in text_names and family.has_gate_of(text) for architecture, family in FAMILIES.items()
@@ -75,9 +86,9 @@ def choose_implementation(path: Path, model_impl: ModelImpl, *, tensor_parallel_
         raise fields.error("architectures", f"is {names!r}, expected a list of names")
     _check_architecture(fields, names[0])
     model = _describe(fields, names[0])
-    if tensor_parallel_size > 1:
+    if layout.num_ranks > 1:
         raise ConfigError(
-            f"--tensor-parallel-size {tensor_parallel_size} is not supported for {model}, which is computed by "
+            f"{layout} is not supported for {model}, which is computed by "
             f"transformers on one device: omit it, or use a model of {', '.join(FAMILIES)}"
         )
     if find_spec("transformers") is None:
@@ -101,16 +112,22 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
         raise fields.error("architectures", f"is {name}: {reason}; {_INSTEAD}")
     if fields.flag("is_encoder_decoder", False):
         raise fields.error("is_encoder_decoder", f"is true: {name} is no causal language model; {_INSTEAD}")
-    if name.endswith("ForConditionalGeneration"):
+    if (part := transformers_text(fields)) is not None:
+        fields = part.replaced({key: fields.raw(key) for key in ("quantization_config",) if key in fields})
+    elif name.endswith("ForConditionalGeneration"):
         raise fields.error(
             "architectures",
             f"is {name}: models of images, sound or an encoder are not supported; use a text-only checkpoint",
         )
-    if not name.endswith(_CAUSAL):
+    elif not name.endswith(_CAUSAL):
         raise fields.error(
             "architectures",
             f"is {name}: embedding models, classifiers and encoders are not supported; names of causal language models "
             f"end in {' or '.join(_CAUSAL)}",
+        )
+    if (top_k := fields.raw("index_topk", None)) is not None:
+        raise fields.error(
+            "index_topk", f"is {top_k!r}: its layers choose keys by an indexer, whose cache is no KV cache; {_INSTEAD}"
         )
     if "auto_map" in fields and not _is_in_transformers(fields.raw("model_type", None)):
         raise fields.error(
@@ -131,7 +148,7 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
         raise fields.error(
             "layer_types", f"has chunked_attention, which the paged attention does not support; {_INSTEAD}"
         )
-    if others := sorted({str(kind) for kind in types} - set(CACHED_LAYERS)):
+    if others := sorted({str(kind) for kind in types} - set(CACHED_LAYERS) - set(STATEFUL_LAYERS)):
         raise fields.error("layer_types", f"has {', '.join(others)}: {_OWN_STATE}; {_INSTEAD}")
     for key in ("rope_parameters", "rope_scaling"):
         section = fields.section(key)

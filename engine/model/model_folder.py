@@ -14,6 +14,7 @@ from engine.model.config import ModelConfig
 from engine.model.gguf_checkpoint import is_gguf
 from engine.model.implementation import ModelImpl, choose_implementation
 from engine.model.shapes import find_shape
+from engine.parallel.layout import ONE_RANK, RankLayout
 
 _BEGINNINGS_OF_PATHS = ("/", "./", "../", "~")
 
@@ -45,7 +46,7 @@ def check_folder(
     is_dummy: bool = False,
     is_without_weights: bool = False,
     model_impl: ModelImpl = "auto",
-    tensor_parallel_size: int = 1,
+    layout: RankLayout = ONE_RANK,
 ) -> ModelConfig | None:
     """Checks that a folder has the files of a supported model, or that a GGUF file describes one.
 
@@ -53,7 +54,7 @@ def check_folder(
         model_dir: the checkpoint.
         is_dummy: weights will be random, and a tokenizer is optional.
         is_without_weights: they will be downloaded if the rest can be served.
-        model_impl, tensor_parallel_size: see `choose_implementation`.
+        model_impl, layout: see `choose_implementation`.
     Returns: the checked config.json; None: transformers computes the model, and checks more of it.
 
     Raises:
@@ -61,7 +62,7 @@ def check_folder(
         ConfigError: see `choose_implementation`.
     """
     checkpoint = open_checkpoint(model_dir)
-    implementation = choose_implementation(model_dir, model_impl, tensor_parallel_size=tensor_parallel_size)
+    implementation = choose_implementation(model_dir, model_impl, layout=layout)
     config = ModelConfig.from_dir(model_dir) if implementation == "chairlift" else None
     if not (is_dummy or is_without_weights):
         checkpoint.weights_files()

@@ -22,6 +22,7 @@ class ModelShape:
         max_position_embeddings: context length in tokens.
         end_token_ids: ids that end an answer.
         checkpoint_dtype: name of the dtype of the stored weights that are not quantised.
+        state_bytes: most memory of what the layers keep of one request besides keys and values.
     """
 
     vocab_size: int
@@ -29,6 +30,7 @@ class ModelShape:
     max_position_embeddings: int
     end_token_ids: frozenset[int]
     checkpoint_dtype: str
+    state_bytes: int = 0
 
     @property
     def widest_layer(self) -> LayerShape:

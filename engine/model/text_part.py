@@ -3,6 +3,7 @@
 Only parts that are the decoder of a family, with another place for fields and tensors, are listed.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,16 @@ TEXT_PARTS = {
 }
 """Text parts by architecture."""
 
+_OF_TRANSFORMERS = {
+    ("Gemma3nForConditionalGeneration", "gemma3n_text"),
+    ("Gemma4ForConditionalGeneration", "gemma4_text"),
+    ("Lfm2VlForConditionalGeneration", "lfm2"),
+    ("Mistral3ForConditionalGeneration", "ministral3"),
+    ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+    ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
+}
+"""Text parts that transformers computes: architecture, and what `text_config` has as `model_type`."""
+
 _OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
 """Fields beside `text_config` that count for the text part too, before its own."""
 
@@ -68,8 +79,27 @@ _DECODER_NAMES = {
 }
 """Prefixes of tensors as files have them, older ones first, and as the decoder has them."""
 
+TRANSFORMERS_NAMES = {f"^{re.escape(name)}": replacement for name, replacement in _DECODER_NAMES.items()}
+"""The same as regular expressions, which transformers takes."""
+
 _IMAGE_MODULES = ("vision_tower.", "multi_modal_projector.", "visual.")
+_OTHER_MODULES = (*_IMAGE_MODULES, "embed_vision.", "audio_tower.", "embed_audio.")
 _IMAGE_PREFIXES = (*_IMAGE_MODULES, *(f"model.{module}" for module in _IMAGE_MODULES))
+_OTHER_PREFIXES = (*_OTHER_MODULES, *(f"model.{module}" for module in _OTHER_MODULES))
+
+
+def is_of_another_part(name: str) -> bool:
+    """Whether a tensor of a checkpoint whose text part transformers computes is for images or sound."""
+    return name.startswith(_OTHER_PREFIXES)
+
+
+def transformers_text(fields: ConfigFields) -> ConfigFields | None:
+    """Returns the configuration of a text part that transformers computes; None: it is no such checkpoint."""
+    names = fields.raw("architectures", None)
+    if not isinstance(names, list) or not names or "text_config" not in fields:
+        return None
+    text = fields.section("text_config")
+    return text if (names[0], text.raw("model_type", None)) in _OF_TRANSFORMERS else None
 
 
 def text_fields(fields: ConfigFields) -> ConfigFields:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
+from engine.model.text_part import TRANSFORMERS_NAMES, is_of_another_part
 from engine.model.transformers_probe import (
     ATTENTION,
     AttentionCall,
@@ -25,8 +26,9 @@ from engine.model.transformers_probe import (
     refusal,
     set_attend,
 )
+from engine.model.transformers_states import RequestStates
 from kernels.interface import KernelOps, KVCache
-from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.metadata import AttentionMetadata, Span, StepInputs
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of parameters packed so far and the total."""
@@ -47,6 +49,7 @@ class TransformersModel:
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
+        max_num_seqs: int,
         is_dummy: bool = False,
         seed: int = 0,
         progress: Progress | None = None,
@@ -62,6 +65,7 @@ class TransformersModel:
             dtype: dtype of weights and activations.
             device: device of the steps.
             max_model_len: longest request, which decides the factors of a longrope rotation.
+            max_num_seqs: most requests at once, for the state that some layers keep of each.
             is_dummy: random weights from `seed` instead of the checkpoint's.
             progress: called after each module.
         Raises: CheckpointError: the weights are not those of the model, or a token depends on others except by
@@ -69,7 +73,9 @@ class TransformersModel:
         """
         self.dtype = dtype
         self._ops = ops
+        self._has_state = bool(config.stateful_layers)
         self._head_dims = [layer.head_dim for layer in config.shape.layers]
+        self._cache_of = {layer: place for place, layer in enumerate(config.attention_layers)}
         # Keys have been rotated by transformers: position 0 of these tables, an angle of zero, for all.
         half = max(self._head_dims) // 2
         self._cos, self._sin = torch.ones(1, half, device=device), torch.zeros(1, half, device=device)
@@ -78,8 +84,14 @@ class TransformersModel:
         self._positions = torch.empty(0)
         self._model = _random(config, dtype, seed) if is_dummy else _loaded(config, dtype)
         _fix_longrope(config, self._model, max_model_len)
-        _check_tokens_are_separate(config, self._model)
+        self._states = RequestStates(self._model, config.stateful_layers)
+        _check_tokens_are_separate(config, self._model, self._states)
+        try:
+            self._states.check()
+        except Exception as error:  # of any code of transformers, or that a layer does not continue
+            raise refusal(config.path, first_line(error)) from error
         self._pack(device, progress)
+        self._states.allocate(max_num_seqs, device)
         set_attend(self._model, self._attend)
 
     @torch.inference_mode()
@@ -87,6 +99,10 @@ class TransformersModel:
         """Computes a ragged batch; returns logits [S, vocab_size] fp32 of the tokens in `logits_indices`."""
         self._kv_caches, self._metadata = kv_caches, inputs.metadata
         self._positions = torch.zeros_like(inputs.metadata.slot_mapping)
+        if self._has_state:
+            # Without rows, where kernels are only compiled: one request of all tokens.
+            spans = inputs.spans or (Span(slot=0, first=0, end=inputs.metadata.num_tokens, is_first=True),)
+            self._states.begin(spans, inputs.input_ids.device)
         logits = forward(self._model, inputs.input_ids, inputs.positions, inputs.logits_indices)
         return logits.float().contiguous() if inputs.logits is None else inputs.logits.copy_(logits)
 
@@ -94,7 +110,8 @@ class TransformersModel:
         """Writes keys and values of the step to the cache, and attends to those of its requests."""
         metadata = self._metadata
         assert metadata is not None, "a layer attends outside of a step"
-        head_dim, kv_cache = self._head_dims[call.layer_index], self._kv_caches[call.layer_index]
+        place = self._cache_of[call.layer_index]
+        head_dim, kv_cache = self._head_dims[place], self._kv_caches[place]
         num_heads, num_tokens = call.query.shape[1:3]
         qkv = torch.cat(
             [
@@ -122,7 +139,7 @@ class TransformersModel:
             soft_cap=call.soft_cap,
             **options,
         )
-        return out.view(1, num_tokens, num_heads, head_dim)[..., : call.value.shape[3]]
+        return out.view(1, num_tokens, num_heads, head_dim)[..., : call.value.shape[3]].contiguous()
 
     def _pack(self, device: torch.device, progress: Progress | None) -> None:
         """Replaces linear layers by packed ones, and moves all other parameters to the device."""
@@ -131,7 +148,7 @@ class TransformersModel:
         done = 0
         for parent in list(self._model.modules()):
             for name, module in list(parent.named_children()):
-                if type(module) not in (torch.nn.Linear, Conv1D):
+                if type(module) not in (torch.nn.Linear, Conv1D) or module in self._states.uncalled:
                     continue
                 done += sum(part.nbytes for part in module.parameters())
                 setattr(parent, name, _PackedLinear(self._ops, module, device, for_logits=module is head))
@@ -143,7 +160,11 @@ class TransformersModel:
 
 
 class _PackedLinear(torch.nn.Module):
-    """A linear layer computed by `KernelOps`."""
+    """A linear layer computed by `KernelOps`.
+
+    Attributes:
+        weight: without values: the code around some layers looks at its dtype or shape.
+    """
 
     def __init__(self, ops: KernelOps, layer: Any, device: torch.device, *, for_logits: bool) -> None:
         super().__init__()
@@ -152,6 +173,7 @@ class _PackedLinear(torch.nn.Module):
             weight = weight.t()
         self._ops = ops
         self._num_out = weight.shape[0]
+        self.weight = torch.empty_like(weight, device="meta")
         self._packed = ops.pack_linear(
             weight.to(device).contiguous(), None if bias is None else bias.detach().to(device), for_logits=for_logits
         )
@@ -172,6 +194,7 @@ def _loaded(config: TransformersConfig, dtype: torch.dtype) -> Any:
         model, info = load(
             config.path,
             config=read_config(config.path),
+            key_mapping=TRANSFORMERS_NAMES if config.is_text_part else None,
             dtype=dtype,
             attn_implementation=ATTENTION,
             experts_implementation="eager",
@@ -183,7 +206,10 @@ def _loaded(config: TransformersConfig, dtype: torch.dtype) -> Any:
     except Exception as error:  # of any code of transformers, from files that are not trusted
         raise refusal(config.path, first_line(error)) from error
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if names := sorted(map(str, info[kind])):
+        names = sorted(map(str, info[kind]))
+        if config.is_text_part:
+            names = [name for name in names if not is_of_another_part(name)]
+        if names:
             problem = f"{len(names)} tensors are {kind.removesuffix('_keys')}, the first is {names[0]}"
             if kind == "unexpected_keys":
                 _log.warning("%s: %s; transformers does not use them", config.path, problem)
@@ -220,31 +246,35 @@ def _fix_longrope(config: TransformersConfig, model: Any, max_model_len: int) ->
     )
 
 
-def _check_tokens_are_separate(config: TransformersConfig, model: Any) -> None:
-    """Checks that without attention a token's logits do not depend on the other tokens of the batch.
+def _check_tokens_are_separate(config: TransformersConfig, model: Any, states: RequestStates) -> None:
+    """Checks that without attention a token's logits do not depend on those of other requests.
 
     Raises: CheckpointError: they do, so the model has state besides keys and values, or depends on the batch.
     """
-
-    def attend(call: AttentionCall) -> torch.Tensor:
-        """Returns what depends on a token's own query and value."""
-        groups = call.query.shape[1] // call.value.shape[1]
-        values = call.value.repeat_interleave(groups, dim=1)
-        return (values * torch.tanh(call.query.mean(dim=-1, keepdim=True))).transpose(1, 2)
-
-    set_attend(model, attend)
+    set_attend(model, _attend_to_itself)
+    states.begin([Span(slot=0, first=token, end=token + 1, is_first=True) for token in range(2)], torch.device("cpu"))
     first = min(3, config.shape.vocab_size - 1)
-    last = torch.tensor([1])
     furthest = config.shape.max_position_embeddings - 1
-    results = [
-        forward(model, torch.tensor([other, first]), torch.tensor([position, min(1, furthest)]), last).float()
-        for other, position in ((0, 0), (min(7, config.shape.vocab_size - 1), furthest))
-    ]
-    error = (results[0] - results[1]).abs().max()
+    last = torch.tensor([1])
+    try:
+        results = [
+            forward(model, torch.tensor([other, first]), torch.tensor([position, min(1, furthest)]), last).float()
+            for other, position in ((0, 0), (min(7, config.shape.vocab_size - 1), furthest))
+        ]
+    except Exception as error:  # of any code of transformers
+        raise refusal(config.path, f"transformers cannot compute it: {first_line(error)}") from error
+    change = (results[0] - results[1]).abs().max()
     scale = results[0].abs().max()
-    if not error <= 16 * torch.finfo(model.dtype).eps * scale:
+    if not change <= 16 * torch.finfo(model.dtype).eps * scale:
         raise refusal(
             config.path,
-            f"without attention the logits of a token change by {float(error):.3g} with another token of the batch: "
+            f"without attention the logits of a token change by {float(change):.3g} with another token of the batch: "
             "the model keeps state that is no KV cache, or depends on the batch",
         )
+
+
+def _attend_to_itself(call: AttentionCall) -> torch.Tensor:
+    """Attention whose result depends on a token's own query and value."""
+    groups = call.query.shape[1] // call.value.shape[1]
+    values = call.value.repeat_interleave(groups, dim=1)
+    return (values * torch.tanh(call.query.mean(dim=-1, keepdim=True))).transpose(1, 2).contiguous()

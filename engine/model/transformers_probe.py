@@ -4,7 +4,8 @@ The model is built on meta tensors, without memory, and computes two tokens with
 can be served if each layer attends once and causally, in ways that paged attention has, and nothing else mixes tokens.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +17,10 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from engine.errors import CheckpointError
 from engine.model.checkpoint_file import exists
 from engine.model.config_fields import ConfigFields
-from engine.model.implementation import CACHED_LAYERS
+from engine.model.implementation import CACHED_LAYERS, STATEFUL_LAYERS
 from engine.model.model_shape import LayerShape, ModelShape
+from engine.model.text_part import transformers_text
+from engine.model.transformers_states import StatefulLayer, StateProbe
 from kernels.dtypes import dtype_name
 
 ATTENTION = "chairlift"
@@ -61,17 +64,22 @@ class TransformersConfig:
         path: folder of the checkpoint.
         name: its architecture.
         shape: of the model; a head is the larger of a key and a value, rounded up.
+        attention_layers: layers that attend, in the order of the shape's.
+        stateful_layers: layers with state besides keys and values.
         num_parameters: all parameters; an output head that shares the embedding counts too, because it is packed.
         hidden_size, intermediate_size: widths of the layers.
         sliding_windows: the different ones of the layers; None: no window.
         soft_caps: the different limits of attention scores; None: no limit.
         unrecordable: why a step cannot be recorded as a CUDA graph; None: it can.
+        is_text_part: whether the checkpoint has parts for images or sound, which are not read.
         original_positions: positions up to which a longrope rotation uses its short factors; None: another rotation.
     """
 
     path: Path
     name: str
     shape: ModelShape
+    attention_layers: tuple[int, ...]
+    stateful_layers: tuple[StatefulLayer, ...]
     num_parameters: int
     hidden_size: int
     intermediate_size: int
@@ -79,6 +87,7 @@ class TransformersConfig:
     soft_caps: tuple[float | None, ...]
     unrecordable: str | None
     original_positions: int | None
+    is_text_part: bool
 
     @classmethod
     def from_dir(cls, path: Path) -> "TransformersConfig":
@@ -90,17 +99,26 @@ class TransformersConfig:
         text = config.get_text_config()
         recorder = _Recorder(getattr(text, "layer_types", None))
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), _without_checks_of_values():
                 model = build(config, experts=_PROBED_EXPERTS)
-                set_attend(model, recorder.attend)
-                _check_modules(model)
+                states = StateProbe(model)
+
+                def attend(call: AttentionCall) -> torch.Tensor:
+                    states.note_attention()
+                    return recorder.attend(call)
+
+                set_attend(model, attend)
                 logits = forward(model, torch.zeros(2, dtype=torch.int64), torch.arange(2), torch.arange(2))
+                stateful = states.layers()
+                _check_modules(model, stateful)
         except CheckpointError as error:
             raise refusal(path, str(error)) from error
         except Exception as error:  # of any code of transformers
             raise refusal(path, f"transformers cannot compute it without values: {first_line(error)}") from error
         num_layers = text.num_hidden_layers
-        if len(recorder.layers) != num_layers:
+        if stateful and not recorder.layers:
+            raise refusal(path, "no layer attends, and without a KV cache requests cannot be scheduled")
+        if not stateful and len(recorder.layers) != num_layers:
             raise refusal(
                 path,
                 f"{len(recorder.layers)} of {num_layers} layers go through the attention interface of transformers: "
@@ -118,19 +136,23 @@ class TransformersConfig:
                 max_position_embeddings=_positions(path, text),
                 end_token_ids=_end_token_ids(path, text),
                 checkpoint_dtype=dtype_name(config.dtype or torch.float32),
+                state_bytes=sum(layer.num_bytes for layer in stateful),
             ),
+            attention_layers=tuple(sorted(recorder.layers)),
+            stateful_layers=stateful,
             num_parameters=sum(part.numel() for part in model.parameters()) + (head.weight.numel() if is_tied else 0),
             hidden_size=text.hidden_size,
             intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
             sliding_windows=tuple(dict.fromkeys(call.sliding_window for call in calls)),
             soft_caps=tuple(dict.fromkeys(call.soft_cap for call in calls)),
-            unrecordable=_unrecordable(model, calls),
+            unrecordable="its layers keep state of each request" if stateful else _unrecordable(model, calls),
             original_positions=_original_positions(text),
+            is_text_part=_has_other_parts(path),
         )
 
 
 def read_config(path: Path) -> Any:
-    """Returns the configuration as transformers reads it, with its defaults.
+    """Returns the configuration as transformers reads it, with its defaults; of a model for images too its text part.
 
     Raises: CheckpointError: transformers refuses it, or has no such causal language model.
     """
@@ -138,9 +160,17 @@ def read_config(path: Path) -> Any:
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # of any code of transformers, from a file that is not trusted
         raise refusal(path, first_line(error)) from error
+    if _has_other_parts(path):
+        whole, config = config, config.get_text_config()
+        config.dtype = config.dtype or whole.dtype
+        config.tie_word_embeddings = whole.tie_word_embeddings
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise refusal(path, f"model_type {config.model_type} is no causal language model of transformers")
     return config
+
+
+def _has_other_parts(path: Path) -> bool:
+    return transformers_text(ConfigFields.from_file(path / "config.json")) is not None
 
 
 def build(config: Any, *, experts: str) -> Any:
@@ -163,6 +193,17 @@ def forward(model: Any, input_ids: torch.Tensor, positions: torch.Tensor, logits
     out = model(input_ids=input_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=logits_indices)
     logits: torch.Tensor = out.logits[0]
     return logits
+
+
+@contextlib.contextmanager
+def _without_checks_of_values() -> Iterator[None]:
+    """Has distributions, of which Gemma 3n computes a constant, take tensors without values."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
 
 
 def _ignore(*_arguments: Any) -> None:
@@ -207,9 +248,9 @@ class _Recorder:
                 f"{list(call.value.shape)}, which do not form groups of heads"
             )
         kind = None if self._layer_types is None else self._layer_types[index]
-        if kind is not None and kind not in CACHED_LAYERS:
+        if kind is not None and kind not in (*CACHED_LAYERS, *STATEFUL_LAYERS):
             raise CheckpointError(f"layer {index} is of type {kind}, whose state is no KV cache")
-        if kind is not None and (kind == "sliding_attention") != (call.sliding_window is not None):
+        if kind is not None and (kind in ("sliding_attention", "hybrid_sliding")) != (call.sliding_window is not None):
             raise CheckpointError(
                 f"layer {index} is of type {kind} and its attention gets sliding_window {call.sliding_window}: its "
                 "window is in a mask only, which paged attention does not have"
@@ -269,9 +310,10 @@ transformers.AttentionInterface.register(ATTENTION, _attention)
 ALL_EXPERTS_FUNCTIONS.register(_PROBED_EXPERTS, _probed_experts)
 
 
-def _check_modules(model: Any) -> None:
+def _check_modules(model: Any, stateful: Sequence[StatefulLayer]) -> None:
+    own = tuple(f"{layer.name}." for layer in stateful)
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Conv1d):
+        if isinstance(module, torch.nn.Conv1d) and not name.startswith(own):
             raise CheckpointError(f"{name} is a convolution over tokens, whose state is no KV cache")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.core.outputs import NewRequest, SchedulerOutput
 from engine.core.request import RequestId
@@ -89,6 +90,10 @@ class RequestState:
         self._num_pending_steps += 1
         return PendingTokens(rows, positions, self._num_plans)
 
+    def is_owned(self, pending: PendingTokens) -> npt.NDArray[np.bool_]:
+        """Returns which rows of a step in flight still have the request that they had at its launch, [S]."""
+        return self._vacated[pending.rows] <= pending.plan_index
+
     def write_tokens(self, pending: PendingTokens, token_ids: Int64Array) -> None:
         """Writes the tokens of a step to the rows whose request has not changed since its launch.
 
@@ -100,7 +105,7 @@ class RequestState:
         rows, positions = pending.rows, pending.positions
         is_written = token_ids >= 0
         if pending.plan_index < self._num_plans:
-            is_written &= self._vacated[rows] <= pending.plan_index
+            is_written &= self.is_owned(pending)
         if not is_written.all():
             rows, positions, token_ids = rows[is_written], positions[is_written], token_ids[is_written]
         self.token_ids[rows, positions] = token_ids

@@ -4,11 +4,10 @@ The rows of several steps are merged and a new status replaces an unsent one, so
 for its tokens, and that is bounded. `server.py` takes the next message and writes it; no sockets here.
 
 Steps in quick succession may also be merged for a receiver that keeps up (coalescing): where a CPU serves many streams
-of a small model, one message per step costs a fifth to a third of the time. See `CoalescePolicy`.
+of a small model, one message per step costs a fifth to a third of the time. See `coalescing.py`.
 """
 
 import asyncio
-from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
@@ -16,6 +15,7 @@ import grpc
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.outputs import RequestOutput
 from engine.interfaces import LoopSnapshot
+from engine.serving.coalescing import CoalescePolicy, Hold
 from engine.serving.packing import StepColumns, load_message
 
 # StepResults a frontend may leave unacknowledged before the rows of further steps are merged.
@@ -28,32 +28,6 @@ MAX_UNSENT_ADMISSIONS = 4096
 # fails the whole call, including unread messages: a frontend would lose its last rows. During a drain frontends
 # acknowledge every step at once, so that only a stopped frontend delays the end.
 LINGER_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class CoalescePolicy:
-    """When the rows of a step are held back to be sent together with those of the next steps.
-
-    Rows are held only if the next step is expected within the delay. First tokens, completions and tokens that use up
-    a request's credit are sent at once, together with all held rows.
-
-    Attributes:
-        max_delay_s: longest delay of a token; 0 disables coalescing.
-        min_streams: with fewer rows nothing is held.
-    """
-
-    max_delay_s: float = 0.0
-    min_streams: int = 8
-
-    def holds(self, *, num_rows: int, waited_s: float, step_s: float) -> bool:
-        """Returns whether to hold the rows until the next step.
-
-        Args:
-            num_rows: streams with unsent tokens.
-            waited_s: age of the oldest of them.
-            step_s: duration of the last step, the estimate for the next one.
-        """
-        return num_rows >= self.min_streams and waited_s + step_s <= self.max_delay_s
 
 
 class StreamRefused(Exception):  # noqa: N818 - reads as the event it is
@@ -121,10 +95,8 @@ class Outgoing:
     """
 
     def __init__(self, coalescing: CoalescePolicy | None = None) -> None:
-        self._coalescing = coalescing or CoalescePolicy()
+        self._hold = Hold(coalescing or CoalescePolicy(), self._send_now)
         self._is_urgent = False  # something unsent must be sent now
-        self._held_since_s: float | None = None  # event loop's clock: arrival of the oldest held row
-        self._hold_timer: asyncio.TimerHandle | None = None
         self._merged_steps: set[int] = set()  # steps with unsent rows
         self._wake = asyncio.Event()
         self._accepted: list[int] = []
@@ -173,14 +145,8 @@ class Outgoing:
         if not self._columns:
             return
         if self._newest is not None and not self._is_urgent and self._closes_at_s is None:
-            loop = asyncio.get_running_loop()
-            if self._held_since_s is None:
-                self._held_since_s = loop.time()
-            waited_s = loop.time() - self._held_since_s
             step_s = self._newest[0].step_us / 1e6
-            if self._coalescing.holds(num_rows=self._columns.num_rows, waited_s=waited_s, step_s=step_s):
-                if self._hold_timer is None:
-                    self._hold_timer = loop.call_later(self._coalescing.max_delay_s, self._send_now)
+            if self._hold.keeps(num_rows=self._columns.num_rows, step_s=step_s):
                 return
         self._send_now()
 
@@ -265,14 +231,8 @@ class Outgoing:
     def _send_now(self) -> None:
         """Sends held rows as soon as the receiver's window allows."""
         self._is_urgent = True
-        self._stop_holding()
+        self._hold.end()
         self._wake.set()
-
-    def _stop_holding(self) -> None:
-        self._held_since_s = None
-        if self._hold_timer is not None:
-            self._hold_timer.cancel()
-            self._hold_timer = None
 
     @property
     def _is_window_open(self) -> bool:

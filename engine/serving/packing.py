@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from google.protobuf.duration import from_nanoseconds
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.core.outputs import PromptLogprobs, RequestCompletion, RequestOutput, TimeAccount, TokenLogprobs
+from engine.core.latency.step_time import ERROR_BOUNDS, StepTimeErrors
+from engine.core.outputs import (
+    PromptLogprobs,
+    RequestCompletion,
+    RequestOutput,
+    SchedulerStats,
+    TimeAccount,
+    TokenLogprobs,
+)
 from engine.errors import AdapterNotFound, EngineDraining, QueueFull, RequestError, RequestTooLong
 from engine.interfaces import EngineState, LoopSnapshot
 
@@ -198,7 +206,23 @@ def status_message(
         status.engine_step = snapshot.engine_step
         status.loop_turns = snapshot.loop_turns
         status.load.CopyFrom(load_message(snapshot))
+        if snapshot.stats.step_time_errors is not None:
+            status.latency.CopyFrom(_latency_message(snapshot.stats, snapshot.stats.step_time_errors))
     return status
+
+
+def _latency_message(stats: SchedulerStats, errors: StepTimeErrors) -> pb.LatencyStats:
+    return pb.LatencyStats(
+        error_bounds=ERROR_BOUNDS,
+        decode_errors=errors.decode,
+        prompt_errors=errors.prompt,
+        decode_error_sum=errors.decode_sum,
+        prompt_error_sum=errors.prompt_sum,
+        num_stalls_total=errors.num_stalls,
+        num_infeasible_total=stats.num_infeasible_total,
+        num_degraded_total=stats.num_degraded_total,
+        num_itl_infeasible_total=stats.num_itl_infeasible_total,
+    )
 
 
 def load_message(snapshot: LoopSnapshot) -> pb.LoadStats:

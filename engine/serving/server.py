@@ -42,9 +42,10 @@ from engine.interfaces import (
 )
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.adapters import AdapterLoader, EngineAdapters
+from engine.serving.coalescing import CoalescePolicy
 from engine.serving.convert import RequestLimits
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.outgoing import STEP_WINDOW, CoalescePolicy, Outgoing, Receiver, StreamRefused
+from engine.serving.outgoing import STEP_WINDOW, Outgoing, Receiver, StreamRefused
 from engine.serving.packing import status_message
 from engine.serving.parts import NO_CHECKPOINT_INFO, CheckpointInfo
 from engine.serving.session import Session, SessionContext

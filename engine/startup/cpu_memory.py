@@ -4,8 +4,9 @@ import logging
 
 import torch
 
-from engine.config import EngineConfig, StepLimits
+from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.flags import StepLimits
 from engine.model.model_shape import ModelShape
 from engine.runner.kv_cache import kv_bytes_per_token
 from engine.startup.machine import available_memory_bytes
@@ -38,6 +39,21 @@ def bytes_beside_weights(num_weights_bytes: int, number_format: str) -> int:
             f"{available_bytes / _GIB:.4f} GiB of memory is free: serve a smaller --model, or free memory"
         )
     return available_bytes - num_weights_bytes
+
+
+def bytes_beside_states(shape: ModelShape, limits: StepLimits, free_bytes: int) -> int:
+    """Returns the memory left for the KV cache beside what layers keep of each request besides keys and values.
+
+    Raises: ConfigError: the state of max_num_seqs requests does not fit.
+    """
+    num_bytes = limits.max_num_seqs * shape.state_bytes
+    if num_bytes > free_bytes:
+        raise ConfigError(
+            f"--max-num-seqs {limits.max_num_seqs}: the model's layers keep {shape.state_bytes / 2**20:.4g} MiB of "
+            f"each request besides keys and values, {num_bytes / _GIB:.4g} GiB in all, and the weights leave "
+            f"{free_bytes / _GIB:.4g} GiB of memory: lower it"
+        )
+    return free_bytes - num_bytes
 
 
 def kv_cache_bytes(

@@ -18,7 +18,7 @@ from engine.startup.rank import RankTask
 from kernels.check import kernel_cases
 from kernels.gpu.prefill_plan import PrefillPlan, prefill_plan
 from tests.support.engine.adapters import save_adapter, save_merged
-from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
+from tests.support.engine.families import STATEFUL_FAMILIES, TRANSFORMERS_FAMILIES, family_config, save_family
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.engine.simulated_gpu import FakeGraphs
 from tests.support.engine.small_engine import answers, build, run_to_the_end
@@ -55,19 +55,20 @@ def test_a_prompt_chunk_behind_a_long_prefix_divides_its_keys_and_answers_as_on_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["StableLM", "OLMoE"])
+@pytest.mark.parametrize("family", ["StableLM", "OLMoE", "LFM2"])
 def test_a_model_that_transformers_computes_answers_as_on_a_cpu(
     gpu: SimpleNamespace, tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its steps are recorded, except those of experts, whose shapes depend on the router."""
-    prefix, fields = TRANSFORMERS_FAMILIES[family]
-    save_family(tmp_path, family_config(prefix, **{**fields, "num_hidden_layers": 1}))
+    """Its steps are recorded, except those of experts, whose shapes depend on the router, and of layers with state."""
+    prefix, fields = {**TRANSFORMERS_FAMILIES, **STATEFUL_FAMILIES}[family]
+    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]} if family == "LFM2" else {}
+    save_family(tmp_path, family_config(prefix, **{**fields, "num_hidden_layers": 1, **layers}))
     (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
     FakeGraphs.seen.clear()
     with caplog.at_level("INFO"):
         on_gpu = answers(build(tmp_path, num_gpu_blocks_override=24))
     assert bool(FakeGraphs.seen) == (family == "StableLM")
-    assert ("Steps run without CUDA graphs" in caplog.text) == (family == "OLMoE")
+    assert ("Steps run without CUDA graphs" in caplog.text) == (family != "StableLM")
     assert on_gpu == answers(build(tmp_path, num_gpu_blocks_override=24, device="cpu"))
 
 

@@ -317,7 +317,10 @@ def test_a_single_nan_is_detected_by_the_warm_up(model_dir: Path) -> None:
 
 def test_weights_that_overflow_are_detected_by_the_warm_up(model_dir: Path) -> None:
     path = model_dir / "model.safetensors"
-    weights = {name: torch.full_like(tensor, 3e37) for name, tensor in safetensors.torch.load_file(path).items()}
+    weights = safetensors.torch.load_file(path)
+    for name, tensor in weights.items():
+        if "embed" not in name:  # a norm of overflowing squares may be zero, and all that follows
+            tensor.fill_(3e37)
     safetensors.torch.save_file(weights, path)
     assert "the model fails on its first tokens, the model's logits hold NaN or infinity" in complaint(model_dir)
 

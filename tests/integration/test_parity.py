@@ -11,7 +11,7 @@ import pytest
 from chairlift import Client
 from engine.model.architectures import FAMILIES
 from tests.support.engine.checkpoints import ARCHITECTURES, WITH_IMAGES, save_checkpoint
-from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
+from tests.support.engine.families import STATEFUL_FAMILIES, TRANSFORMERS_FAMILIES, family_config, save_family
 from tests.support.engine.greedy import greedy_answers, random_prompts, save_word_tokenizer
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.engine.mxfp4_checkpoints import quantise_experts
@@ -33,7 +33,7 @@ SPECIAL: dict[str, dict[str, Any]] = {  # what a family does that its small defa
 }
 
 
-BY_TRANSFORMERS = ("Command R", "DeepSeek-V3", "OLMoE")
+BY_TRANSFORMERS = ("Command R", "DeepSeek-V3", "OLMoE", "LFM2")
 """A sample of what transformers computes; tests/engine/runner/test_transformers_families.py has all families."""
 
 COMPUTED_BY = dict.fromkeys((*ARCHITECTURES, *WITH_IMAGES), "native") | dict.fromkeys(BY_TRANSFORMERS, "transformers")
@@ -64,7 +64,7 @@ def save(path: Path, name: str) -> str:
     elif COMPUTED_BY[name] == "native":
         save_checkpoint(path, name, seed=5, dtype="float32", max_shard_size="1GB", **SPECIAL.get(name, {}))
     else:
-        prefix, fields = TRANSFORMERS_FAMILIES[name]
+        prefix, fields = {**TRANSFORMERS_FAMILIES, **STATEFUL_FAMILIES}[name]
         save_family(path, family_config(prefix, **{**fields, "vocab_size": 211}), seed=5)
     (architecture,) = json.loads((path / "config.json").read_text())["architectures"]
     return str(architecture)

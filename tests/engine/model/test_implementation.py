@@ -9,7 +9,8 @@ import pytest
 
 from engine.errors import CheckpointError, ConfigError
 from engine.model.implementation import choose_implementation
-from tests.support.engine.families import REFUSED, TRANSFORMERS_FAMILIES, family_config, save_family
+from engine.parallel.layout import RankLayout
+from tests.support.engine.families import REFUSED, STATEFUL_FAMILIES, TRANSFORMERS_FAMILIES, family_config, save_family
 
 
 def config_json(path: Path, **fields: object) -> Path:
@@ -55,6 +56,9 @@ def test_an_activation_that_the_native_decoder_lacks_is_left_to_transformers(
     assert choose_implementation(path, "chairlift") == "chairlift"  # which refuses it
 
 
+GEMMA_4 = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {"model_type": "gemma4_text"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -63,9 +67,13 @@ def test_an_activation_that_the_native_decoder_lacks_is_left_to_transformers(
         ({"architectures": ["GPTNeoForCausalLM"]}, "attention does not go through"),
         ({"architectures": ["FalconForCausalLM"]}, "attention does not go through"),
         ({"architectures": ["MambaForCausalLM"]}, "keep state that is no KV cache"),
-        ({"architectures": ["Qwen3NextForCausalLM"]}, "keep state that is no KV cache"),
-        ({"architectures": ["XForCausalLM"], "layer_types": ["conv", "full_attention"]}, "layer_types has conv: "),
+        ({"architectures": ["Zamba2ForCausalLM"]}, "keep state that is no KV cache"),
+        (
+            {"architectures": ["XForCausalLM"], "layer_types": ["recurrent", "full_attention"]},
+            "layer_types has recurrent: ",
+        ),
         ({"architectures": ["XForCausalLM"], "layer_types": ["chunked_attention"]}, "chunked_attention, which"),
+        ({"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 2048}, "index_topk is 2048: .* by an indexer"),
         ({"architectures": ["XForCausalLM"], "rope_scaling": {"type": "dynamic"}}, "longest request of the batch"),
         (
             {"architectures": ["XForCausalLM"], "rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
@@ -79,9 +87,12 @@ def test_an_activation_that_the_native_decoder_lacks_is_left_to_transformers(
         ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "classifiers and encoders are not supported"),
         ({"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "models of images"),
-        ({"architectures": ["XForCausalLM"], "quantization_config": {"quant_method": "gptq"}}, "with --quantization"),
-        ({"architectures": ["XForCausalLM"], "num_hidden_layers": 10**6}, "the maximum is 1024"),
-        ({"architectures": "XForCausalLM"}, "expected a list of names"),
+        ({"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {"model_type": "x"}}, "models of images"),
+        (
+            {**GEMMA_4, "text_config": {"model_type": "gemma4_text", "layer_types": ["recurrent"]}},
+            r"text_config: layer_types has recurrent: ",
+        ),
+        ({**GEMMA_4, "quantization_config": {"quant_method": "gptq"}}, "with --quantization"),
     ],
 )
 def test_config_json_alone_refuses_by_name(tmp_path, fields, message):
@@ -98,13 +109,13 @@ def test_code_of_a_model_type_that_transformers_has_is_not_needed(tmp_path):
 def test_several_ranks_are_refused(tmp_path):
     path = config_json(tmp_path, architectures=["GPT2LMHeadModel"])
     with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2 .* one device: omit it"):
-        choose_implementation(path, "auto", tensor_parallel_size=2)
+        choose_implementation(path, "auto", layout=RankLayout(2))
 
 
 def test_the_setting_that_keeps_a_native_architecture_from_chairlift_is_named(tmp_path, monkeypatch):
     path = config_json(tmp_path, architectures=["LlamaForCausalLM"], hidden_act="gelu")
     with pytest.raises(ConfigError, match=r"not supported for LlamaForCausalLM with hidden_act 'gelu', which"):
-        choose_implementation(path, "auto", tensor_parallel_size=2)
+        choose_implementation(path, "auto", layout=RankLayout(num_stages=2))
     monkeypatch.setattr("engine.model.implementation.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM with hidden_act 'gelu' is computed by transformers"):
         choose_implementation(path, "auto")
@@ -150,13 +161,27 @@ def test_each_served_family_passes_both(tmp_path, name):
     path = saved_config(tmp_path, prefix, **fields)
     assert choose_implementation(path, "transformers") == "transformers"
     config = TransformersConfig.from_dir(path)
-    assert len(config.shape.layers) == 3
+    assert len(config.shape.layers) == fields.get("num_hidden_layers", 3)
     assert config.shape.vocab_size == 307
     windows = set(config.sliding_windows)
     assert windows <= {None, 24}
     assert (24 in windows) == (fields.get("sliding_window") == 24)
-    is_unrecordable = any("expert" in field for field in fields)
+    is_unrecordable = any("expert" in field or field == "global_head_dim" for field in fields)
     assert (config.unrecordable is not None) == is_unrecordable, config.unrecordable
+
+
+@pytest.mark.parametrize("name", STATEFUL_FAMILIES)
+def test_layers_with_state_are_found(tmp_path, name):
+    from engine.model.transformers_probe import TransformersConfig
+
+    prefix, fields = STATEFUL_FAMILIES[name]
+    path = saved_config(tmp_path, prefix, **fields)
+    assert choose_implementation(path, "auto") == "transformers"
+    config = TransformersConfig.from_dir(path)
+    assert config.stateful_layers
+    assert len(config.attention_layers) == len(config.shape.layers) >= 1
+    assert config.shape.state_bytes == sum(4 * shape.numel() for one in config.stateful_layers for shape in one.shapes)
+    assert config.unrecordable == "its layers keep state of each request"
 
 
 def test_end_tokens_are_those_of_both_files(tmp_path):
@@ -181,4 +206,11 @@ def test_weights_of_another_model_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**values, "num_hidden_layers": 4}))
     config = TransformersConfig.from_dir(tmp_path)
     with pytest.raises(CheckpointError, match=r"\d+ tensors are missing, the first is model\.layers\.3"):
-        TransformersModel(config, reference_ops(), dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
+        TransformersModel(
+            config,
+            reference_ops(),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            max_model_len=64,
+            max_num_seqs=8,
+        )

@@ -146,9 +146,9 @@ def test_fields_beside_the_text_part_come_first(folder):
     ("text", "fields", "words"),
     [
         (
-            {"model_type": "ministral3"},
+            {"model_type": "mistral4"},
             {},
-            "text_config: model_type is 'ministral3', the supported text part is mistral",
+            "text_config: model_type is 'mistral4', the supported text part is mistral",
         ),
         ({}, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported"),
         ({"quantization_config": {"quant_method": "fp8"}}, {}, "quantization_config is not supported"),

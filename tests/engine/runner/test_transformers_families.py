@@ -9,11 +9,21 @@ import torch
 
 from engine.core.request import SamplingParams
 from kernels.families import cpu_ops
-from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
+from tests.support.engine.families import (
+    STATEFUL_FAMILIES,
+    TRANSFORMERS_FAMILIES,
+    family_config,
+    save_as_part,
+    save_family,
+    save_with_images,
+)
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(seed=0, max_tokens=NUM_TOKENS, temperature=0.0, ignore_end_token=True, top_logprobs=1)
-IN_EVERY_RUN = ("gpt-oss", "GPT-2")  # experts, sinks, windows; learned positions, transposed and tied weights
+FAMILIES = {**TRANSFORMERS_FAMILIES, **STATEFUL_FAMILIES}
+# Experts, sinks, windows; learned positions, transposed and tied weights; layers with state, which Jamba continues by
+# single tokens only.
+IN_EVERY_RUN = ("gpt-oss", "GPT-2", "Jamba", "LFM2", "Qwen3.5")
 
 MakeFamily = Callable[..., Path]
 
@@ -23,7 +33,7 @@ def make_family(tmp_path_factory: pytest.TempPathFactory) -> MakeFamily:
     """make_family(name, **fields) -> folder of a checkpoint."""
 
     def make(name: str, **fields: object) -> Path:
-        prefix, own = TRANSFORMERS_FAMILIES[name]
+        prefix, own = FAMILIES[name]
         path = tmp_path_factory.mktemp("family") / prefix
         save_family(path, family_config(prefix, **{**own, **fields}))
         return path
@@ -62,20 +72,56 @@ def check(reference, prompts, run, *, tolerance: float = 1e-4) -> None:
 
 
 def serve(engine, prompts):
-    """Staggered, in chunks, with reused prefixes and preemption."""
-    run = engine.serve(prompts, num_blocks=24, max_num_seqs=8, max_num_batched_tokens=48)
+    """Staggered, in chunks, with preemption and, unless layers have state, with reused prefixes."""
+    reuses_prefixes = not engine.config.shape.state_bytes
+    run = engine.serve(
+        prompts,
+        num_blocks=24 if reuses_prefixes else 14,
+        max_num_seqs=8,
+        max_num_batched_tokens=48,
+        enable_prefix_caching=reuses_prefixes,
+    )
     assert run.num_preemptions > 0
-    assert run.num_cached_tokens > 0
+    assert (run.num_cached_tokens > 0) == reuses_prefixes
     return run
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.slow) for name in TRANSFORMERS_FAMILIES],
+    [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.slow) for name in FAMILIES],
 )
 def test_tokens_are_those_of_transformers(name, make_family, transformers_on, reference_of, prompts):
     path = make_family(name)
     check(reference_of(path), prompts, serve(transformers_on(path, cpu_ops()), prompts))
+
+
+def test_the_text_part_of_a_checkpoint_for_images_gives_the_tokens_of_the_whole(
+    tmp_path, transformers_on, reference_of, prompts, caplog
+):
+    save_with_images(tmp_path)
+    engine = transformers_on(tmp_path, cpu_ops())
+    assert "tensors are unexpected" not in caplog.text
+    check(reference_of(tmp_path), prompts, serve(engine, prompts))
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "model_type"),
+    [
+        ("Gemma 3n", "Gemma3nForConditionalGeneration", "gemma3n"),
+        ("LFM2", "Lfm2VlForConditionalGeneration", "lfm2_vl"),
+        ("Ministral 3", "Mistral3ForConditionalGeneration", "mistral3"),
+        ("Qwen3.5", "Qwen3_5ForConditionalGeneration", "qwen3_5"),
+        ("Qwen3.5-MoE", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+    ],
+)
+def test_so_do_text_parts_under_the_names_of_published_files(
+    name, architecture, model_type, tmp_path, make_family, transformers_on, reference_of, prompts, caplog
+):
+    text = make_family(name)
+    save_as_part(tmp_path / "whole", text, architecture, model_type)
+    engine = transformers_on(tmp_path / "whole", cpu_ops())
+    assert "tensors are unexpected" not in caplog.text
+    check(reference_of(text), prompts, serve(engine, prompts))
 
 
 @pytest.mark.parametrize("is_long", [False, True])

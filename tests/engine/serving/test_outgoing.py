@@ -18,7 +18,8 @@ from engine.core.outputs import (
 )
 from engine.core.request import RequestId
 from engine.interfaces import LoopSnapshot
-from engine.serving.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, CoalescePolicy, Outgoing, StreamRefused
+from engine.serving.coalescing import CoalescePolicy
+from engine.serving.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, Outgoing, StreamRefused
 
 SNAPSHOT = LoopSnapshot(9, 9, SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), 11, 12, 13)
 NO_TIME = TimeAccount(0.0, 0.0, 0.0, 0.0, 0.0, num_preemptions=0)
@@ -229,23 +230,6 @@ async def sent(outgoing: Outgoing) -> pb.StepResult | None:
     return message.step
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "waited_s", "step_s", "holds"),
-    [
-        (8, 0.0, 0.005, True),
-        (7, 0.0, 0.005, False),  # few streams are never delayed
-        (64, 0.020, 0.005, True),
-        (64, 0.021, 0.005, False),  # the next step would come too late
-        (64, 0.0, 0.026, False),  # long steps are not worth waiting for
-    ],
-)
-def test_rows_are_coalesced_if_many_streams_run_and_the_next_step_is_soon(
-    num_rows: int, waited_s: float, step_s: float, holds: bool
-) -> None:
-    assert CoalescePolicy(0.025).holds(num_rows=num_rows, waited_s=waited_s, step_s=step_s) is holds
-    assert not CoalescePolicy(0.0).holds(num_rows=num_rows, waited_s=waited_s, step_s=step_s)
-
-
 async def test_coalesced_steps_are_one_message_with_their_number() -> None:
     outgoing = Outgoing(CoalescePolicy(HOUR_S))
     for number in range(3):
@@ -275,12 +259,6 @@ async def test_first_tokens_completions_and_the_last_token_of_a_credit_are_sent_
 ) -> None:
     outgoing = Outgoing(CoalescePolicy(HOUR_S))
     step(outgoing, 0, num_streams=20, **fields)
-    assert await sent(outgoing) is not None
-
-
-async def test_seven_streams_are_never_delayed() -> None:
-    outgoing = Outgoing(CoalescePolicy(HOUR_S))
-    step(outgoing, 0, num_streams=7)
     assert await sent(outgoing) is not None
 
 

@@ -1,5 +1,7 @@
 """Random checkpoints of architectures that transformers computes: one of each family, made by transformers."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,16 @@ _SMALL = {
 }
 _EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-_LATENT = {
+_DENSE_LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
     "kv_lora_rank": 16,
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
+}
+_LATENT = {
+    **_DENSE_LATENT,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 48,
@@ -31,41 +36,85 @@ _LATENT = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+_ROUTED = {**_LATENT, "num_key_value_heads": 2, "n_shared_experts": 1, "head_dim": 16}
+_PER_LAYER = {
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": 24,
+    "head_dim": 16,
+    "vocab_size_per_layer_input": 307,
+    "hidden_size_per_layer_input": 16,
+}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "A.X K1": ("AXK1", _LATENT),
     "Apertus": ("Apertus", {}),
+    "Apertus 1.5": ("Apertus1p5Text", {}),
     "Arcee": ("Arcee", {}),
+    "Aria": ("AriaText", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
+    "BioGPT": ("BioGpt", {}),
     "BitNet": ("BitNet", {}),
     "CodeGen": ("CodeGen", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "rotary_dim": 8}),
+    "Command A MoE": ("Cohere2Moe", {**_EXPERTS, "sliding_window": 24}),
     "Command R": ("Cohere", {}),
     "Command R7B": ("Cohere2", {"sliding_window": 24}),
+    "CWM": ("Cwm", {"head_dim": 16, "sliding_window": 24}),
     "DeepSeek-V2": ("DeepseekV2", _LATENT),
     "DeepSeek-V3": ("DeepseekV3", _LATENT),
+    "dots.llm1": ("Dots1", _ROUTED),
     "ERNIE 4.5": ("Ernie4_5", {"head_dim": 16}),
+    "ERNIE 4.5 MoE": ("Ernie4_5_Moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 48}),
     "EXAONE 4": ("Exaone4", {"sliding_window": 24}),
+    "EXAONE MoE": ("ExaoneMoe", {**_EXPERTS, "head_dim": 16, "num_shared_experts": 1, "sliding_window": 24}),
+    "FlexOlmo": ("FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "Gemma": ("Gemma", {"head_dim": 16}),
+    "Gemma 3n": ("Gemma3nText", {**_PER_LAYER, "activation_sparsity_pattern": [0.5, *[0.0] * 5]}),
+    "Gemma 4": ("Gemma4Text", {**_PER_LAYER, "global_head_dim": 32}),
     "GLM": ("Glm", {"head_dim": 16}),
     "GLM-4": ("Glm4", {"head_dim": 16}),
+    "GLM-4.5": ("Glm4Moe", _ROUTED),
+    "GLM-4.7 Flash": ("Glm4MoeLite", {**_LATENT, "n_shared_experts": 1}),
     "GPT-2": ("GPT2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}),
+    "GPT-BigCode": ("GPTBigCode", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "n_inner": 96}),
     "GPT-J": ("GPTJ", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "rotary_dim": 8}),
     "GPT-NeoX": ("GPTNeoX", {}),
     "gpt-oss": ("GptOss", {**_LOCAL_EXPERTS, "head_dim": 16, "sliding_window": 24}),
-    "Gemma": ("Gemma", {"head_dim": 16}),
     "Granite MoE": ("GraniteMoe", _LOCAL_EXPERTS),
+    "Granite MoE with a shared expert": ("GraniteMoeShared", {**_LOCAL_EXPERTS, "shared_intermediate_size": 48}),
+    "Granite with windows": ("GraniteSWA", {"sliding_window": 24}),
     "Helium": ("Helium", {"head_dim": 16}),
     "Hunyuan": ("HunYuanDenseV1", {"head_dim": 16}),
+    "Hunyuan 3": ("HYV3", {**_EXPERTS, "head_dim": 16}),
+    "Hunyuan-A13B": ("HunYuanMoEV1", {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
+    "HyperCLOVA X": ("HyperCLOVAX", {}),
+    "Jais 2": ("Jais2", {}),
+    "Laguna": ("Laguna", {**_EXPERTS, "head_dim": 16}),
+    "Mellum": ("Mellum", _EXPERTS),
+    "MiMo-V2-Flash": ("MiMoV2Flash", {**_LATENT, "num_key_value_heads": 2, "sliding_window": 24}),
+    "MiniCPM3": ("MiniCPM3", _DENSE_LATENT),
     "MiniMax-M2": ("MiniMaxM2", {**_LOCAL_EXPERTS, "head_dim": 16}),
     "Ministral": ("Ministral", {"head_dim": 16, "sliding_window": 24}),
+    "Ministral 3": ("Ministral3", {"head_dim": 16}),
+    "ModernBERT decoder": ("ModernBertDecoder", {"sliding_window": 24}),
+    "nanochat": ("NanoChat", {}),
     "Nemotron": ("Nemotron", {}),
     "OLMo": ("Olmo", {}),
     "OLMo 3": ("Olmo3", {"sliding_window": 24}),
     "OLMoE": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "OPT": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "Persimmon": ("Persimmon", {"num_key_value_heads": 4}),
     "Phi": ("Phi", {"num_key_value_heads": 4}),
+    "Phi-3.5-MoE": ("Phimoe", _LOCAL_EXPERTS),
     "Qwen2-MoE": ("Qwen2Moe", {**_EXPERTS, "shared_expert_intermediate_size": 48}),
     "Seed-OSS": ("SeedOss", {"head_dim": 16}),
+    "Solar Open": ("SolarOpen", _ROUTED),
     "StableLM": ("StableLm", {}),
     "StarCoder2": ("Starcoder2", {"sliding_window": 24}),
+    "Trinity": ("Afmoe", {**_EXPERTS, "head_dim": 16, "num_shared_experts": 1, "sliding_window": 24}),
+    "VaultGemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}),
+    "Youtu-LLM": ("Youtu", _DENSE_LATENT),
     # families that Chairlift computes too, or may come to, with --model-impl transformers
     "Gemma 2": ("Gemma2", {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}),
     "Gemma 3": ("Gemma3Text", {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}),
@@ -79,17 +128,56 @@ TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Family -> prefix of its classes in transformers, and fields of a small configuration."""
 
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16}
+_LINEAR = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
+_CONVOLUTIONS = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"]}
+_SHARED_EXPERT = {**_EXPERTS, "shared_expert_intermediate_size": 48}
+
+STATEFUL_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Bamba": ("Bamba", {**_MAMBA, "attn_layer_indices": [1]}),
+    "Falcon-H1": ("FalconH1", {**_MAMBA, "mamba_d_ssm": 128, "head_dim": 16}),
+    "Granite 4": (
+        "GraniteMoeHybrid",
+        {**_MAMBA, **_LOCAL_EXPERTS, "shared_intermediate_size": 48, "layer_types": ["mamba", "attention", "mamba"]},
+    ),
+    "Jamba": (
+        "Jamba",
+        {"num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16, "mamba_dt_rank": 8},
+    ),
+    "Kimi Linear": ("KimiLinear", {**_LATENT, **_LINEAR}),
+    "LFM2": ("Lfm2", _CONVOLUTIONS),
+    "LFM2-MoE": ("Lfm2Moe", {**_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 1}),
+    "Nemotron-H": (
+        "NemotronH",
+        {
+            "layers_block_type": ["mamba", "attention", "moe"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "n_groups": 1,
+            "ssm_state_size": 16,
+            "head_dim": 16,
+        },
+    ),
+    "OLMo Hybrid": ("OlmoHybrid", _LINEAR),
+    "Qwen3-Next": ("Qwen3Next", {**_DELTA, **_LINEAR, **_SHARED_EXPERT, "head_dim": 16}),
+    "Qwen3.5": ("Qwen3_5Text", {**_DELTA, **_LINEAR, "head_dim": 16}),
+    "Qwen3.5-MoE": ("Qwen3_5MoeText", {**_DELTA, **_LINEAR, **_SHARED_EXPERT, "head_dim": 16}),
+}
+"""The same for families whose layers keep state besides keys and values."""
+
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "BLOOM": ("Bloom", {"n_layer": 2, "n_head": 4}),
     "Falcon": ("Falcon", {}),
-    "Falcon-H1": ("FalconH1", {}),
     "GPT-Neo": ("GPTNeo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 3]]}),
-    "Jamba": ("Jamba", {"num_experts": 2}),
-    "LFM2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
     "Llama 4": ("Llama4Text", {"num_local_experts": 2, "head_dim": 16}),
     "Mamba": ("Mamba", {}),
     "Mamba 2": ("Mamba2", {"head_dim": 16, "num_heads": 8, "n_groups": 1, "state_size": 16}),
-    "Qwen3-Next": ("Qwen3Next", {**_EXPERTS, "head_dim": 16}),
     "RWKV": ("Rwkv", {}),
     "RecurrentGemma": ("RecurrentGemma", {}),
 }
@@ -120,3 +208,39 @@ def save_family(path: Path, config: Any, *, seed: int = 0) -> None:
             values = 1 + 0.2 * noise if "norm" in name or "ln_" in name else 0.2 * noise
         parameter.data.copy_(values)
     model.save_pretrained(path)
+
+
+def save_with_images(path: Path) -> None:
+    """Saves a checkpoint of Gemma 4 for text and images."""
+    import torch
+    import transformers
+
+    text = family_config("Gemma4Text", **TRANSFORMERS_FAMILIES["Gemma 4"][1])
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma4Config(text_config=text.to_dict(), vision_config={**vision, "head_dim": 16})
+    model: Any = transformers.Gemma4ForConditionalGeneration(config)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.data.copy_(0.12 * noise if parameter.ndim > 1 else 1 + 0.2 * noise if "norm" in name else 0.2 * noise)
+    model.save_pretrained(path)
+
+
+def save_as_part(path: Path, text_path: Path, architecture: str, model_type: str) -> None:
+    """Saves a checkpoint of text as the text part of one for images, with a tensor for images."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((text_path / "config.json").read_text())
+    path.mkdir()
+    (path / "config.json").write_text(
+        json.dumps({"architectures": [architecture], "model_type": model_type, "text_config": config})
+    )
+    tensors = load_file(text_path / "model.safetensors")
+    if model_type == "mistral3":  # as transformers wrote them before 5.0
+        renamed = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+        other = "vision_tower.x"
+    else:
+        renamed = {re.sub(r"^model\.", "model.language_model.", name): tensor for name, tensor in tensors.items()}
+        other = "model.vision_tower.x"
+    save_file({**renamed, other: torch.ones(3)}, path / "model.safetensors", {"format": "pt"})
