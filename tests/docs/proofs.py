@@ -83,6 +83,11 @@ PROOFS = [
         How.PARSE,
         because="16 GB: tests/engine/model/test_shapes.py",
     ),
+    Proof(
+        r"chairlift-(engine|frontend) .*\b10\.0\.0\.1:",
+        How.PARSE,
+        because="two machines: tests/engine/parallel/test_node_processes.py",
+    ),
     Proof(r"chairlift(-engine|-frontend| up)\b", How.SERVE),
     Proof(
         r"chairlift generate .*--seed 5|cmp /tmp/undisturbed",

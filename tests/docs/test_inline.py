@@ -21,11 +21,20 @@ FOREIGN_FLAGS = {
     "--local-dir": "hf",
     "--revision": "hf",
     **dict.fromkeys(
-        ("--ctx-size", "--parallel", "--batch-size", "--tensor-split", "--jinja", "--metrics"), "llama.cpp"
+        ("--ctx-size", "--parallel", "--batch-size", "--tensor-split", "--rpc", "--jinja", "--metrics"), "llama.cpp"
     ),
     **dict.fromkeys(("--max-total-tokens", "--max-batch-size", "--max-batch-prefill-tokens"), "TGI"),
     **dict.fromkeys(("--model-id", "--max-concurrent-requests", "--num-shard", "--quantize"), "TGI"),
-    **dict.fromkeys(("--enable-auto-tool-choice", "--lora-modules", "--structured-outputs-config"), "vLLM"),
+    **dict.fromkeys(
+        (
+            "--enable-auto-tool-choice",
+            "--lora-modules",
+            "--structured-outputs-config",
+            "--master-port",
+            "--kv-events-config",
+        ),
+        "vLLM",
+    ),
     "--grammar-backend": "SGLang",
 }
 # Files and folders that come to be when something runs.

@@ -31,7 +31,7 @@ from engine.startup.progress import StartupProgress
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.text.sampling_defaults import API_DEFAULTS, sampling_defaults
 from tests.support.engine.adapters import save_adapter
-from tests.support.engine.families import TRANSFORMERS_FAMILIES
+from tests.support.engine.families import STATEFUL_FAMILIES, TRANSFORMERS_FAMILIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 CODE = re.compile(r"`([^`]+)`")
@@ -140,7 +140,7 @@ def test_architectures_formats_and_shapes_are_all_there() -> None:
 def test_the_families_of_transformers_are_those_that_the_tests_compare() -> None:
     table = [cells for cells in rows("Architectures of transformers") if cells[1].startswith("`")]
     names = {cells[0]: CODE.findall(cells[1])[0] for cells in table if cells[0] != "family"}
-    assert set(names) == set(TRANSFORMERS_FAMILIES)
+    assert set(names) == {*TRANSFORMERS_FAMILIES, *STATEFUL_FAMILIES}
     assert set(names.values()) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import DEFAULT_STEP_LIMITS, EngineConfig, parse_config
+from engine.config import EngineConfig, parse_config
 from engine.demo import MODEL_DIR
+from engine.flags import DEFAULT_STEP_LIMITS
 from frontend.cli import up
 from frontend.config import FrontendConfig, parse_arguments
 
