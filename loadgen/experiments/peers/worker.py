@@ -6,6 +6,7 @@ runs in an environment of its own.
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -68,11 +69,19 @@ class Worker:
             line = ""
         if not line:
             last = "\n".join(self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
-            raise BenchmarkError(f"the worker {self._name} ended during {call!r}:\n{last}")
+            raise BenchmarkError(f"the worker {self._name} ended during {call!r}{self._signal()}:\n{last}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise BenchmarkError(f"the worker {self._name} failed at {call!r}:\n{answer['error']}")
         return answer
+
+    def _signal(self) -> str:
+        """Returns the signal that ended the process, for a message; empty if there is none."""
+        try:
+            status = self._popen.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f" by {signal.strsignal(-status) or f'signal {-status}'}" if status < 0 else ""
 
 
 class WorkerSystem:

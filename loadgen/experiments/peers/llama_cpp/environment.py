@@ -1,7 +1,9 @@
 """The environment of llama-cpp-python, which brings llama.cpp's sources: built here, for this processor.
 
 The build takes 4 minutes on two cores and needs CMake and a C++ compiler. Its flags are those of llama.cpp's own build
-(`-march=native`, tinyBLAS for F32, F16 and BF16, repacked weights, OpenMP); the library for images is left out.
+(`-march=native`, tinyBLAS for F32, F16 and BF16, repacked weights, OpenMP); the library for images is left out, and so
+are its products with AMX: they end the process with SIGSEGV at the first step of a Q8_0 or Q4_K file
+(https://github.com/ggml-org/llama.cpp/issues/20824).
 
 `python -m loadgen.experiments.peers.llama_cpp.environment` builds it ahead and prints its interpreter.
 """
@@ -20,18 +22,24 @@ from loadgen.experiments.peers.environment import Environment
 PACKAGE = "llama-cpp-python"
 REQUIREMENTS = (f"{PACKAGE}==0.3.36",)
 _CMAKE_ARGS = "-DGGML_NATIVE=ON -DGGML_LLAMAFILE=ON -DLLAVA_BUILD=OFF"
+_WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 _COMPILERS = ("c++", "g++", "clang++")
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 def llama_environment() -> Environment:
     """The environment for this processor."""
+    flags = _instruction_sets()
+    variables = {"CMAKE_ARGS": _CMAKE_ARGS}
+    if "amx_tile" in flags.split():  # older compilers, for older processors, do not know the options
+        for name in ("CFLAGS", "CXXFLAGS"):
+            variables[name] = f"{os.environ.get(name, '')} {_WITHOUT_AMX}".strip()
     return Environment(
         "llama-cpp",
         REQUIREMENTS,
         pip_flags=("--no-binary", PACKAGE),
-        variables={"CMAKE_ARGS": _CMAKE_ARGS},
-        machine=_instruction_sets(),
+        variables=variables,
+        machine=f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()}",
     )
 
 
@@ -59,13 +67,12 @@ def require_build_tools() -> None:
 
 
 def _instruction_sets() -> str:
-    """Identifies what `-march=native` stands for: a build for another processor may end with SIGILL."""
+    """What `-march=native` stands for: a build for another processor may end with SIGILL."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
-        return platform.machine()
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()}"
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def main() -> int:

@@ -1,4 +1,5 @@
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,3 +63,9 @@ def test_worker_that_cannot_start_is_reported_with_its_last_lines(tmp_path: Path
         worker._popen.wait()
         with pytest.raises(BenchmarkError, match=r"(?s)ended during 'load'.*a_missing_library"):
             load(worker, "p")
+
+
+def test_worker_that_is_killed_is_reported_with_the_signal(worker: Worker) -> None:
+    worker._popen.send_signal(signal.SIGSEGV)
+    with pytest.raises(BenchmarkError, match=r"ended during 'load' by Segmentation fault:"):
+        load(worker, "p")

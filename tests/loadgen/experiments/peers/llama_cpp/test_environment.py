@@ -58,3 +58,14 @@ def test_it_is_built_from_source_for_this_processor(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(environment, "_CPUINFO", tmp_path / "cpuinfo")
         folders.add(llama_environment().folder)
     assert len(folders) == 3
+
+
+def test_amx_is_left_out_where_the_processor_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setenv("CXXFLAGS", "-g")
+    for flags, expected in (
+        ("fpu avx2", None),
+        ("fpu avx2 amx_tile amx_int8", "-g -mno-amx-tile -mno-amx-int8 -mno-amx-bf16"),
+    ):
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
+        assert llama_environment().variables.get("CXXFLAGS") == expected
