@@ -52,21 +52,25 @@ async def frontend() -> AsyncIterator[FrontendApp]:
 
     async def die() -> None:
         nonlocal mortal
-        while True:
+        while not is_over.is_set():
             mortal.pause()
             await mortal.wait_for(lambda engine=mortal: engine.num_open > 0)
             await mortal.kill()
             mortal = FakeEngine(address=addresses[1], heartbeat_s=0.05)
             await mortal.start()
 
-    tasks = [asyncio.create_task(task()) for task in (talk, talk, talk, die)]
+    is_over = asyncio.Event()
+    tasks = [asyncio.create_task(task()) for task in (die, talk, talk, talk)]
     yield app
+    is_over.set()
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # not cancelled: its engine may be half stopped
     for task in tasks:
         task.cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
+    died, *talked = await asyncio.gather(*tasks, return_exceptions=True)
     await app.stop()
     await asyncio.gather(engine.kill(), mortal.kill())
-    assert all(isinstance(result, asyncio.CancelledError) for result in results), results
+    assert died is None
+    assert all(isinstance(result, asyncio.CancelledError) for result in talked), talked
 
 
 @pytest.fixture
