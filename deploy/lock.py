@@ -1,8 +1,8 @@
 """`make lock`: writes the lock files of the images, with the hash of every package, and their base image's digest.
 
     deploy/lock/build.txt                    what builds Chairlift's wheel
-    deploy/lock/EXTRAS.txt                   dependencies of an image, by the extras that it has (`frontend-otel`)
-    deploy/lock/engine-transformers-gpu.txt  what an engine needs on a GPU alone: Triton and CUDA's libraries
+    deploy/lock/EXTRAS.txt                   dependencies of an image, by the extras that it has (`frontend-engines-otel`)
+    deploy/lock/ENGINE-gpu.txt               what an engine needs on a GPU alone: Triton and CUDA's libraries
     deploy/lock/torch.txt                    torch, with hashes of both its sources: pypi.org and PyTorch's CPU builds
 
 Names and hashes are those of pypi.org, whatever index pip or uv is configured with here. What cannot be reached is
@@ -22,7 +22,7 @@ from requirements import requirements
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "deploy" / "lock"
 PYTHON = "3.11"
-IMAGES = (("engine", "transformers"), ("frontend", "otel"), ("loadgen",))
+IMAGES = (("engine", "engines", "gguf", "transformers"), ("frontend", "engines", "otel"), ("loadgen",))
 BUILD = ["setuptools>=77", "wheel"]
 PACKAGE_INDEX = "https://pypi.org/simple"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"

@@ -18,7 +18,6 @@ SERVICES = BUILT + PULLED
 ENGINE_KEEPS = {
     "DEVICE", "ENGINE_HOST", "ENGINE_PORT", "ENGINE_INSECURE_BIND", "UDS", "EXIT_ON_STDIN_CLOSE", "STEP_LOG",
     "ENGINE_TLS_CERT", "ENGINE_TLS_KEY", "ENGINE_TLS_CLIENT_CA",  # files: with a mount, in an override
-    "API",  # needs a package that the images lack
     "NNODES", "NODE_RANK", "MASTER_ADDR",  # a project of compose is one machine
 }  # fmt: skip
 FRONTEND_KEEPS = {
@@ -173,8 +172,8 @@ def test_every_variable_of_the_example_is_one_that_compose_reads(compose: dict[s
 
 def test_frontend_image_has_no_part_that_computes(compose: dict[str, Any]) -> None:
     extras = {name: compose["services"][name]["build"]["args"]["EXTRA"] for name in BUILT}
-    engine = "engine,transformers"
-    assert extras == {"engine": engine, "engine-gpu": engine, "frontend": "frontend,otel", "loadgen": "loadgen"}
+    engine = "engine,engines,gguf,transformers"
+    assert extras == {"engine": engine, "engine-gpu": engine, "frontend": "frontend,engines,otel", "loadgen": "loadgen"}
 
 
 def test_dockerfile_needs_no_buildkit(root: Path) -> None:

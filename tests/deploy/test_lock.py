@@ -18,7 +18,9 @@ from deploy.requirements import requirements
 ENTRY = re.compile(
     r"^([a-z0-9.\-_]+)==(\S+)( ; [^\\\n]+)? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE
 )
-LOCKS = ("build", "engine-transformers", "engine-transformers-gpu", "torch", "frontend-otel", "loadgen")
+ENGINE = "engine-engines-gguf-transformers"
+FRONTEND = "frontend-engines-otel"
+LOCKS = ("build", ENGINE, f"{ENGINE}-gpu", "torch", FRONTEND, "loadgen")
 
 
 def versions(root: Path, *names: str) -> dict[str, str]:
@@ -52,8 +54,8 @@ def test_a_lock_file_is_versions_and_hashes_and_names_no_index(root: Path, name:
 @pytest.mark.parametrize(
     ("extras", "locks"),
     [
-        (["engine", "transformers"], ["engine-transformers", "engine-transformers-gpu", "torch"]),
-        (["frontend", "otel"], ["frontend-otel"]),
+        (ENGINE.split("-"), [ENGINE, f"{ENGINE}-gpu", "torch"]),
+        (FRONTEND.split("-"), [FRONTEND]),
         (["loadgen"], ["loadgen"]),
     ],
 )
@@ -65,7 +67,7 @@ def test_what_an_image_asks_for_is_locked_within_its_range(root: Path, extras: l
 
 
 def test_the_engine_image_for_cpus_has_nothing_of_gpus(root: Path) -> None:
-    names = versions(root, "engine-transformers")
+    names = versions(root, ENGINE)
     assert not [name for name in names if name.startswith(("torch", "triton", "nvidia", "cuda"))]
 
 
