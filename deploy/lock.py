@@ -1,7 +1,7 @@
 """`make lock`: writes the lock files of the images, with the hash of every package, and their base image's digest.
 
     deploy/lock/build.txt                    what builds Chairlift's wheel
-    deploy/lock/EXTRAS.txt                   dependencies of an image, by the extras that it has (`frontend-engines-otel`)
+    deploy/lock/EXTRAS.txt                   dependencies of an image, by its extras (`frontend-engines-otel`)
     deploy/lock/ENGINE-gpu.txt               what an engine needs on a GPU alone: Triton and CUDA's libraries
     deploy/lock/torch.txt                    torch, with hashes of both its sources: pypi.org and PyTorch's CPU builds
 
