@@ -1,8 +1,8 @@
 """The frontend in front of two real vLLM engines, one of which is killed in the middle of 64 mixed streams.
 
-Run with CHAIRLIFT_VLLM_PYTHON (tests/support/frontend/vllm_server.py); CHAIRLIFT_VLLM_ROUNDS sets how often an engine
-is killed. vLLM's greedy tokens depend on the batch where two are nearly equally probable; such answers are counted,
-not failed. `-s` shows the counts.
+`python -m tests.support.frontend.vllm_server` makes their environment. CHAIRLIFT_VLLM_ROUNDS sets how often an engine
+is killed. vLLM's greedy tokens depend on the batch where two are nearly equally probable; such answers are counted, not
+failed. `-s` shows the counts.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from loadgen.processes import held_port
 from tests.hang import START_HANG_S
-from tests.support.frontend.vllm_server import PYTHON_VARIABLE, VllmServer
+from tests.support.frontend.vllm_server import VllmServer, vllm_python
 
 MODEL = Path(__file__).resolve().parents[2] / "engine" / "demo" / "model"
 NUM_STREAMS, NUM_TOKENS, NUM_KILL_AT = 64, 160, 40
@@ -31,7 +31,9 @@ REGEX = "([a-z]+ ){60}end"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} is not set"),
+    pytest.mark.skipif(
+        vllm_python() is None, reason="no vLLM: python -m tests.support.frontend.vllm_server makes its environment"
+    ),
     pytest.mark.timeout(3600),
 ]
 
@@ -104,11 +106,13 @@ async def until(condition: Any, servers: list[VllmServer]) -> None:
 
 
 async def test_64_streams_survive_the_kill_of_one_of_two_engines(tmp_path: Path) -> None:
+    python = vllm_python()
+    assert python is not None
     with held_port() as first, held_port() as second:
         ports = [first, second]
     with (
-        VllmServer(MODEL, ports[0], tmp_path / "vllm-0.log") as one,
-        VllmServer(MODEL, ports[1], tmp_path / "vllm-1.log") as two,
+        VllmServer(python, MODEL, ports[0], tmp_path / "vllm-0.log") as one,
+        VllmServer(python, MODEL, ports[1], tmp_path / "vllm-1.log") as two,
     ):
         servers = [one, two]
         config = FrontendConfig(

