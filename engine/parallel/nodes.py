@@ -68,7 +68,7 @@ class NodeLink:
 
     def send_bytes(self, message: bytes) -> None:
         """Sends a message. Raises: OSError: the other end is gone."""
-        self._socket.sendall(_LENGTH.pack(len(message)) + message)
+        self._socket.sendall(_framed(message))
 
     def recv_bytes(self) -> bytes:
         """Waits for a message.
@@ -232,7 +232,7 @@ class NodeListener:
             reason = differences
         if reason:
             with contextlib.suppress(OSError):
-                _send_json(arrived, {"refused": reason})
+                arrived.sendall(_framed(json.dumps({"refused": reason}).encode()))
             self._drop(arrived, reason)
             return
         del self._arrivals[arrived]
@@ -285,7 +285,7 @@ def join_nodes(
             continue
         link = NodeLink(connected, 0)
         try:
-            _send_json(connected, hello)
+            link.send_bytes(json.dumps(hello).encode())
             connected.settimeout(max(_TICK_S, until_s - time.monotonic()))
             on_wait("waiting for the other nodes")
             message = link.recv_bytes()
@@ -326,9 +326,8 @@ def _differences(node: int, theirs: Mapping[str, str], ours: Mapping[str, str]) 
     return f"node {node} differs from node 0: {'; '.join(texts[:_MAX_DIFFERENCES])}{more}"
 
 
-def _send_json(connected: socket.socket, message: Mapping[str, Any]) -> None:
-    data = json.dumps(message).encode()
-    connected.sendall(_LENGTH.pack(len(data)) + data)
+def _framed(message: bytes) -> bytes:
+    return _LENGTH.pack(len(message)) + message
 
 
 def _split(address: str) -> tuple[str, int]:

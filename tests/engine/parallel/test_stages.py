@@ -9,7 +9,7 @@ import pytest
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import ConfigError
 from engine.serving.parts import EngineParts
-from tests.engine.parallel.test_two_ranks import build, close, constrained, requests, serve
+from tests.engine.parallel.test_two_ranks import EVERYTHING, build, close, constrained, requests, serve
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, tied head, three layers": ("llama", {"tie_word_embeddings": True, "num_hidden_layers": 3}),
@@ -17,17 +17,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2, no norms before layers": ("olmo2", {"num_hidden_layers": 3}),
     "qwen3 with experts, in bf16": ("qwen3_moe", {"dtype": "bfloat16"}),
     "granite, scaled residuals": ("granite", {}),
-}
-EVERYTHING = {
-    "temperature": 0.9,
-    "top_p": 0.95,
-    "top_k": 50,
-    "repetition_penalty": 1.2,
-    "presence_penalty": 0.1,
-    "frequency_penalty": 0.1,
-    "logit_bias": ((7, 2.0),),
-    "top_logprobs": 3,
-    "prompt_logprobs": 2,
 }
 
 

@@ -26,6 +26,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, biases": ("qwen2", {}),
 }
 LENGTHS = (1, 5, 33, 70)
+EVERYTHING = {
+    "temperature": 0.9,
+    "top_p": 0.95,
+    "top_k": 50,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "logit_bias": ((7, 2.0),),
+    "top_logprobs": 3,
+    "prompt_logprobs": 2,
+}
 NEVER = {(before, after) for before in range(211) for after in range(before % 2, 200, 2)}
 
 
@@ -124,18 +135,7 @@ def test_greedy_tokens_are_those_of_one_rank(pair: Pair) -> None:
 
 @pytest.mark.sampled(2)
 def test_sampled_tokens_and_logprobs_are_those_of_one_rank(pair: Pair) -> None:
-    params = {
-        "temperature": 0.9,
-        "top_p": 0.95,
-        "top_k": 50,
-        "repetition_penalty": 1.2,
-        "presence_penalty": 0.1,
-        "frequency_penalty": 0.1,
-        "logit_bias": ((7, 2.0),),
-        "top_logprobs": 3,
-        "prompt_logprobs": 2,
-    }
-    one, two = (serve(parts, requests(2, **params)) for parts in (pair.one, pair.two))
+    one, two = (serve(parts, requests(2, **EVERYTHING)) for parts in (pair.one, pair.two))
     for a, b in zip(one, two, strict=True):
         assert b.token_ids == a.token_ids
         assert [each.top_ids for each in b.logprobs] == [each.top_ids for each in a.logprobs]
