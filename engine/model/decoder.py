@@ -20,7 +20,49 @@ from kernels.interface import AdapterOps, KernelOps, KVCache, LowRank, Replaceab
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 
 
-class Decoder:
+class _Layers:
+    """What each stage has, and a model that is not divided: consecutive layers, or this rank's shard of them."""
+
+    mixes_torch = False
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: KernelOps,
+        *,
+        max_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: ParallelGroup = SINGLE_RANK,
+    ) -> None:
+        """As `Decoder`."""
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self._ops = ops
+        self._group = group
+        self._sharding = Sharding.of(config, group)
+        self._stack = LayerStack(
+            config, ops, group, self._sharding, max_positions=max_positions, dtype=dtype, device=device
+        )
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of the residual stream."""
+        return self.config.hidden_size
+
+    @property
+    def residual_dtype(self) -> torch.dtype:
+        """Dtype of the residual stream."""
+        return torch.float32 if self.device.type == "cpu" else self.dtype
+
+    @property
+    def layers(self) -> Sequence[DecoderLayer]:
+        """The layers, in order."""
+        return self._stack.layers
+
+
+class Decoder(_Layers):
     """A decoder-only transformer; `engine.model.loader.load_model` creates one and fills its weights.
 
     It computes on tensors and does not know requests or prompts. In a group of ranks it holds this rank's shard of
@@ -28,8 +70,6 @@ class Decoder:
     first layers, embedding and output head: `step` returns the residual stream behind these layers, and `head` computes
     the logits of what comes back from the last stage.
     """
-
-    mixes_torch = False
 
     def __init__(
         self,
@@ -48,33 +88,13 @@ class Decoder:
             CheckpointError: only some of the projections that form one matrix are in 8 bits.
         """
         assert group.stage == 0, f"stage {group.stage} has neither embedding nor output head"
-        self.config = config
-        self.dtype = dtype
-        self.device = device
-        self._ops = ops
+        super().__init__(config, ops, max_positions=max_positions, dtype=dtype, device=device, group=group)
         self._is_divided = group.num_stages > 1
-        sharding = Sharding.of(config, group)
-        self.vocabulary = Vocabulary(config, ops, group, sharding, dtype=dtype, device=device)
+        self.vocabulary = Vocabulary(config, ops, group, self._sharding, dtype=dtype, device=device)
         traits = config.traits
         self.norm = Norm(
             config.hidden_size, offset=traits.norm_offset, scale=traits.logit_scale, dtype=dtype, device=device
         )
-        self._stack = LayerStack(config, ops, group, sharding, max_positions=max_positions, dtype=dtype, device=device)
-
-    @property
-    def hidden_size(self) -> int:
-        """Columns of the residual stream."""
-        return self.config.hidden_size
-
-    @property
-    def residual_dtype(self) -> torch.dtype:
-        """Dtype of the residual stream."""
-        return torch.float32 if self.device.type == "cpu" else self.dtype
-
-    @property
-    def layers(self) -> Sequence[DecoderLayer]:
-        """The layers, or those of the first stage."""
-        return self._stack.layers
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills; linear layers are without memory.
@@ -171,44 +191,8 @@ class Decoder:
         return logits if soft_cap is None else self._ops.soft_cap(logits, soft_cap)
 
 
-class DecoderStage:
+class DecoderStage(_Layers):
     """The layers of a pipeline stage behind the first, or this rank's shard of them."""
-
-    mixes_torch = False
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        ops: KernelOps,
-        *,
-        max_positions: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: ParallelGroup,
-    ) -> None:
-        """As `Decoder`."""
-        self.config = config
-        self.dtype = dtype
-        self.device = device
-        self._ops = ops
-        self._is_last = group.stage == group.num_stages - 1
-        sharding = Sharding.of(config, group)
-        self._stack = LayerStack(config, ops, group, sharding, max_positions=max_positions, dtype=dtype, device=device)
-
-    @property
-    def hidden_size(self) -> int:
-        """Columns of the residual stream."""
-        return self.config.hidden_size
-
-    @property
-    def residual_dtype(self) -> torch.dtype:
-        """Dtype of the residual stream."""
-        return torch.float32 if self.device.type == "cpu" else self.dtype
-
-    @property
-    def layers(self) -> Sequence[DecoderLayer]:
-        """The layers of the stage."""
-        return self._stack.layers
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """As `Decoder.checkpoint_parts`."""
@@ -229,7 +213,8 @@ class DecoderStage:
         residual = self._stack.run(
             inputs.residual, inputs.positions, kv_caches, inputs.metadata, inputs.adapted, last_norm=None
         )
-        return self._ops.gather_rows(residual, inputs.logits_indices) if self._is_last else residual
+        is_last = self._group.stage == self._group.num_stages - 1
+        return self._ops.gather_rows(residual, inputs.logits_indices) if is_last else residual
 
 
 def make_decoder(
