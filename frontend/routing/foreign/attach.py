@@ -195,6 +195,7 @@ class ForeignAttach:
         try:
             facts = await self.dialect.facts(_CALL_TIMEOUT_S)
             loads = await self._heartbeat()
+            takes_requests = await self.dialect.takes_requests(_CALL_TIMEOUT_S)
         except DialectError as error:
             raise EngineNotReadyError(str(error)) from error
         except grpc.aio.AioRpcError as error:
@@ -203,6 +204,8 @@ class ForeignAttach:
                     f"it does not serve {self.dialect.service}: is it {self.dialect.kind} with a gRPC server?"
                 ) from error
             raise
+        if not takes_requests:
+            raise EngineNotReadyError("its health service says NOT_SERVING: it warms up or stops")
         self.info = _engine_info(facts, loads)
         await self._read_tokenizer(self._hello.tokenizer_sha256)
         return pb.Welcome(
@@ -248,6 +251,7 @@ class ForeignAttach:
                 await asyncio.sleep(_POLL_S)
                 try:
                     loads = await self._heartbeat()
+                    takes_requests = await self.dialect.takes_requests(_CALL_TIMEOUT_S)
                 except grpc.aio.AioRpcError as error:
                     if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:  # silence is for the connection to judge
                         raise
@@ -255,7 +259,7 @@ class ForeignAttach:
                 if not any(generation.is_waiting for generation in self._open.values()):
                     self._num_turns += 1
                 self._forget_ended()
-                self.events.report(self._status(loads))
+                self.events.report(self._status(loads, takes_requests=takes_requests))
         except DialectError as error:
             self.events.fail(EngineLostError(f"the engine reports: {error}"))
         except grpc.aio.AioRpcError as error:
@@ -274,8 +278,9 @@ class ForeignAttach:
             raise DialectError(problem)
         return None
 
-    def _status(self, loads: EngineLoads | None) -> pb.EngineStatus:
-        status = pb.EngineStatus(state=pb.ENGINE_STATE_SERVING, loop_turns=self._num_turns)
+    def _status(self, loads: EngineLoads | None, *, takes_requests: bool = True) -> pb.EngineStatus:
+        state = pb.ENGINE_STATE_SERVING if takes_requests else pb.ENGINE_STATE_DRAINING
+        status = pb.EngineStatus(state=state, loop_turns=self._num_turns)
         if loads is None:
             status.load.num_running = len(self._open)
             status.load.num_free_blocks = _UNKNOWN_FREE_BLOCKS

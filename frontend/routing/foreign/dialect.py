@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import grpc
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.routing.foreign.continuation import Continuation, UnsupportedError
@@ -108,6 +110,8 @@ class Dialect(ABC):
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._pb, make_stub = self._generated_code()
         self._stub = make_stub(channel)
+        self._health: Any = HealthStub(channel)
+        self._has_health = True
 
     @abstractmethod
     def _generated_code(self) -> tuple[Any, Callable[[grpc.aio.Channel], Any]]:
@@ -125,6 +129,23 @@ class Dialect(ABC):
         """
         health = await self._stub.HealthCheck(self._pb.HealthCheckRequest(), timeout=timeout_s)
         return "" if health.healthy else health.message or "it is not healthy"
+
+    async def takes_requests(self, timeout_s: float) -> bool:
+        """Returns the answer of grpc.health.v1: no while a healthy engine warms up or stops; yes without the service.
+
+        Raises:
+            grpc.aio.AioRpcError: the engine does not answer.
+        """
+        if not self._has_health:
+            return True
+        try:
+            answer = await self._health.Check(health_pb2.HealthCheckRequest(service=self.service), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
+                raise
+            self._has_health = False
+            return True
+        return bool(answer.status != health_pb2.HealthCheckResponse.NOT_SERVING)
 
     @abstractmethod
     async def heartbeat(self, timeout_s: float) -> EngineLoads | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from chairlift.service.health import Health, add_health
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 from tests.support.frontend.foreign_answers import Answer, Request, next_token
 from tests.support.frontend.foreign_speakers import SglangSpeaker, TrtllmSpeaker, VllmSpeaker
@@ -30,6 +31,7 @@ class ForeignEngine:
         error: ends the next Generate calls: number of tokens before, status, details.
         num_cut: messages after which streams end without a word; None: never.
         problem: what its health check reports.
+        health: its grpc.health.v1; None: it has none.
         unimplemented: calls that it does not have.
         info: fields of GetModelInfo to change.
         cache_events: batches for those that follow its prefix cache, None ends their streams; unset: it has none.
@@ -48,6 +50,7 @@ class ForeignEngine:
     error: tuple[int, grpc.StatusCode, str] | None = None
     num_cut: int | None = None
     problem: str = ""
+    health: Health | None = None
     unimplemented: set[str] = field(default_factory=set)
     info: dict[str, Any] = field(default_factory=dict)
     loads: dict[str, Any] = field(default_factory=dict)
@@ -73,6 +76,8 @@ class ForeignEngine:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         speaker = {"vllm": VllmSpeaker, "sglang": SglangSpeaker, "trtllm": TrtllmSpeaker}[self.kind](self)
         speaker.register(self._server)
+        if self.health is not None:
+            add_health(self.health, self._server)
         port = self._server.add_insecure_port(self.address)
         self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await self._server.start()
