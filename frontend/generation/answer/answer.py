@@ -1,7 +1,7 @@
 """One answer as messages of the public stream: Started, Chunks, exactly one Finished.
 
-Tokens that are ready together are sent in one Chunk. Unary calls collect the same messages (`collect.py`); `group.py`
-joins several answers to one request.
+Tokens that are ready together are sent in one Chunk; if text follows a tool call among them, in several. Unary calls
+collect the same messages (`collect.py`); `group.py` joins several answers to one request.
 """
 
 import asyncio
@@ -90,7 +90,9 @@ class Answer:
                 if self._request.prompt_only:
                     yield pb.StreamGenerateResponse(finished=self._finished(0, batch.end, None))
                     return
-            delta, parts = self._take(batch)
+            delta, (*earlier, parts) = self._take(batch)
+            for before in earlier:  # tokens are counted once
+                yield pb.StreamGenerateResponse(chunk=self._chunk(batch, 0, before))
             if delta.num_tokens or any(parts):
                 yield pb.StreamGenerateResponse(chunk=self._chunk(batch, delta.num_tokens, parts))
             if delta.stop_text is not None:
@@ -103,11 +105,11 @@ class Answer:
                 yield pb.StreamGenerateResponse(finished=self._finished(num_tokens, batch.end, None))
                 return
 
-    def _take(self, batch: TokenBatch) -> tuple[TextDelta, Parts]:
-        """Returns what a batch adds to the text and to each part of the answer."""
+    def _take(self, batch: TokenBatch) -> tuple[TextDelta, list[Parts]]:
+        """Returns what a batch adds to the text, and to the parts of the answer in their order."""
         if self._parser is None:
             delta = self._text.push(batch)
-            return delta, Parts(delta.text)
+            return delta, [Parts(delta.text)]
         texts, deltas, num_tokens, stop_text = [], [], 0, None
         # Token by token during reasoning, so that usage does not depend on batching.
         for piece in batch.one_by_one() if self._may_reason and batch.token_ids else (batch,):

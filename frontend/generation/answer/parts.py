@@ -23,27 +23,34 @@ _TAIL_TOKENS = 64  # of a prompt: longer than any mark and the space after it
 
 
 class Parts(NamedTuple):
-    """What a piece of text adds to each part of an answer."""
+    """What a piece of text adds to each part of an answer; reasoning comes before text, and text before tool calls."""
 
     text: str = ""
     reasoning: str = ""
     tool_calls: Sequence[pb.ToolCallDelta] = ()
 
 
-def parts_of(deltas: Sequence[Delta]) -> Parts:
-    """Groups deltas by part."""
-    text, reasoning, tool_calls = [], [], []
+def parts_of(deltas: Sequence[Delta]) -> list[Parts]:
+    """Groups deltas by part, as few times as their order allows: text after a tool call is in another group."""
+    groups = [Parts()]
     for delta in deltas:
+        parts = groups[-1]
         match delta:
-            case ContentText():
-                text.append(delta.text)
+            case ReasoningText() if not parts.text and not parts.tool_calls:
+                groups[-1] = parts._replace(reasoning=parts.reasoning + delta.text)
             case ReasoningText():
-                reasoning.append(delta.text)
+                groups.append(Parts(reasoning=delta.text))
+            case ContentText() if not parts.tool_calls:
+                groups[-1] = parts._replace(text=parts.text + delta.text)
+            case ContentText():
+                groups.append(Parts(delta.text))
             case ToolCallStart():
-                tool_calls.append(pb.ToolCallDelta(index=delta.index, id=delta.call_id, name=delta.name))
+                call = pb.ToolCallDelta(index=delta.index, id=delta.call_id, name=delta.name)
+                groups[-1] = parts._replace(tool_calls=(*parts.tool_calls, call))
             case ToolCallArguments():
-                tool_calls.append(pb.ToolCallDelta(index=delta.index, arguments_json=delta.text))
-    return Parts("".join(text), "".join(reasoning), tool_calls)
+                call = pb.ToolCallDelta(index=delta.index, arguments_json=delta.text)
+                groups[-1] = parts._replace(tool_calls=(*parts.tool_calls, call))
+    return groups
 
 
 class AnswerParsing:

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.api.http.content_blocks import BlockKind, Blocks
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
@@ -53,6 +54,22 @@ async def stream(pair, request):
 def parts(answer):
     """Text, reasoning, and (name, arguments) of each call."""
     return answer.text, answer.reasoning, [(call.name, call.arguments_json) for call in answer.tool_calls]
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 7, 20, 1000])
+async def test_text_after_a_call_follows_it_in_any_batch(pair_of, tokens_per_step):
+    """In APIs whose answers are lists of blocks, a call whose end came with later text was divided in two."""
+    pair = await pair_of(tokens_per_step=tokens_per_step)
+    blocks = Blocks(one_call=False)
+    for message in await stream(pair, spec(f"<think>\nHmm\n</think>\n\nWell:\n{CALLS}\nDone.")):
+        blocks.take(message.chunk)
+    assert [(block.kind, block.name, block.text.strip()) for block in blocks.all] == [
+        (BlockKind.REASONING, "", "Hmm"),
+        (BlockKind.TEXT, "", "Well:"),
+        (BlockKind.CALL, "weather", '{"city": "å"}'),
+        (BlockKind.CALL, "weather", '{"city": "b"}'),
+        (BlockKind.TEXT, "", "Done."),
+    ]
 
 
 EXPECTED = ("Well:", "Hmm, é", [("weather", '{"city": "å"}'), ("weather", '{"city": "b"}')])
