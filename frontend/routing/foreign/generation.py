@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 _STOPPED = frozenset({"stop", "stop_word", "end_id", "tool_calls"})
 _DROPPED = frozenset({"abort", "cancelled", "timeout", "not_finished"})
 _FAILED = "error"
+_UNLIKELY = -9999.0  # OpenAI's value for a token that is not among the likely ones
 _REFUSED = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND})
 _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED})
 
@@ -284,7 +285,7 @@ class Generation:
         stop_ids, end_ids = self._submission.stops.stop_token_ids, self._host.info.end_token_ids
         matched, last = end.matched_token_id, self._received[-1] if self._received else None
         if matched is not None and matched != last and (matched in stop_ids or matched in end_ids):
-            self._add_tokens([matched], None, 0, rest)  # generated, but left out
+            self._add_end_token(matched, rest)  # generated, but left out
             last = matched
         if last in stop_ids:
             self._complete(pb.COMPLETION_REASON_STOP_TOKEN)
@@ -294,8 +295,16 @@ class Generation:
             if not end_ids or self._num_tokens >= self._submission.stops.max_tokens:
                 self._complete(pb.COMPLETION_REASON_MAX_TOKENS)
                 return
-            self._add_tokens([end_ids[0]], None, 0, rest)
+            self._add_end_token(end_ids[0], rest)
         self._complete(pb.COMPLETION_REASON_END_TOKEN)
+
+    def _add_end_token(self, token_id: int, rest: Continuation) -> None:
+        """Adds a token that the engine did not send, as certain: its log-probability is not known."""
+        width = self._submission.top_logprobs
+        others = [other for other in range(width) if other != token_id][: max(width - 1, 0)]
+        top_ids = [token_id, *others][:width]
+        columns = LogprobBatch(width, [0.0], top_ids, [0.0, *[_UNLIKELY] * len(others)][:width])
+        self._add_tokens([token_id], columns, 0, rest)
 
     # Ends.
 

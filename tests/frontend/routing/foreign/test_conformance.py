@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
-from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 from tests.support.frontend.foreign_answers import answer_to, logprob
 from tests.support.frontend.foreign_engine import ForeignEngine
 
@@ -136,6 +136,37 @@ async def test_structured_output_reaches_the_engine(make_foreign, text_request, 
         rule = rules.grammar if kind == "vllm" else rules.ebnf_grammar
     assert json.loads(sent)["properties"] == schema["properties"]
     assert rule.strip() == "start: /[a-z]+/"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("top_logprobs", [0, 3])
+async def test_an_end_that_the_engine_leaves_out_is_certain(make_foreign, text_request, encode, kind, top_logprobs):
+    """As SGLang ends an answer whose grammar allows nothing else."""
+    world = await make_foreign(kind)
+    (engine,) = world.engines
+    engine_answers = engine.answers
+
+    def three_tokens(request, context):
+        request.max_tokens = 3
+        return engine_answers(request, context)
+
+    def stopped(messages):
+        for message in messages:
+            if message.WhichOneof("response") == "complete":
+                message.complete.finish_reason = "stop"
+        return messages
+
+    engine.answers, engine.rewrite = three_tokens, stopped
+    output = pb.OutputOptions(token_ids=True, top_logprobs=top_logprobs)
+    request = text_request(TEXT, max_tokens=9, output=output)
+    request.spec.structured_output.regex = ".*"
+    answer = await world.stub.Generate(request)
+    assert list(answer.token_ids) == [*answer_to(encode(TEXT), 3, ignore_end=True), END_TOKEN_ID]
+    assert answer.finished.reason == pb.FINISH_REASON_END_TOKEN
+    assert answer.logprobs.chosen[3] == 0
+    last = slice(3 * top_logprobs, None)
+    assert answer.logprobs.top_ids[last] == [END_TOKEN_ID, 0, 1][:top_logprobs]
+    assert answer.logprobs.top_values[last] == [0, -9999, -9999][:top_logprobs]
 
 
 @pytest.mark.parametrize("kind", KINDS)
