@@ -11,6 +11,7 @@ kernels are compiled where they are needed.
 """
 
 import contextlib
+import logging
 import os
 import selectors
 import subprocess
@@ -25,6 +26,8 @@ PARTS = ("steps", "sampling")
 """What is compiled: the loop that runs recorded steps, and the sampler."""
 
 OnCompiled = Callable[[int], None]
+
+_log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -54,7 +57,7 @@ def compile_parts(parts: Sequence[Sequence[str]], on_compiled: OnCompiled) -> No
         for names in parts:
             process = running.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", __spec__.name, *names],
+                    [sys.executable, "-P", "-m", __spec__.name, *names],  # -P: nothing from the current directory
                     env=environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -64,19 +67,22 @@ def compile_parts(parts: Sequence[Sequence[str]], on_compiled: OnCompiled) -> No
             )
             running.callback(process.kill)
             assert process.stdout is not None
-            outputs.register(process.stdout, selectors.EVENT_READ)
+            outputs.register(process.stdout, selectors.EVENT_READ, process)
         while outputs.get_map():
             for key, _ in outputs.select():
                 lines = os.read(key.fd, 4096)
                 if not lines:
                     outputs.unregister(key.fileobj)
+                    if status := key.data.wait():
+                        _log.warning("a process that compiles CPU kernels ended with status %d: compiling here", status)
                     continue
                 num_compiled += lines.count(b"\n")
                 on_compiled(num_compiled)
 
 
 def _end_with_starter() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not sys.stdin: a thread that holds its lock at exit aborts the interpreter
+        pass
     os._exit(1)
 
 

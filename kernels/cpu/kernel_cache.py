@@ -178,7 +178,8 @@ def _alone() -> Iterator[bool]:
         yield False
         return
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks: several may compile, each writes whole files
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield True
 
 

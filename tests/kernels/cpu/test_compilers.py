@@ -1,5 +1,6 @@
 """Kernels of a first start are compiled in processes of their own, once for all that start together."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -104,6 +105,36 @@ def test_what_another_process_has_compiled_meanwhile_is_loaded(
     with compiling_missing(lambda: calls.append("compiled")):
         assert KernelCache(missing).load_overload("()", Target()) == b"there"
     assert calls == []
+
+
+def test_several_may_compile_where_files_cannot_be_locked(
+    commands: list[list[str]], missing: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("kernels.cpu.kernel_cache.fcntl.flock", no_locks)
+    with compiling_elsewhere(1, lambda _: None):
+        missing()
+    assert commands == [[*PARTS]]
+
+
+def test_a_process_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    real, failing = subprocess.Popen, [sys.executable, "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr(compilers.subprocess, "Popen", lambda _, **options: real(failing, **options))
+    compile_parts([PARTS], lambda _: None)
+    assert caplog.messages == ["a process that compiles CPU kernels ended with status 3: compiling here"]
+
+
+def test_nothing_is_imported_from_the_current_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(ROOT), *(entry for entry in sys.path if entry)])
+    compile_parts([()], lambda _: None)
+    assert caplog.messages == []
 
 
 def test_an_interrupted_start_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
