@@ -124,8 +124,10 @@ class RequestStates:
             for part in self._parts(span)
         ]
         if together:
-            tokens = torch.tensor([span.first for span in together], device=device)
-            slots = torch.tensor([span.slot for span in together], device=device)
+            tokens_and_slots = torch.tensor([[span.first for span in together], [span.slot for span in together]])
+            if device.type == "cuda":  # from pinned memory, for which the host does not wait
+                tokens_and_slots = tokens_and_slots.pin_memory().to(device, non_blocking=True)
+            tokens, slots = tokens_and_slots
             groups.append(_Group(tokens, slots, is_first=False))
         self.groups = tuple(groups)
 
