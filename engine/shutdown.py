@@ -77,8 +77,10 @@ class ShutdownSignals:
         os.kill(os.getpid(), signal.SIGTERM)  # only a signal interrupts a main thread that is loading
 
     def drain(self) -> None:
-        """Drains the engine, as a first signal does, unless it drains or loads; may be called from any thread."""
-        if self._engine is not None and not self._must_stop:
+        """Drains the engine, or ends its load, as a first signal does; may be called from any thread."""
+        if self._engine is None:
+            self.stop()
+        elif not self._must_stop:
             self._must_stop = True
             self._engine.drain(self._drain_grace_s)
 

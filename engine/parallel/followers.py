@@ -121,9 +121,9 @@ class Followers:
             for channel, assignment in zip(self._processes, assignments, strict=True):
                 channel.send(assignment)
 
-    def wait_ready(self) -> None:
-        """Waits until all have loaded their shard; called when rank 0 has."""
-        with self.waiting_for("the other ranks to load", START_TIMEOUT_S):
+    def wait_ready(self, *, is_timed: bool = True) -> None:
+        """Waits until all have loaded their shard; with a timeout if called when rank 0 has loaded its own."""
+        with self.waiting_for("the other ranks to load", START_TIMEOUT_S) if is_timed else contextlib.nullcontext():
             self._all_ready.wait()
 
     def send(self, message: bytes) -> None:

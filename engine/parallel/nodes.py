@@ -21,9 +21,11 @@ from engine.errors import ConfigError
 _PROTOCOL = "chairlift-nodes 1"
 _LENGTH = struct.Struct("!Q")
 _MAX_HELLO_BYTES = 1 << 16
+_MAX_MESSAGE_BYTES = 1 << 30  # a length above it was sent by another program
 _HELLO_TIMEOUT_S = 5.0  # for a connection to say who it is
 _TICK_S = 0.5  # between two attempts to connect, and two reports of progress
 _MAX_DIFFERENCES = 3  # named in a refusal
+_NO_ENGINE = "it is no engine of this version"
 
 # A machine that vanishes without a word is noticed after about 15 s: idle 5 s, 5 probes 2 s apart.
 _SOCKET_OPTIONS = {
@@ -40,6 +42,10 @@ _SOCKET_OPTIONS = {
 OnWait = Callable[[str], None]
 
 _log = logging.getLogger(__name__)
+
+
+class ForeignPeerError(OSError):
+    """The other end is no engine."""
 
 
 class NodeLink:
@@ -74,8 +80,12 @@ class NodeLink:
         """Waits for a message.
 
         Raises: EOFError: the other end closed the connection. OSError: it cannot be reached any more.
+            ForeignPeerError: it is no engine.
         """
-        return self._read(_LENGTH.unpack(self._read(_LENGTH.size))[0])
+        num_bytes = _LENGTH.unpack(self._read(_LENGTH.size))[0]
+        if num_bytes > _MAX_MESSAGE_BYTES:
+            raise ForeignPeerError(_NO_ENGINE)
+        return self._read(num_bytes)
 
     def shut_down(self) -> None:
         """Ends the connection in both directions; a thread that waits for a message gets an EOFError."""
@@ -141,6 +151,7 @@ class NodeListener:
         """
         self._address, self._num_nodes, self._facts = address, num_nodes, dict(facts)
         self._links: dict[int, NodeLink] = {}
+        self._welcomed: set[NodeLink] = set()
         self._arrivals: dict[socket.socket, _Arrival] = {}
         self._last_refusal = ""
         try:
@@ -149,17 +160,19 @@ class NodeListener:
         except OSError as error:
             raise ConfigError(f"--master-addr {address}: cannot listen there: {error.strerror or error}") from error
 
-    def accept_all(self, first_message: bytes, timeout_s: float, on_wait: OnWait = lambda _: None) -> list[NodeLink]:
+    def accept_all(
+        self, first_message: Callable[[], bytes], timeout_s: float, on_wait: OnWait = lambda _: None
+    ) -> list[NodeLink]:
         """Waits for all other nodes, and sends each the first message.
 
         Args:
-            first_message: sent when all are there.
+            first_message: returns what is sent to each; called once, when all are there.
             timeout_s: for all of them to come.
             on_wait: called with what is waited for, twice a second.
         Returns: their connections, node 1 first.
         Raises: ConfigError: nodes are missing after the timeout.
         """
-        until_s = time.monotonic() + timeout_s
+        until_s, message = time.monotonic() + timeout_s, b""
         with self._socket:
             try:
                 while missing := self._missing():
@@ -169,7 +182,8 @@ class NodeListener:
                     on_wait(f"waiting for {missing} at {self._address}")
                     self._turn(min(_TICK_S, max(0.0, until_s - time.monotonic())))
                     if not self._missing():
-                        self._welcome(first_message)
+                        message = message or first_message()
+                        self._welcome(message)
             except BaseException:
                 for link in self._links.values():
                     link.close()
@@ -214,8 +228,8 @@ class NodeListener:
                     self._drop(arrived, "it left without a word")
                 return
             self._judge(arrived, json.loads(hello))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            self._drop(arrived, "it is no engine of this version")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self._drop(arrived, _NO_ENGINE)
 
     def _judge(self, arrived: socket.socket, hello: Mapping[str, Any]) -> None:
         node, facts = hello["node"], {str(name): str(value) for name, value in hello["facts"].items()}
@@ -235,10 +249,11 @@ class NodeListener:
                 arrived.sendall(_framed(json.dumps({"refused": reason}).encode()))
             self._drop(arrived, reason)
             return
+        link = NodeLink(arrived, node)
         del self._arrivals[arrived]
         if node in self._links:
             self._links.pop(node).close()
-        self._links[node] = NodeLink(arrived, node)
+        self._links[node] = link
         _log.info("%s has come", self._links[node].name)
 
     def _drop(self, arrived: socket.socket, reason: str) -> None:
@@ -248,10 +263,14 @@ class NodeListener:
             _log.warning("refused a connection from %s", self._last_refusal)
         arrived.close()
 
-    def _welcome(self, first_message: bytes) -> None:
+    def _welcome(self, message: bytes) -> None:
+        """Sends the first message to those that do not have it: one that left may have come again."""
         for node, link in list(self._links.items()):
+            if link in self._welcomed:
+                continue
             try:
-                link.send_bytes(first_message)
+                link.send_bytes(message)
+                self._welcomed.add(link)
             except OSError:
                 self._links.pop(node).close()
 
@@ -292,7 +311,9 @@ def join_nodes(
             connected.settimeout(None)
         except (EOFError, OSError) as error:
             link.close()
-            reason = "it timed out" if isinstance(error, TimeoutError) else "it has left"
+            reason = "it has left"
+            if isinstance(error, TimeoutError | ForeignPeerError):
+                reason = "it timed out" if isinstance(error, TimeoutError) else str(error)
             continue
         if message.startswith(b'{"refused":'):
             link.close()

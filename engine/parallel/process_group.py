@@ -66,7 +66,8 @@ class ProcessGroup:
         self.stage, self.num_stages = layout.stage_of(global_rank), layout.num_stages
         self.device = device
         self._of_stage: dist.ProcessGroup | None = None  # None: the default group, of all ranks
-        self._from_stage: list[dist.ProcessGroup] = []  # by stage, with the next one: those of this rank in its stage
+        self._to_next: dist.ProcessGroup | None = None  # with this rank's like in the next stage
+        self._from_previous: dist.ProcessGroup | None = None
         self._sends: deque[tuple[Any, torch.Tensor]] = deque()
 
     def join(self, meeting: Meeting, timeout_s: float) -> None:
@@ -112,8 +113,10 @@ class ProcessGroup:
                 self._of_stage = group
             for rank in range(size):
                 link = dist.new_group([first + rank, (stage + 1) % num_stages * size + rank], timeout=timeout)
-                if rank == self.rank:
-                    self._from_stage.append(link)
+                if rank == self.rank and stage == self.stage:
+                    self._to_next = link
+                if rank == self.rank and (stage + 1) % num_stages == self.stage:
+                    self._from_previous = link
 
     def use_symmetric_memory(self, dtype: torch.dtype) -> None:
         """Sums small tensors of this dtype in symmetric memory from now on, if all ranks can; logs which way it is.
@@ -165,12 +168,12 @@ class ProcessGroup:
             self._sends.popleft()[0].wait()
         x = x.clone()
         receiver = (self._global_rank + self.size) % self.layout.num_ranks
-        self._sends.append((dist.isend(x, receiver, group=self._from_stage[self.stage]), x))
+        self._sends.append((dist.isend(x, receiver, group=self._to_next), x))
 
     def receive(self, out: torch.Tensor) -> None:
         """Receives; a CPU blocks until it has, a GPU's stream waits."""
         sender = (self._global_rank - self.size) % self.layout.num_ranks
-        work = dist.irecv(out, sender, group=self._from_stage[self.stage - 1])
+        work = dist.irecv(out, sender, group=self._from_previous)
         assert work is not None, "this rank is not in the group of the previous stage"
         work.wait()
 

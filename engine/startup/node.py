@@ -52,9 +52,9 @@ class Node:
             self._followers.close()
             self._link.close()
 
-    def drain(self, grace_s: float) -> None:
+    def drain(self, grace_s: float) -> None:  # noqa: ARG002 - node 0 has its own
         """Asks node 0 to drain: it decides when the ranks leave, within its own grace period."""
-        _log.info("asking node 0 to drain; another signal ends this machine's ranks at once, after %g s too", grace_s)
+        _log.info("asking node 0 to drain; another signal ends this machine's ranks at once")
         with contextlib.suppress(OSError):  # it has gone: `run` notices
             self._link.send_bytes(STOPPING)
 
@@ -64,7 +64,7 @@ class Node:
         self._link.shut_down()
 
     def _report_ready(self) -> None:
-        self._followers.wait_ready()
+        self._followers.wait_ready(is_timed=False)  # node 0 times it, once it has loaded itself
         _log.info("the ranks of this machine are ready")
         with contextlib.suppress(OSError):
             self._link.send_bytes(READY)

@@ -76,7 +76,8 @@ def build_runner(
     except BaseException:
         followers.close()
         raise
-    return parts._replace(runner=LeadingRunner(parts.runner, followers))
+    # Its kernels stand still while it waits for another rank: no sign of a hang. The followers' clock sees one.
+    return parts._replace(runner=LeadingRunner(parts.runner, followers), progress=None)
 
 
 def assignments(ranks: Sequence[int], device: torch.device, meeting: Meeting, task: RankTask) -> list[Assignment]:

@@ -53,10 +53,15 @@ def gather_nodes(task: RankTask, startup: StartupProgress) -> tuple[list[NodeLin
     config = task.config
     assert config.master_addr is not None
     listener = NodeListener(config.master_addr, config.nnodes, facts_of(task))
-    port = free_port(listener.host)
+    port = 0
+
+    def first_message() -> bytes:
+        nonlocal port
+        port = free_port(listener.host)  # as late as possible: it is not held
+        return json.dumps({"port": port}).encode()
+
     startup.begin("nodes", f"waiting for the other nodes at {config.master_addr}")
-    message = json.dumps({"port": port}).encode()
-    links = listener.accept_all(message, JOIN_TIMEOUT_S, startup.update)
+    links = listener.accept_all(first_message, JOIN_TIMEOUT_S, startup.update)
     return links, StorePlace(listener.host, port, interface_of(listener.host))
 
 

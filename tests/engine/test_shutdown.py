@@ -81,6 +81,13 @@ def test_a_parent_that_ends_right_after_its_signal_stops_the_engine(
     assert (engine.told, caplog.messages) == (["drain 5", "stop"], [])
 
 
+def test_another_machine_that_is_asked_to_stop_ends_the_load(signals: ShutdownSignals) -> None:
+    with pytest.raises(StoppedWhileLoading):
+        signals.drain()
+    with pytest.raises(StoppedWhileLoading):
+        signals.control(Engine())  # type: ignore[arg-type]
+
+
 def test_a_signal_that_comes_twice_while_loading_interrupts_once(signals: ShutdownSignals) -> None:
     """The interrupted code cleans up, and a second signal must not interrupt that."""
     with pytest.raises(StoppedWhileLoading):

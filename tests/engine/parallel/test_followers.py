@@ -141,6 +141,17 @@ def test_a_follower_that_hangs_in_a_step_is_a_failure(
     assert "rank 0 has waited more than 0.05 s for step 17: rank 1 (process" in str(error)
 
 
+def test_a_machine_without_rank_0_loads_as_long_as_it_takes(
+    start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("_TICK_S", 0.02), ("START_TIMEOUT_S", 0.05)):
+        monkeypatch.setattr(f"engine.parallel.followers.{name}", seconds)
+    started = start(f"\n    time.sleep(0.4){RUN_UNTIL_EOF}", timeout_s=HANG_S)
+    started.followers._timeout_s = 0.05
+    started.followers.wait_ready(is_timed=False)
+    assert started.failures.empty()
+
+
 def test_idleness_is_no_failure(start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.parallel.followers._TICK_S", 0.02)
     started = start(RUN_UNTIL_EOF, timeout_s=0.05)

@@ -36,7 +36,7 @@ class Meeting:
 
     def listen(self) -> None:
         listener = NodeListener(self.address, self.num_nodes, FACTS)
-        self.links = self._pool.submit(listener.accept_all, GO, self._timeout_s, self.waits.append)
+        self.links = self._pool.submit(listener.accept_all, lambda: GO, self._timeout_s, self.waits.append)
 
     def join(
         self,
@@ -178,6 +178,71 @@ def test_a_node_that_dies_before_all_are_there_may_come_again(meet: Callable[...
         end.close()
 
 
+def test_a_node_that_resets_its_connection_keeps_nobody_out(
+    meet: Callable[..., Meeting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system knows no address of the other end then."""
+    take, resets = NodeLink.__init__, [1]
+
+    def take_or_fail(link: NodeLink, connected: socket.socket, node: int) -> None:
+        if node in resets:  # that of node 0; the other end is node 0's link
+            resets.remove(node)
+            raise OSError("Transport endpoint is not connected")
+        take(link, connected, node)
+
+    monkeypatch.setattr(NodeLink, "__init__", take_or_fail)
+    monkeypatch.setattr("engine.parallel.nodes._TICK_S", 0.01)
+    meeting = meet(2)
+    meeting.listen()
+    with ends(meeting.join(1).result(HANG_S)[0], *meeting.links.result(HANG_S)):
+        assert resets == []
+
+
+def test_a_node_that_leaves_at_the_last_moment_comes_again_and_the_others_hear_once(
+    meet: Callable[..., Meeting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, failures = NodeLink.send_bytes, ["node 2 (127.0.0.1)"]
+
+    def send_or_fail(link: NodeLink, message: bytes) -> None:
+        if message == GO and link.name in failures:
+            failures.remove(link.name)
+            raise BrokenPipeError
+        send(link, message)
+
+    monkeypatch.setattr(NodeLink, "send_bytes", send_or_fail)
+    monkeypatch.setattr("engine.parallel.nodes._TICK_S", 0.01)
+    meeting = meet(3)
+    meeting.listen()
+    joined = [meeting.join(node) for node in (1, 2)]
+    links = meeting.links.result(HANG_S)
+    for link, each in zip(links, joined, strict=True):
+        theirs, message = each.result(HANG_S)
+        assert message == GO
+        with ends(link, theirs):
+            link.send_bytes(b"plan")
+            assert theirs.recv_bytes() == b"plan"
+    assert failures == []
+
+
+def test_another_server_at_the_address_of_node_0_is_named_as_such(
+    meet: Callable[..., Meeting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.parallel.nodes._TICK_S", 0.01)
+    meeting = meet(2)
+    with socket.create_server(("127.0.0.1", meeting.port)) as server:
+        joining = meeting.join(1, timeout_s=0.3)
+        while not joining.done():
+            server.settimeout(0.05)
+            try:
+                connected, _ = server.accept()
+            except TimeoutError:
+                continue
+            with connected:
+                connected.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        with pytest.raises(ConfigError, match=r"node 1 within 0\.3 s: it is no engine of this version"):
+            joining.result(HANG_S)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -187,9 +252,10 @@ def test_a_node_that_dies_before_all_are_there_may_come_again(meet: Callable[...
         struct.pack("!Q", 2) + b"{}",
         struct.pack("!Q", 1 << 40),
         struct.pack("!Q", 60000) + b"x" * 60000,
+        struct.pack("!Q", 60000) + b"[" * 60000,
         b"",
     ],
-    ids=["HTTP", "garbage", "null", "nothing said", "too long", "no JSON", "silence"],
+    ids=["HTTP", "garbage", "null", "nothing said", "too long", "no JSON", "deep JSON", "silence"],
 )
 def test_strangers_keep_nobody_out(meet: Callable[..., Meeting], words: bytes) -> None:
     meeting = meet(2)
@@ -242,8 +308,8 @@ def test_ipv6(meet: Callable[..., Meeting]) -> None:
 class NoRanks:
     """Stands in for `Followers`."""
 
-    def wait_ready(self) -> None:
-        pass
+    def wait_ready(self, *, is_timed: bool) -> None:
+        assert not is_timed
 
     def close(self) -> None:
         pass

@@ -66,6 +66,7 @@ def build(path: Path, **fields: Any) -> EngineParts:
 
 def close(parts: EngineParts) -> None:
     assert isinstance(parts.runner, LeadingRunner)
+    assert parts.progress is None  # it stands still while this rank waits for another
     parts.runner.close()
 
 
