@@ -7,6 +7,7 @@ so compiling and rendering run in a killable process (`chat_template_worker.py`)
 """
 
 import datetime
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -17,7 +18,8 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from frontend.text.chat.messages import ChatMessage, ChatOptions, template_messages
+from frontend.text.chat.messages import ChatMessage, ChatOptions
+from frontend.text.chat.template_turns import CallForm, find_call_form, template_messages
 
 MAX_RENDERED_CHARS = 1_000_000
 """Maximum length of a rendered prompt; over 200,000 tokens of ordinary text."""
@@ -105,7 +107,8 @@ class ChatTemplate:
 
         Content with several texts is passed as a list of parts if the template loops over content, otherwise as lines
         of one text. A single text is passed as a list with one part only if the template accepts nothing else. The role
-        "developer" becomes "system" if the template does not know it.
+        "developer" becomes "system" if the template does not know it. Turns with tool calls have the form that the
+        template renders (`find_call_form`).
 
         Args:
             messages: oldest first.
@@ -121,11 +124,27 @@ class ChatTemplate:
         for name in options.template_kwargs:
             if name in self._reserved:
                 raise ChatTemplateError(f"the variable {name!r} is the template's own and cannot be set")
+        form = self._call_form if any(message.tool_calls for message in messages) else None
+        return self._render(messages, options, form)
+
+    @functools.cached_property
+    def _call_form(self) -> CallForm:
+        """Form of turns with tool calls. Found at the first such turn: other conversations do not pay for it."""
+        return find_call_form(self._render_or_nothing)
+
+    def _render_or_nothing(self, messages: Sequence[ChatMessage], options: ChatOptions, form: CallForm) -> str:
+        try:
+            return self._render(messages, options, form)
+        except ChatTemplateError:
+            return ""
+
+    def _render(self, messages: Sequence[ChatMessage], options: ChatOptions, form: CallForm | None) -> str:
         turns = template_messages(
             messages,
             content_as_parts=self._loops_over_content,
             text_as_parts=self._takes_parts_only,
             knows_developer="developer" in self.source,
+            call_form=form,
         )
         if options.continue_final_message:
             _mark_end(turns)

@@ -13,7 +13,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from engine.errors import CheckpointError
 from engine.model.tokenizer_files import TokenizerFiles
-from frontend.text.chat.messages import ChatMessage, ChatOptions, template_messages
+from frontend.text.chat.messages import ChatMessage, ChatOptions
+from frontend.text.chat.template_turns import template_messages
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer, read_folder
 

@@ -1,7 +1,7 @@
 """The input of a chat template: messages, tools and options. Knows neither templates nor protos."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,54 +82,3 @@ def reasoning_variables(effort: str) -> dict[str, Any]:
     if not effort:
         return {}
     return {"reasoning_effort": effort, "enable_thinking": effort not in ("none", "minimal")}
-
-
-def template_messages(
-    messages: Sequence[ChatMessage], *, content_as_parts: bool, text_as_parts: bool, knows_developer: bool = True
-) -> list[Any]:
-    """Converts messages to the dictionaries that templates expect, with "role", "content" and optional keys.
-
-    Args:
-        messages: oldest first.
-        content_as_parts: pass several texts as a list of parts instead of joining them with line breaks.
-        text_as_parts: pass a single text as a list with one part.
-        knows_developer: whether the template knows the role "developer"; if not, it is replaced by "system".
-    """
-    turns = [_template_message(message, content_as_parts, text_as_parts) for message in messages]
-    for turn in turns:
-        if turn["role"] == "developer" and not knows_developer:
-            turn["role"] = "system"
-    return turns
-
-
-def _template_message(message: ChatMessage, content_as_parts: bool, text_as_parts: bool) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": message.role}
-    if isinstance(message.content, str):
-        turn["content"] = [_part(message.content)] if text_as_parts else message.content
-    else:
-        turn["content"] = [_part(text) for text in message.content] if content_as_parts else "\n".join(message.content)
-    if message.name:
-        turn["name"] = message.name
-    if message.reasoning:  # under all names that templates use
-        turn |= {"reasoning_content": message.reasoning, "reasoning": message.reasoning, "thinking": message.reasoning}
-    if message.tool_calls:
-        turn["tool_calls"] = [
-            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id:
-        turn["tool_call_id"] = message.tool_call_id
-    return turn
-
-
-def _part(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
-
-
-def _arguments(call: ToolCall) -> Any:
-    """Returns the arguments as an object if they are one, because templates would quote a text once more."""
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        return call.arguments
-    return arguments if isinstance(arguments, dict) else call.arguments

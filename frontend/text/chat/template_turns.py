@@ -1,0 +1,133 @@
+"""Converts messages to the dictionaries that a chat template expects.
+
+Templates expect different forms of an assistant's turn with tool calls. One that gets another form raises an error, or
+omits the calls. Only the template itself shows its form, so `find_call_form` renders probe conversations with it.
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """Form of an assistant's turns with tool calls.
+
+    Attributes:
+        arguments_as_text: pass arguments as JSON text instead of an object.
+        none_for_no_content: pass None instead of an empty content.
+    """
+
+    arguments_as_text: bool = False
+    none_for_no_content: bool = False
+
+
+_FORMS = [CallForm(text, none != text) for text, none in itertools.product((False, True), repeat=2)]
+"""Forms, the preferred first. With arguments as text, "" as content makes some templates add an empty answer."""
+
+
+def _probe_call(name: str) -> ToolCall:
+    """Returns a call whose id contains its name, as for Kimi, in nine letters and digits, as for Mistral."""
+    return ToolCall(f"{name}1", name, json.dumps({"value": name.upper()}))
+
+
+_PROBES = (ChatMessage("assistant", tool_calls=(_probe_call("probeone"),)),)
+"""Turns that the form must render, the most important first."""
+
+_PROBE_TOOL = {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}}
+_PROBE_OPTIONS = ChatOptions(tools=({"type": "function", "function": _PROBE_TOOL},))
+
+
+def find_call_form(render: Callable[[Sequence[ChatMessage], ChatOptions, CallForm], str]) -> CallForm:
+    """Returns the first form in which a template renders the calls of all probes.
+
+    If no form renders a probe, that probe does not count. For a template that renders no calls this is the default.
+
+    Args:
+        render: renders a conversation; returns an empty text if the template rejects it.
+    """
+    forms = _FORMS
+    for turn in _PROBES:
+        results = [ChatMessage("tool", "result", tool_call_id=call.call_id) for call in turn.tool_calls]
+        conversation = [ChatMessage("user", "question"), turn, *results]
+        forms = [form for form in forms if _has_calls(render(conversation, _PROBE_OPTIONS, form), turn)] or forms
+    return forms[0]
+
+
+def _has_calls(prompt: str, turn: ChatMessage) -> bool:
+    """Returns whether a prompt has the calls' names and arguments, and not in Python's notation."""
+    return all(
+        call.name in prompt and call.name.upper() in prompt and str(json.loads(call.arguments)) not in prompt
+        for call in turn.tool_calls
+    )
+
+
+def template_messages(
+    messages: Sequence[ChatMessage],
+    *,
+    content_as_parts: bool,
+    text_as_parts: bool,
+    knows_developer: bool = True,
+    call_form: CallForm | None = None,
+) -> list[Any]:
+    """Converts messages to the dictionaries that templates expect, with "role", "content" and optional keys.
+
+    Args:
+        messages: oldest first.
+        content_as_parts: pass several texts as a list of parts instead of joining them with line breaks.
+        text_as_parts: pass a single text as a list with one part.
+        knows_developer: whether the template knows the role "developer"; if not, it is replaced by "system".
+        call_form: form of the assistant's turns with tool calls; None: the default.
+    """
+    call_form = call_form or CallForm()
+    turns = [_template_message(message, content_as_parts, text_as_parts, call_form) for message in messages]
+    for turn in turns:
+        if turn["role"] == "developer" and not knows_developer:
+            turn["role"] = "system"
+    return turns
+
+
+def _template_message(
+    message: ChatMessage, content_as_parts: bool, text_as_parts: bool, call_form: CallForm
+) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role}
+    if isinstance(message.content, str):
+        turn["content"] = [_part(message.content)] if text_as_parts else message.content
+    else:
+        turn["content"] = [_part(text) for text in message.content] if content_as_parts else "\n".join(message.content)
+    if message.name:
+        turn["name"] = message.name
+    if message.reasoning:  # under all names that templates use
+        turn |= {"reasoning_content": message.reasoning, "reasoning": message.reasoning, "thinking": message.reasoning}
+    if message.tool_calls:
+        if call_form.none_for_no_content and not any(message.content):
+            turn["content"] = None
+        arguments_of = _arguments_text if call_form.arguments_as_text else _arguments
+        turn["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _arguments_text(call: ToolCall) -> str:
+    return call.arguments or "{}"
+
+
+def _arguments(call: ToolCall) -> Any:
+    """Returns the arguments as an object if they are one, because templates would quote a text once more."""
+    try:
+        arguments = json.loads(_arguments_text(call))
+    except (ValueError, RecursionError):
+        return call.arguments
+    return arguments if isinstance(arguments, dict) else call.arguments

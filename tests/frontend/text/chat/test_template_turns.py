@@ -1,0 +1,103 @@
+"""Turns with tool calls have the form that the chat template renders."""
+
+import pytest
+
+from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall
+from frontend.text.chat.template_turns import CallForm, find_call_form
+from frontend.text.chat_template import ChatTemplate, ChatTemplateError
+
+QUESTION = ChatMessage("user", "Weather?")
+KOELN, BONN = (
+    ToolCall("call00001", "get_weather", '{"city":  "Köln"}'),
+    ToolCall("call00002", "get_time", '{"in": "Bonn"}'),
+)
+CALL = ChatMessage("assistant", tool_calls=(KOELN,))
+RESULT, TIME = (
+    ChatMessage("tool", "12", tool_call_id="call00001"),
+    ChatMessage("tool", "noon", tool_call_id="call00002"),
+)
+
+TEXT_ARGUMENTS = """\
+{%- for message in messages %}
+{{- '[' + message.role + ']' }}
+{%- for call in message.tool_calls %}{{- call.function.name + '(' + call.function.arguments + ')' }}{% endfor %}
+{%- if message.content is not none %}{{- message.content + '.' }}{% endif %}
+{%- endfor %}"""
+
+NONE_CONTENT = """\
+{%- for message in messages %}
+{%- if message.role == 'assistant' and message.content is none %}
+{%- for call in message.tool_calls %}{{- call.function.name + '(' + ARGUMENTS + ')' }}{% endfor %}
+{%- else %}{{- '[' + message.role + ']' + message.content }}{% endif %}
+{%- endfor %}"""
+
+OBJECT_ARGUMENTS = """\
+{%- for message in messages %}
+{{- '[' + message.role + ']' + message.content }}
+{%- for call in message.tool_calls %}
+{%- for name, value in call.function.arguments | items %}
+{{- call.function.name + '.' + name + '=' + value }}
+{%- endfor %}
+{%- endfor %}
+{%- endfor %}"""
+
+
+def render(source, *messages):
+    return ChatTemplate(source, {}).render(messages, ChatOptions(add_generation_prompt=False))
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        (OBJECT_ARGUMENTS, "[user]Weather?[assistant]get_weather.city=Köln[tool]12"),
+        (TEXT_ARGUMENTS, '[user]Weather?.[assistant]get_weather({"city":  "Köln"})[tool]12.'),
+        (
+            NONE_CONTENT.replace("ARGUMENTS", "call.function.arguments"),
+            '[user]Weather?get_weather({"city":  "Köln"})[tool]12',
+        ),
+        (
+            NONE_CONTENT.replace("ARGUMENTS", "call.function.arguments | tojson"),
+            '[user]Weather?get_weather({"city": "Köln"})[tool]12',
+        ),
+    ],
+    ids=["object", "text", "text and none", "object and none"],
+)
+def test_a_call_is_rendered_in_the_form_that_the_template_takes(source, prompt):
+    assert render(source, QUESTION, CALL, RESULT) == prompt
+
+
+def test_arguments_are_never_written_in_pythons_notation():
+    source = "{% for call in messages[1].tool_calls %}{{ call.function.name ~ call.function.arguments }}{% endfor %}"
+    assert render(source, QUESTION, CALL, RESULT) == 'get_weather{"city":  "Köln"}'
+
+
+def test_missing_arguments_are_an_empty_object_in_every_form():
+    call = ChatMessage("assistant", tool_calls=(ToolCall("call00001", "get", ""),))
+    assert render(TEXT_ARGUMENTS, QUESTION, call) == "[user]Weather?.[assistant]get({})"
+
+
+def test_content_without_calls_stays_text_if_none_marks_calls():
+    assert render(TEXT_ARGUMENTS, ChatMessage("user", ""), CALL, ChatMessage("assistant")).endswith("[assistant].")
+
+
+def test_the_form_is_found_once_and_only_for_conversations_with_calls(monkeypatch):
+    found = []
+    monkeypatch.setattr("frontend.text.chat_template.find_call_form", lambda _: found.append(CallForm()) or found[-1])
+    template = ChatTemplate(OBJECT_ARGUMENTS, {})
+    template.render([QUESTION])
+    assert not found
+    template.render([QUESTION, CALL])
+    template.render([QUESTION, CALL, RESULT])
+    assert len(found) == 1
+
+
+def test_a_template_that_renders_no_calls_gets_the_default_form():
+    assert find_call_form(lambda *_: "") == CallForm()
+    assert (
+        render("{% for message in messages %}{{ message.content }}{% endfor %}", QUESTION, CALL, RESULT) == "Weather?12"
+    )
+
+
+def test_the_error_of_the_conversation_itself_is_reported():
+    with pytest.raises(ChatTemplateError, match=r"^no calls here$"):
+        render("{% if messages[1].tool_calls %}{{ raise_exception('no calls here') }}{% endif %}", QUESTION, CALL)
