@@ -7,7 +7,7 @@ omits the calls. Only the template itself shows its form, so `find_call_form` re
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall
@@ -20,13 +20,15 @@ class CallForm:
     Attributes:
         arguments_as_text: pass arguments as JSON text instead of an object.
         none_for_no_content: pass None instead of an empty content.
+        content_in_reasoning: append the content to the reasoning.
     """
 
     arguments_as_text: bool = False
     none_for_no_content: bool = False
+    content_in_reasoning: bool = False
 
 
-_FORMS = [CallForm(text, none != text) for text, none in itertools.product((False, True), repeat=2)]
+_FORMS = [CallForm(text, none != text, *rest) for text, none, *rest in itertools.product((False, True), repeat=3)]
 """Forms, the preferred first. With arguments as text, "" as content makes some templates add an empty answer."""
 
 
@@ -35,7 +37,11 @@ def _probe_call(name: str) -> ToolCall:
     return ToolCall(f"{name}1", name, json.dumps({"value": name.upper()}))
 
 
-_PROBES = (ChatMessage("assistant", tool_calls=(_probe_call("probeone"),)),)
+_CALL = _probe_call("probeone")
+_PROBES = (
+    ChatMessage("assistant", tool_calls=(_CALL,)),
+    ChatMessage("assistant", "content", reasoning="reasoning", tool_calls=(_CALL,)),
+)
 """Turns that the form must render, the most important first."""
 
 _PROBE_TOOL = {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -84,11 +90,18 @@ def template_messages(
         call_form: form of the assistant's turns with tool calls; None: the default.
     """
     call_form = call_form or CallForm()
+    if call_form.content_in_reasoning:
+        messages = [_with_content_in_reasoning(message) if message.tool_calls else message for message in messages]
     turns = [_template_message(message, content_as_parts, text_as_parts, call_form) for message in messages]
     for turn in turns:
         if turn["role"] == "developer" and not knows_developer:
             turn["role"] = "system"
     return turns
+
+
+def _with_content_in_reasoning(message: ChatMessage) -> ChatMessage:
+    content = message.content if isinstance(message.content, str) else "\n".join(message.content)
+    return replace(message, content="", reasoning="\n\n".join(filter(None, (message.reasoning, content))))
 
 
 def _template_message(

@@ -41,6 +41,15 @@ OBJECT_ARGUMENTS = """\
 {%- endfor %}
 {%- endfor %}"""
 
+ONE_TEXT_BESIDE_CALLS = """\
+{%- for message in messages %}
+{%- if message.tool_calls %}
+{%- if message.content and message.thinking %}{{- raise_exception('two texts') }}{% endif %}
+{%- if message.content or message.thinking %}{{- '[analysis]' + (message.content or message.thinking) }}{% endif %}
+{{- '[' + message.tool_calls[0].function.name + ']' + message.tool_calls[0].function.arguments | tojson }}
+{%- else %}{{- '[' + message.role + ']' + message.content }}{% endif %}
+{%- endfor %}"""
+
 
 def render(source, *messages):
     return ChatTemplate(source, {}).render(messages, ChatOptions(add_generation_prompt=False))
@@ -78,6 +87,33 @@ def test_missing_arguments_are_an_empty_object_in_every_form():
 
 def test_content_without_calls_stays_text_if_none_marks_calls():
     assert render(TEXT_ARGUMENTS, ChatMessage("user", ""), CALL, ChatMessage("assistant")).endswith("[assistant].")
+
+
+@pytest.mark.parametrize(
+    ("content", "reasoning", "analysis"),
+    [
+        ("Let me see.", "The user asks.", "[analysis]The user asks.\n\nLet me see."),
+        (("Let me", "see."), "The user asks.", "[analysis]The user asks.\n\nLet me\nsee."),
+        ("Let me see.", "", "[analysis]Let me see."),
+        ("", "The user asks.", "[analysis]The user asks."),
+        ("", "", ""),
+    ],
+)
+def test_content_beside_calls_joins_the_reasoning_if_the_template_takes_one_of_them(content, reasoning, analysis):
+    turn = ChatMessage("assistant", content, reasoning=reasoning, tool_calls=(KOELN,))
+    prompt = render(ONE_TEXT_BESIDE_CALLS, QUESTION, turn, RESULT)
+    assert prompt == f'[user]Weather?{analysis}[get_weather]{{"city": "Köln"}}[tool]12'
+
+
+def test_content_beside_calls_never_omits_the_calls():
+    turn = ChatMessage("assistant", "Let me see.", tool_calls=(KOELN,))
+    source = NONE_CONTENT.replace("ARGUMENTS", "call.function.arguments")
+    assert render(source, QUESTION, turn, RESULT) == '[user]Weather?get_weather({"city":  "Köln"})[tool]12'
+
+
+def test_content_beside_calls_stays_where_it_is_if_the_template_takes_it():
+    turn = ChatMessage("assistant", "Let me see.", reasoning="The user asks.", tool_calls=(KOELN,))
+    assert render(OBJECT_ARGUMENTS, QUESTION, turn).endswith("[assistant]Let me see.get_weather.city=Köln")
 
 
 def test_the_form_is_found_once_and_only_for_conversations_with_calls(monkeypatch):
