@@ -21,14 +21,16 @@ class CallForm:
         arguments_as_text: pass arguments as JSON text instead of an object.
         none_for_no_content: pass None instead of an empty content.
         content_in_reasoning: append the content to the reasoning.
+        one_call_per_turn: divide a turn with several calls into turns of one call, each followed by its results.
     """
 
     arguments_as_text: bool = False
     none_for_no_content: bool = False
     content_in_reasoning: bool = False
+    one_call_per_turn: bool = False
 
 
-_FORMS = [CallForm(text, none != text, *rest) for text, none, *rest in itertools.product((False, True), repeat=3)]
+_FORMS = [CallForm(text, none != text, *rest) for text, none, *rest in itertools.product((False, True), repeat=4)]
 """Forms, the preferred first. With arguments as text, "" as content makes some templates add an empty answer."""
 
 
@@ -37,10 +39,11 @@ def _probe_call(name: str) -> ToolCall:
     return ToolCall(f"{name}1", name, json.dumps({"value": name.upper()}))
 
 
-_CALL = _probe_call("probeone")
+_CALLS = (_probe_call("probeone"), _probe_call("probetwo"))
 _PROBES = (
-    ChatMessage("assistant", tool_calls=(_CALL,)),
-    ChatMessage("assistant", "content", reasoning="reasoning", tool_calls=(_CALL,)),
+    ChatMessage("assistant", tool_calls=_CALLS[:1]),
+    ChatMessage("assistant", tool_calls=_CALLS),
+    ChatMessage("assistant", "content", reasoning="reasoning", tool_calls=_CALLS[:1]),
 )
 """Turns that the form must render, the most important first."""
 
@@ -90,6 +93,8 @@ def template_messages(
         call_form: form of the assistant's turns with tool calls; None: the default.
     """
     call_form = call_form or CallForm()
+    if call_form.one_call_per_turn:
+        messages = _with_one_call_per_turn(messages)
     if call_form.content_in_reasoning:
         messages = [_with_content_in_reasoning(message) if message.tool_calls else message for message in messages]
     turns = [_template_message(message, content_as_parts, text_as_parts, call_form) for message in messages]
@@ -97,6 +102,28 @@ def template_messages(
         if turn["role"] == "developer" and not knows_developer:
             turn["role"] = "system"
     return turns
+
+
+def _with_one_call_per_turn(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Divides turns with several calls. Content and reasoning stay before the first call.
+
+    Results without the id of a call in the turn before them follow the last call.
+    """
+    groups: list[list[ChatMessage]] = []
+    group_of: dict[str, list[ChatMessage]] = {}  # by call id, until the next turn that is not a result
+    for message in messages:
+        if message.tool_call_id in group_of:
+            group_of[message.tool_call_id].append(message)
+            continue
+        if not message.tool_call_id:
+            group_of = {}
+        if not message.tool_calls:
+            groups.append([message])
+        for number, call in enumerate(message.tool_calls):
+            turn = replace(message, tool_calls=(call,))
+            groups.append([replace(turn, content="", reasoning="") if number else turn])
+            group_of[call.call_id] = groups[-1]
+    return list(itertools.chain.from_iterable(groups))
 
 
 def _with_content_in_reasoning(message: ChatMessage) -> ChatMessage:

@@ -50,6 +50,15 @@ ONE_TEXT_BESIDE_CALLS = """\
 {%- else %}{{- '[' + message.role + ']' + message.content }}{% endif %}
 {%- endfor %}"""
 
+ONE_CALL_PER_TURN = """\
+{%- for message in messages %}
+{{- '[' + message.role + ']' + message.content }}
+{%- if message.tool_calls %}
+{%- if message.tool_calls | length != 1 %}{{- raise_exception('one call only') }}{% endif %}
+{{- message.tool_calls[0].function.name + message.tool_calls[0].function.arguments | tojson }}
+{%- endif %}
+{%- endfor %}"""
+
 
 def render(source, *messages):
     return ChatTemplate(source, {}).render(messages, ChatOptions(add_generation_prompt=False))
@@ -114,6 +123,43 @@ def test_content_beside_calls_never_omits_the_calls():
 def test_content_beside_calls_stays_where_it_is_if_the_template_takes_it():
     turn = ChatMessage("assistant", "Let me see.", reasoning="The user asks.", tool_calls=(KOELN,))
     assert render(OBJECT_ARGUMENTS, QUESTION, turn).endswith("[assistant]Let me see.get_weather.city=Köln")
+
+
+CALLED = '[user]Weather?[assistant]Both.get_weather{"city": "Köln"}'
+
+
+@pytest.mark.parametrize("refusal", ["{{- raise_exception('one call only') }}", ""], ids=["refuses", "omits"])
+@pytest.mark.parametrize(
+    ("others", "prompt"),
+    [
+        ([RESULT, TIME], CALLED + '[tool]12[assistant]get_time{"in": "Bonn"}[tool]noon'),
+        ([TIME, RESULT], CALLED + '[tool]12[assistant]get_time{"in": "Bonn"}[tool]noon'),
+        ([TIME], CALLED + '[assistant]get_time{"in": "Bonn"}[tool]noon'),
+        ([TIME, QUESTION], CALLED + '[assistant]get_time{"in": "Bonn"}[tool]noon[user]Weather?'),
+        ([QUESTION, RESULT], CALLED + '[assistant]get_time{"in": "Bonn"}[user]Weather?[tool]12'),
+        (
+            [ChatMessage("tool", "?", tool_call_id="other"), RESULT],
+            CALLED + '[tool]12[assistant]get_time{"in": "Bonn"}[tool]?',
+        ),
+    ],
+    ids=["in order", "reversed", "one result", "question", "late result", "unknown id"],
+)
+def test_several_calls_become_turns_of_one_call_if_the_template_takes_only_one(refusal, others, prompt):
+    source = ONE_CALL_PER_TURN.replace("{{- raise_exception('one call only') }}", refusal)
+    turn = ChatMessage("assistant", "Both.", tool_calls=(KOELN, BONN))
+    assert render(source, QUESTION, turn, *others) == prompt
+
+
+def test_calls_with_the_same_id_are_all_kept():
+    turn = ChatMessage("assistant", tool_calls=(KOELN, KOELN))
+    prompt = render(ONE_CALL_PER_TURN, QUESTION, turn, RESULT, RESULT)
+    assert (prompt.count("get_weather"), prompt.count("[tool]12")) == (2, 2)
+
+
+def test_several_calls_stay_in_one_turn_if_the_template_takes_them():
+    turn = ChatMessage("assistant", tool_calls=(KOELN, BONN))
+    prompt = render(TEXT_ARGUMENTS, QUESTION, turn, RESULT, TIME)
+    assert prompt.endswith('[assistant]get_weather({"city":  "Köln"})get_time({"in": "Bonn"})[tool]12.[tool]noon.')
 
 
 def test_the_form_is_found_once_and_only_for_conversations_with_calls(monkeypatch):
