@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
@@ -22,3 +23,16 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     return CORSMiddleware(
         app, allow_origins=origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=_EXPOSED
     )
+
+
+def is_from_another_origin(headers: Headers) -> bool:
+    """Whether a browser sent the request for a page of another origin.
+
+    Browsers send `Sec-Fetch-Site` to https and loopback addresses, and `Origin` with every POST. Other clients send
+    neither.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("host")

@@ -10,6 +10,7 @@ from chairlift.service.sampling_fields import SAMPLING, STOPPING
 from frontend import limits
 from frontend.api.http.bodies import Body, body_error
 from frontend.api.http.content_coding import gunzipped, is_gzipped
+from frontend.api.http.cors import is_from_another_origin
 from frontend.api.http.disconnect import ClientGone
 from frontend.api.http.errors import BodyError
 from frontend.api.http.json_reader import read_json
@@ -45,14 +46,10 @@ async def read_body(request: Request, kind: type[BodyT], *, timeout_s: float) ->
         timeout_s: seconds that its bytes may take to arrive.
 
     Raises:
-        BodyError: it is not JSON, not an object of this kind, too large or too slow.
+        BodyError: it is not declared as JSON, not JSON, not an object of this kind, too large or too slow.
         ClientGone: the client disconnected before its end.
     """
-    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if content_type != "application/json" and not content_type.endswith(
-        "+json"
-    ):  # a web page of others can send no JSON
-        raise BodyError(415, f"content-type is {content_type[:64]!r}, it must be application/json")
+    _check_content_type(request)
     try:
         async with asyncio.timeout(timeout_s):
             data = await _read(request)
@@ -61,6 +58,22 @@ async def read_body(request: Request, kind: type[BodyT], *, timeout_s: float) ->
     except ClientDisconnect:
         raise ClientGone from None
     return await parsed_body(data, kind)
+
+
+def _check_content_type(request: Request) -> None:
+    """Refuses what a page of another origin can send without a preflight, which answers only for allowed origins."""
+    content_type = request.headers.get("content-type")
+    if content_type is None:
+        if is_from_another_origin(request.headers):
+            raise BodyError(
+                415,
+                "a web page of another origin must set the header content-type: application/json, and its origin must "
+                "be one of --allowed-origins",
+            )
+        return  # curl and others that are no browsers
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise BodyError(415, f"content-type is {media_type[:64]!r}, it must be application/json")
 
 
 async def parsed_body(data: bytes, kind: type[BodyT]) -> BodyT:

@@ -1,5 +1,7 @@
 """CORS headers for pages of other origins."""
 
+import contextlib
+
 import aiohttp
 import pytest
 
@@ -74,3 +76,50 @@ async def test_a_star_allows_all(connect_to):
     session = await connect_to(allowed_origins=("*",))
     async with session.options("/v1/completions", headers=PREFLIGHT) as response:
         assert (response.status, response.headers["Access-Control-Allow-Origin"]) == (200, "*")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": ORIGIN},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": "http://{host}"},
+    ],
+)
+async def test_a_page_of_another_origin_needs_a_content_type(shared_pair, headers):
+    for path in ("/v1/completions", "/tokenize"):
+        async with bytes_posted(shared_pair, path, headers) as response:
+            assert response.status == 415
+            assert "content-type: application/json" in await response.text()
+    assert not shared_pair.engine.submissions
+
+
+async def test_a_page_of_an_allowed_origin_needs_a_content_type_too_and_can_read_the_error(make_pair):
+    pair = await make_pair(http=True, allowed_origins=(ORIGIN,))
+    async with bytes_posted(pair, "/v1/completions", {"Origin": ORIGIN}) as response:
+        assert response.status == 415
+        assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Origin": "http://{host}"}, {"Sec-Fetch-Site": "same-origin", "Origin": ORIGIN}, {"Sec-Fetch-Site": "none"}],
+)
+async def test_others_need_no_content_type(shared_pair, headers):
+    async with bytes_posted(shared_pair, "/v1/completions", headers) as response:
+        assert response.status == 200
+
+
+@contextlib.asynccontextmanager
+async def bytes_posted(pair, path, headers):
+    """POSTs a prompt as fetch() sends an array of bytes: without Content-Type."""
+    host = f"127.0.0.1:{pair.app.http_port}"
+    headers = {name: value.format(host=host) for name, value in headers.items()}
+    async with (
+        aiohttp.ClientSession(f"http://{host}", skip_auto_headers=("Content-Type",)) as session,
+        session.post(path, headers=headers, data=b'{"prompt": "abc"}') as response,
+    ):
+        yield response
