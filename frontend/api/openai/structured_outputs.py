@@ -1,4 +1,4 @@
-"""Structured output parameters: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""Structured output parameters: `response_format` of OpenAI and others, and vLLM's `structured_outputs`."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -12,6 +12,8 @@ from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.http.unserved_parameters import is_off
 from frontend.request.convert_structured import choice_constraint, text_constraint
 
+Schema = str | dict[str, Any]
+
 
 class JsonSchema(ParameterObject):
     """A schema with a name. It is enforced whether or not `strict` is set."""
@@ -23,21 +25,30 @@ class JsonSchema(ParameterObject):
 
 
 class ResponseFormat(ParameterObject):
-    """OpenAI's `response_format`."""
+    """OpenAI's `response_format`, with llama.cpp's `schema` of a json_object and TGI's formats with a `value`."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "json", "regex"]
     json_schema: JsonSchema | None = None
+    schema_: Schema | None = Field(None, alias="schema")
+    value: Schema | None = None
 
     def constraints(self) -> Iterator[OutputConstraint]:
         """Yields the format, if there is one.
 
         Raises:
-            BodyError: the schema is missing.
+            BodyError: the schema or regular expression is missing.
         """
         field = "response_format"
         match self.type:
-            case "json_object":
-                yield OutputConstraint(ConstraintKind.JSON_OBJECT, "", field)
+            case "json_object" | "json":
+                if object_schema := self.schema_ or self.value:
+                    yield schema_constraint(object_schema, field)
+                else:
+                    yield OutputConstraint(ConstraintKind.JSON_OBJECT, "", field)
+            case "regex":
+                if not isinstance(self.value, str):
+                    raise BodyError(400, "response_format of type regex needs a value of type string", param=field)
+                yield text_constraint(ConstraintKind.REGEX, self.value, field)
             case "json_schema":
                 schema = self.json_schema
                 if schema is None or schema.schema_ is None:
@@ -45,7 +56,6 @@ class ResponseFormat(ParameterObject):
                 yield schema_constraint(schema.schema_, field, strict=bool(schema.strict))
 
 
-Schema = str | dict[str, Any]
 Choices = Annotated[list[str], Field(fail_fast=True)]
 
 

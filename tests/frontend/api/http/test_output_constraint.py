@@ -80,6 +80,23 @@ async def test_both_endpoints_take_every_parameter_for_structured_output(shared_
     assert shared_pair.engine.submissions[-1].grammar == first != ""
 
 
+@pytest.mark.parametrize(
+    ("response_format", "guided"),
+    [
+        ({"type": "json_object", "schema": SCHEMA}, {"guided_json": SCHEMA}),
+        ({"type": "json_object", "schema": {}}, {"response_format": {"type": "json_object"}}),
+        ({"type": "json", "value": SCHEMA}, {"guided_json": SCHEMA}),
+        ({"type": "json", "value": json.dumps(SCHEMA)}, {"guided_json": SCHEMA}),
+        ({"type": "regex", "value": "a+"}, {"guided_regex": "a+"}),
+    ],
+)
+async def test_response_format_of_llama_cpp_and_tgi_is_enforced(shared_pair, shared_client, response_format, guided):
+    for body in ({"response_format": response_format}, guided):
+        await shared_client.chat.completions.create(model="fake", messages=user(), extra_body=body)
+    ours, same = (submission.grammar for submission in shared_pair.engine.submissions)
+    assert ours == same != ""
+
+
 async def test_response_format_text_is_no_constraint(shared_pair, shared_client):
     await shared_client.chat.completions.create(model="fake", messages=user(), response_format={"type": "text"})
     assert shared_pair.engine.submissions[-1].grammar == ""
@@ -272,6 +289,8 @@ async def test_constraints_of_harmony_include_the_header_of_their_message(harmon
 
 NO_FORM = [
     ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
+    ({"response_format": {"type": "regex", "value": {"a": 1}}}, "response_format", "needs a value of type string"),
+    ({"response_format": {"type": "json", "value": "{"}}, "response_format", "not valid JSON"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema.schema"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
