@@ -66,3 +66,19 @@ def required_tools(tools: Sequence[dict[str, Any]], names: Collection[object] | 
     if not found:
         raise BodyError(400, "tool_choice requires a call, and there are no tools", param="tool_choice")
     return found
+
+
+def allowed_tools(tools: Sequence[dict[str, Any]], mode: str, names: Collection[object], *, one_call: bool) -> ToolUse:
+    """Returns the use of OpenAI's `allowed_tools`: the model is shown only these.
+
+    Args:
+        tools: all of the request.
+        mode: "required": one must be called; "auto": a call is optional.
+        names: of the tools that are allowed.
+        one_call: at most one call per answer.
+
+    Raises:
+        BodyError: there are no names, or no tool has this name.
+    """
+    found = required_tools(tools, names)
+    return ToolUse(found, found if mode == "required" else (), one_call=one_call)

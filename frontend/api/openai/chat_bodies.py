@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from frontend.api.http.bodies import Body, ConversationObject, Count, NoneIfEmpty
 from frontend.api.http.errors import BodyError
-from frontend.api.http.tool_use import ToolUse, required_tools
+from frontend.api.http.tool_use import ToolUse, allowed_tools, required_tools
 from frontend.api.http.unserved_parameters import is_off
 from frontend.api.openai.completion_bodies import GenerationBody
 from frontend.limits import MAX_CONTENT_PARTS, MAX_ID_CHARS, MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
@@ -194,10 +194,17 @@ class ConversationBody(Body):
                 return ToolUse(tools, required_tools(tools))
             case {"type": "function", "function": {"name": str(name)}}:
                 return ToolUse(tools, required_tools(tools, [name]), one_call=True)
+            case {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(allowed)},
+            }:
+                functions = [tool.get("function") for tool in allowed if isinstance(tool, dict)]
+                names = [function.get("name") for function in functions if isinstance(function, dict)]
+                return allowed_tools(tools, mode, names, one_call=False)
         raise BodyError(
             400,
-            "tool_choice must be 'none', 'auto', 'required' or an object with the type 'function' and the function's "
-            "name",
+            "tool_choice must be 'none', 'auto', 'required', an object with the type 'function' and the function's "
+            "name, or one with the type 'allowed_tools', a mode and tools",
             param="tool_choice",
         )
 

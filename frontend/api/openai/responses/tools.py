@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from frontend.api.http.errors import BodyError
-from frontend.api.http.tool_use import ToolUse, function_tool, required_tools
+from frontend.api.http.tool_use import ToolUse, allowed_tools, function_tool, required_tools
 
 
 def tool_use(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None, *, one_call: bool) -> ToolUse:
@@ -25,8 +25,7 @@ def tool_use(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | Non
             return ToolUse(functions, required_tools(functions, [name]), one_call=True)
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
             names = [tool.get("name") for tool in allowed if isinstance(tool, dict) and tool.get("type") == "function"]
-            found = required_tools(functions, names)
-            return ToolUse(found, found if mode == "required" else (), one_call=one_call)
+            return allowed_tools(functions, mode, names, one_call=one_call)
     raise BodyError(
         400,
         "tool_choice must be 'none', 'auto', 'required', {type: 'function', name} or {type: 'allowed_tools', mode, "

@@ -142,6 +142,28 @@ async def test_named_call_leaves_only_its_tool(connect_to):
     assert "start: calls\ncalls: call\n" in lark["lark_grammar"], "one call"
 
 
+def allowed(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize(("mode", "enforced"), [("auto", False), ("required", True)])
+async def test_only_allowed_tools_are_shown_and_may_be_required(connect_to, mode, enforced):
+    client, engine = await connect_to(HERMES + "{% for tool in tools %}<{{ tool.function.name }}>{% endfor %}")
+    answer = await client.chat.completions.create(
+        model="fake",
+        messages=user(),
+        tools=[tool("weather"), tool("news"), tool("time")],
+        tool_choice=allowed(mode, "time", "news"),
+    )
+    assert answer.choices[0].message.content == "hi<news><time>"
+    assert bool(engine.submissions[-1].grammar) is enforced
+    if enforced:
+        lark, *schemas = grammars(engine)
+        assert "weather" not in lark["lark_grammar"]
+        assert len(schemas) == 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_call_of_a_named_function_ends_with_stop_as_openais_does(connect_to, stream):
     client, _ = await connect_to(HERMES)
@@ -334,6 +356,9 @@ NO_CALL = [
     ({"tool_choice": "any", "tools": [tool("f")]}, "tool_choice", "must be 'none', 'auto', 'required'"),
     ({"tool_choice": {"type": "function"}, "tools": [tool("f")]}, "tool_choice", "function's name"),
     ({"tool_choice": named("g"), "tools": [tool("f")]}, "tool_choice", "names 'g', which is not in tools"),
+    ({"tool_choice": allowed("auto", "g"), "tools": [tool("f")]}, "tool_choice", "names 'g', which is not in tools"),
+    ({"tool_choice": allowed("any", "f"), "tools": [tool("f")]}, "tool_choice", "'allowed_tools', a mode and tools"),
+    ({"tool_choice": allowed("auto") | {"tools": [1]}, "tools": [tool("f")]}, "tool_choice", "there are no tools"),
     ({"tool_choice": "required", "tools": [tool("f"), tool("ä b")]}, "tools", "letters, digits"),
     ({"tool_choice": "required", "tools": [tool("f", [1])]}, "tools", "JSON object"),
     ({"tool_choice": "required", "tools": [tool("f", {"not": {"type": "null"}})]}, "tools", "with not: not supported"),
