@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from frontend.api.http.connection import HttpConnection
+from frontend.api.http.connection import HEAD_TIMEOUT_S, HttpConnection
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,11 @@ class HttpServer:
         self.port = listener.getsockname()[1]
         self._date_task = asyncio.create_task(self._renew_date())
         self._listener = await asyncio.get_running_loop().create_server(
-            self._new_connection, sock=listener, ssl=self._tls, backlog=self._config.backlog
+            self._new_connection,
+            sock=listener,
+            ssl=self._tls,
+            ssl_handshake_timeout=HEAD_TIMEOUT_S if self._tls is not None else None,
+            backlog=self._config.backlog,
         )
 
     async def wait_sent(self) -> None:

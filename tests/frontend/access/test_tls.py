@@ -11,6 +11,7 @@ import pytest
 from chairlift import AsyncClient, Client, GenerationError, Tls
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
+from frontend.api.http import server as http_server
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
@@ -86,6 +87,17 @@ async def test_plain_text_connections_are_refused(tls_pair):
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.ClientError):
             await session.get(f"http://127.0.0.1:{tls_pair.app.http_port}/health")
+
+
+async def test_http_connection_without_a_handshake_is_closed(make_pair, served, monkeypatch):
+    assert http_server.HEAD_TIMEOUT_S == 20, "the limit in docs/limits.md"
+    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(asyncio.constants, "SSL_HANDSHAKE_TIMEOUT", 2 * HANG_S)  # asyncio's own limit
+    pair = await make_pair(http=True, tls_cert=served.cert, tls_key=served.key)
+    reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.http_port)
+    async with asyncio.timeout(HANG_S):
+        assert await reader.read() == b""
+    writer.close()
 
 
 async def test_client_certificate_is_required_and_checked(mtls_pair, authority, make_authority):
