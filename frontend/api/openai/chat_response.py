@@ -26,6 +26,7 @@ class ChatBuilder(ChoicesBuilder):
         constraint: what the answer must match; None: free text.
     """
 
+    parses_answers = True
     default_max_tokens = NO_LIMIT  # clients take an answer cut at a default length for a fault
 
     def __init__(
@@ -61,6 +62,7 @@ class ChatBuilder(ChoicesBuilder):
                 choices = self._chunk_choices(message.chunk)
             case _:
                 finished = message.finished
+                self._usage.num_reasoning_tokens += finished.usage.num_reasoning_tokens
                 index = finished.answer_index
                 choices = [self._finish(_delta(index, {}), finished, has_calls=index in self._calling)]
         return [self._event(choice) for choice in choices]

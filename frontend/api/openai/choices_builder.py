@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
@@ -15,12 +16,18 @@ from frontend.text.tokenizer import Tokenizer
 
 
 class UsageCount:
-    """Token usage of a call, over all its prompts and answers."""
+    """Token usage of a call, over all its prompts and answers.
 
-    def __init__(self) -> None:
+    Args:
+        with_reasoning: whether answers are parsed, so that tokens of reasoning are counted.
+    """
+
+    def __init__(self, *, with_reasoning: bool) -> None:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
+        self.num_reasoning_tokens = 0  # of the answers that have ended
+        self._with_reasoning = with_reasoning
 
     def add_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
         """Adds a prompt, once for all its answers."""
@@ -29,12 +36,15 @@ class UsageCount:
 
     def as_json(self) -> JsonObject:
         """Returns OpenAI's usage object."""
-        return {
+        usage: JsonObject = {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
+        if self._with_reasoning:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens}
+        return usage
 
 
 class ChoicesBuilder:
@@ -50,6 +60,7 @@ class ChoicesBuilder:
     """
 
     event_format = UNNAMED_EVENTS
+    parses_answers: ClassVar[bool]
 
     def __init__(
         self,
@@ -67,7 +78,7 @@ class ChoicesBuilder:
         self.prompt_options = body.prompt_options
         self._model = model
         self._num_answers = body.n or 1
-        self._usage = UsageCount()
+        self._usage = UsageCount(with_reasoning=self.parses_answers)
         options = body.stream_options
         self._with_usage = options is not None and bool(options.include_usage)
         self._usage_in_every_event = options is not None and bool(options.continuous_usage_stats)
@@ -102,6 +113,7 @@ class ChoicesBuilder:
             self._usage.add_prompt(usage.num_prompt_tokens, usage.num_cached_tokens)
             for answer in answers(response):
                 self._usage.num_output_tokens += answer.finished.usage.num_output_tokens
+                self._usage.num_reasoning_tokens += answer.finished.usage.num_reasoning_tokens
         return {**self._head, "choices": choices, "usage": self._usage.as_json()}
 
 

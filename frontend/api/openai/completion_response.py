@@ -34,6 +34,7 @@ class CompletionBuilder(ChoicesBuilder):
     """
 
     chat = None
+    parses_answers = False
 
     def __init__(
         self, body: CompletionBody, specs: Sequence[pb.GenerationSpec], model: ServedModel, request_id: str

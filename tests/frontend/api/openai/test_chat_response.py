@@ -232,6 +232,16 @@ async def test_reasoning_is_split_off(connect_to, stream):
     assert (content.strip(), reasoning.strip()) == ("so", "hm")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_usage_counts_the_reasoning_of_all_answers(connect_to, stream):
+    client = await connect_to(THINKING)
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    for text, num_tokens in (("<think>hm</think>so", 2 * len("<think>hm")), ("so it is", 0)):
+        answer = await client.chat.completions.create(model="fake", messages=user(text), n=2, **options)
+        usage = (await collect(answer))[-1].usage if stream else answer.usage
+        assert usage.completion_tokens_details.reasoning_tokens == num_tokens
+
+
 async def test_template_gets_variables(connect_to):
     client = await connect_to("{{ messages[0].content }}{{ mood }}{{ add_generation_prompt }}")
     answer = await client.chat.completions.create(

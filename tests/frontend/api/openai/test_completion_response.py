@@ -24,6 +24,7 @@ async def test_answer_has_text_reason_and_usage(shared_client):
     assert (usage.prompt_tokens, usage.completion_tokens) == (NUM_BYTES, NUM_BYTES + 1)
     assert usage.total_tokens == 2 * NUM_BYTES + 1
     assert usage.prompt_tokens_details.cached_tokens == 1
+    assert usage.completion_tokens_details is None, "reasoning is not parsed"
 
 
 async def test_max_tokens_is_16_by_default_and_ends_with_length(shared_client):
