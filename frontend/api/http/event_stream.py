@@ -1,9 +1,11 @@
 """Streams a response as server-sent events.
 
 Nothing is sent before the first token, so that earlier errors have an HTTP status. Later errors become the last event
-or events, in the format of the API that was called.
+or events, in the format of the API that was called. In a silence, as during a failover or reasoning that is not shown,
+comments keep the connection open: proxies close one that is idle, often after 60 s.
 """
 
+import asyncio
 import contextlib
 import logging
 
@@ -23,6 +25,9 @@ from frontend.generation.deadline import Deadline
 from frontend.generation.pipeline import GenerationPipeline
 
 logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 15.0
+_COMMENT = b": keep-alive\n\n"
 
 
 class EventStream(Response):
@@ -57,6 +62,7 @@ class EventStream(Response):
         self._deadline = deadline
         self._writing = StallGuard(stall_timeout_s)
         self._started = False
+        self._num_writes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Sends the stream.
@@ -67,8 +73,12 @@ class EventStream(Response):
         with self._calls.call(), contextlib.closing(self._writing), contextlib.suppress(ClientGone):
             try:
                 async with cancelled_on_disconnect(receive):
-                    await self._run(send)
-                    await self._write(send, self._builder.event_format.end)
+                    keeping_alive = asyncio.create_task(self._keep_alive(send))
+                    try:
+                        await self._run(send)
+                        await self._write(send, self._builder.event_format.end)
+                    finally:
+                        keeping_alive.cancel()
             except ClientStalled as error:
                 logger.warning("%s: %s", self._builder.request_id, error.message)
                 return  # without an end: the server then closes the connection
@@ -100,8 +110,16 @@ class EventStream(Response):
     async def _write(self, send: Send, data: bytes) -> None:
         if not data:
             return
+        self._num_writes += 1
         with self._writing:
             if not self._started:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 self._started = True
             await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _keep_alive(self, send: Send) -> None:
+        while True:
+            num_before = self._num_writes
+            await asyncio.sleep(KEEP_ALIVE_S)
+            if self._started and self._num_writes == num_before:
+                await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
