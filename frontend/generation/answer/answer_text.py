@@ -30,6 +30,7 @@ class AnswerText:
         self._wanted = request.output.text
         self._keep_special_tokens = request.output.keep_special_tokens
         stop = request.stop
+        self._min_tokens = stop.min_tokens
         self._matcher = StopTextMatcher(stop.stop_texts, include=stop.include_stop_text) if stop.stop_texts else None
         self._detokenizer = tokenizer.detokenizer(keep_special_tokens=self._keep_special_tokens)
 
@@ -46,14 +47,16 @@ class AnswerText:
         return delta if self._wanted else delta._replace(text="")
 
     def _match(self, matcher: StopTextMatcher, batch: TokenBatch) -> TextDelta:
-        # Token by token: the answer ends with the token that completes a stop text.
+        # Token by token: the answer ends with the token that completes a stop text, if it follows min_tokens others.
         parts = []
-        for position, token_id in enumerate(self._visible_ids(batch)):
-            parts.append(matcher.push(self._detokenizer.push((token_id,))))
+        for num_tokens, token_id in enumerate(self._visible_ids(batch), 1):
+            may_match = batch.first_index + num_tokens > self._min_tokens
+            parts.append(matcher.push(self._detokenizer.push((token_id,)), may_match=may_match))
             if matcher.matched is not None:
-                return TextDelta("".join(parts), position + 1, matcher.matched)
+                return TextDelta("".join(parts), num_tokens, matcher.matched)
         if batch.end is not None:
-            parts.append(matcher.push(self._detokenizer.finish()))
+            may_match = batch.first_index + len(batch.token_ids) > self._min_tokens
+            parts.append(matcher.push(self._detokenizer.finish(), may_match=may_match))
             if matcher.matched is None:
                 parts.append(matcher.finish())
         return TextDelta("".join(parts), len(batch.token_ids), matcher.matched)

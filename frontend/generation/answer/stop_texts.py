@@ -45,8 +45,12 @@ class StopTextMatcher:
         """The matched stop text; None: no match yet."""
         return self._matched
 
-    def push(self, text: str) -> str:
-        """Takes the next piece of the answer; returns text that may be sent, empty after a match."""
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """Takes the next piece of the answer; returns text that may be sent, empty after a match.
+
+        Args:
+            may_match: whether a stop text that this piece completes ends the answer. Later ones may begin in it anyway.
+        """
         if self._matched is not None:
             return ""
         if self._first is None:
@@ -60,7 +64,7 @@ class StopTextMatcher:
                 position = candidate.start()
             self._state = self._step(self._state, text[position])
             position += 1
-            self._matched = self._match[self._state]
+            self._matched = self._match[self._state] if may_match else None
             if self._matched is not None:
                 return self._cut(text[:position], self._matched)
         if self._include:

@@ -121,7 +121,11 @@ class StopOptions:
         ),
     ] = None
     min_tokens: Annotated[
-        int, Rule("Generates no end token and no stop token before this many tokens", range="0 to max_tokens")
+        int,
+        Rule(
+            "Generates no end token and no stop token before this many tokens, and ends at no stop text within them",
+            range="0 to max_tokens",
+        ),
     ] = 0
     stop_texts: Annotated[
         Texts,

@@ -219,6 +219,19 @@ async def test_text_held_back_for_stop_texts_survives_failover(make_world, read)
     assert (finished.reason, finished.stop_text) == (pb.FINISH_REASON_STOP_TEXT, "over the")
 
 
+@pytest.mark.parametrize(("min_tokens", "end"), [(14, "brow"), (15, "brown fox jumps over the lazy dog, a")])
+async def test_min_tokens_hold_stop_texts_back_after_failover(make_world, read, min_tokens, end):
+    world = await make_world(2, make_engine=paused_engine)
+    reading = read(world, TEXT, stop_texts=["n", "quick"], min_tokens=min_tokens)
+    index = await world.held()
+    await advance(world, index, reading, len("The quick br"))
+    await world.kill(index)
+    world.engines[1 - index].resume()
+    await reading.end()
+    (finished,) = reading.finished
+    assert (reading.text, finished.stop_text) == (f"The quick {end}", "n")
+
+
 async def test_stream_paused_by_backpressure_loses_nothing(skip, make_world, text_request, ids):
     """The answer is buffered up to its window; it is read after the engine was lost."""
     world = await make_world(2, token_window=8)

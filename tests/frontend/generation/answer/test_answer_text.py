@@ -19,12 +19,12 @@ def tokenizer():
     tokenizer.close()
 
 
-def make_request(*, stop_texts=(), include=False, text=True, keep=False):
+def make_request(*, stop_texts=(), include=False, text=True, keep=False, min_tokens=0):
     return GenerationRequest(
         "id",
         TokenPrompt((1,)),
         SamplingOptions(seed=0),
-        StopOptions(stop_texts=tuple(stop_texts), include_stop_text=include),
+        StopOptions(stop_texts=tuple(stop_texts), include_stop_text=include, min_tokens=min_tokens),
         OutputOptions(text, token_ids=False, top_logprobs=None, keep_special_tokens=keep),
         priority=0,
         cache_salt="",
@@ -104,3 +104,27 @@ async def test_held_back_text_comes_out_at_the_end(tokenizer):
     ids = await tokenizer.encode("zabc")
     assert answer.push(TokenBatch(0, ids, None, None)).text == "z"
     assert answer.push(TokenBatch(4, [], None, end())) == ("abc", 0, None)
+
+
+@pytest.mark.parametrize("sizes", [[], [1] * 9, [3, 4]])
+@pytest.mark.parametrize(
+    ("min_tokens", "text", "stop_text"),
+    [(0, "a", "xy"), (2, "a", "xy"), (3, "axy", "xy"), (4, "axy", "xy"), (5, "axyxyb", "z"), (7, "axyxybzcd", None)],
+)
+async def test_stop_texts_within_min_tokens_do_not_end_the_answer(tokenizer, sizes, min_tokens, text, stop_text):
+    ids = await tokenizer.encode("axyxybzcd")
+    answer = AnswerText(make_request(stop_texts=["xy", "z"], min_tokens=min_tokens), tokenizer)
+    deltas = []
+    for batch in batches(ids, sizes):
+        deltas.append(answer.push(batch))
+        if deltas[-1].stop_text is not None:
+            break
+    assert ("".join(delta.text for delta in deltas), deltas[-1].stop_text) == (text, stop_text)
+    assert sum(delta.num_tokens for delta in deltas) == len(text + (stop_text or ""))
+
+
+@pytest.mark.parametrize(("min_tokens", "stop_text"), [(1, "\ufffd"), (2, None)])
+async def test_half_a_character_within_min_tokens_matches_no_stop_text(tokenizer, min_tokens, stop_text):
+    ids = (await tokenizer.encode("☃"))[:2]
+    answer = AnswerText(make_request(stop_texts=["\ufffd"], min_tokens=min_tokens), tokenizer)
+    assert answer.push(TokenBatch(0, ids, None, end())).stop_text == stop_text

@@ -7,9 +7,11 @@ import pytest
 from frontend.generation.answer.stop_texts import StopTextMatcher
 
 
-def first_match(text: str, stop_texts: list[str]) -> tuple[int, str] | None:
-    """The rule, spelled out: the match that is complete first, of those the longest. Returns (end, stop text)."""
-    for end in range(1, len(text) + 1):
+def first_match(text: str, stop_texts: list[str], num_free: int = 0) -> tuple[int, str] | None:
+    """The rule, spelled out: the match that is complete first after num_free characters, of those the longest. Returns
+    (end, stop text).
+    """
+    for end in range(num_free + 1, len(text) + 1):
         for stop_text in sorted(stop_texts, key=len, reverse=True):
             if text[:end].endswith(stop_text):
                 return end, stop_text
@@ -34,12 +36,13 @@ def test_matches_brute_force_over_random_texts_and_chunk_borders(include):
         text = "".join(rng.choices(alphabet, k=rng.randint(0, 40)))
         stop_texts = ["".join(rng.choices(alphabet, k=rng.randint(1, 6))) for _ in range(rng.randint(1, 5))]
         matcher = StopTextMatcher(stop_texts, include=include)
-        sent = ""
-        for chunk in chunked(text, rng):
-            sent += matcher.push(chunk)
+        chunks, sent = chunked(text, rng), ""
+        num_free = rng.choice([0, rng.randint(0, len(chunks))])  # chunks in which nothing may match
+        for number, chunk in enumerate(chunks):
+            sent += matcher.push(chunk, may_match=number >= num_free)
             assert text.startswith(sent)
         sent += matcher.finish()
-        expected = first_match(text, stop_texts)
+        expected = first_match(text, stop_texts, len("".join(chunks[:num_free])))
         if expected is None:
             assert (sent, matcher.matched) == (text, None)
         else:
