@@ -2,11 +2,12 @@
 
 import re
 
+from frontend.text.chat.argument_marks import ArgumentMarks
 from frontend.text.chat.call_family import CallFamily, TemplateSigns
 from frontend.text.chat.call_ids import short_call_id
-from frontend.text.chat.glm import GlmFamily
 from frontend.text.chat.harmony import HarmonyFamily
 from frontend.text.chat.llama3 import Llama3Family
+from frontend.text.chat.marked_arguments import MarkedArgumentsFamily
 from frontend.text.chat.marked_calls import NAME, MarkedCallFamily
 from frontend.text.chat.reasoning import ReasoningMarks
 
@@ -76,7 +77,21 @@ CALL_FAMILIES: dict[str, CallFamily] = {
         written=f"{_KIMI_CALL}functions.{{name}}:{{number}}{_KIMI_ARGUMENTS}{{arguments}}{_KIMI_CALL_END}",
         after=_KIMI_END,
     ),
-    "glm45": GlmFamily(),
+    "glm45": MarkedArgumentsFamily(
+        seen=TemplateSigns((("<arg_key>",),)),
+        argument_marks=ArgumentMarks(
+            opening="<tool_call>",
+            closing="</tool_call>",
+            header=re.compile(rf"<tool_call>\s*{NAME}\s*"),
+            key="<arg_key>",
+            key_end="</arg_key>",
+            value="<arg_value>",
+            value_end="</arg_value>",
+            written_start="<tool_call>{name}\n",
+            written_key="<arg_key>{key}</arg_key>\n<arg_value>",
+            written_end="</tool_call>",
+        ),
+    ),
     "hermes": MarkedCallFamily(
         # Other formats use the same marks around something else.
         seen=TemplateSigns((("<tool_call>",),), none_of=("<function=",)),

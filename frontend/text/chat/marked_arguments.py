@@ -1,4 +1,4 @@
-"""Tool calls of GLM-4.5 and later, anywhere in an answer, with marks around each argument:
+"""Tool calls with marks around each argument, anywhere in an answer. For example GLM's:
 
     <tool_call>name
     <arg_key>city</arg_key>
@@ -10,37 +10,43 @@ Line breaks are optional. The tool's schema decides whether a value is a plain s
 
 import enum
 import json
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from frontend.text.chat.argument_kinds import TEXT, as_json, kinds_of_argument
+from frontend.text.chat.argument_marks import ArgumentMarks
 from frontend.text.chat.call_family import CallableTool, CallRules, JsonSchema, TemplateSigns, TokenIdOf, lark_text
 from frontend.text.chat.call_ids import long_call_id
 from frontend.text.chat.call_output import CallOutput
 from frontend.text.chat.call_parser import CallParser
 from frontend.text.chat.deltas import Delta
-from frontend.text.chat.glm_rules import CLOSING, KEY, KEY_END, OPENING, VALUE, VALUE_END, GlmRules
+from frontend.text.chat.marked_argument_rules import MarkedArgumentRules
 from frontend.text.chat.marks import mark_finder
 
 _MOST_IN_NAME = 200
-_NAME = re.compile(r"\s*([\w.\-]{1,64})\s*")
 
 
-class GlmFamily:
-    """GLM's format; a `CallFamily`."""
+@dataclass(frozen=True, slots=True)
+class MarkedArgumentsFamily:
+    """A format with marks around each argument; a `CallFamily`."""
 
-    seen = TemplateSigns(((KEY,),))
-    marks = frozenset({OPENING, CLOSING, KEY, KEY_END, VALUE, VALUE_END})
+    seen: TemplateSigns
+    argument_marks: ArgumentMarks
 
-    def parser(self, tools: Mapping[str, JsonSchema], prompt: str) -> "GlmCalls":  # noqa: ARG002
+    @property
+    def marks(self) -> frozenset[str]:
         """See `CallFamily`."""
-        return GlmCalls(CallOutput(long_call_id), tools)
+        return self.argument_marks.texts
+
+    def parser(self, tools: Mapping[str, JsonSchema], prompt: str) -> "MarkedArgumentCalls":  # noqa: ARG002
+        """See `CallFamily`."""
+        return MarkedArgumentCalls(CallOutput(long_call_id), self.argument_marks, tools)
 
     def rules(self, tools: Sequence[CallableTool], token_id: TokenIdOf, *, one_only: bool) -> CallRules:
         """See `CallFamily`. Only the schema's arguments are allowed, in its order. `enum`, `minLength` and `maxLength`
         restrict strings.
         """
-        rules = GlmRules(token_id)
+        rules = MarkedArgumentRules(self.argument_marks, token_id)
         calls = " | ".join(rules.call(index, tool) for index, tool in enumerate(tools))
         more = "" if one_only else f" ({lark_text(chr(10))} call)*"
         return CallRules("\n".join([f"calls: call{more}", f"call: {calls}", *rules.lines]), rules.schemas, rules.places)
@@ -55,10 +61,11 @@ class _Place(enum.Enum):
     AFTER_VALUE = "after value"
 
 
-class GlmCalls(CallParser):
+class MarkedArgumentCalls(CallParser):
     """Parses one answer into content and calls; an `AnswerParser`, and the `Reader` of the current call.
 
     Args:
+        marks: the format.
         tools: offered tools: names, and schemas of the arguments.
 
     Attributes:
@@ -68,8 +75,9 @@ class GlmCalls(CallParser):
 
     call_id: str | None = None
 
-    def __init__(self, output: CallOutput, tools: Mapping[str, JsonSchema]) -> None:
+    def __init__(self, output: CallOutput, marks: ArgumentMarks, tools: Mapping[str, JsonSchema]) -> None:
         super().__init__(output)
+        self._marks = marks
         self._tools = tools
         self._place = _Place.CONTENT
         self.name: str | None = None
@@ -102,14 +110,14 @@ class GlmCalls(CallParser):
             case _Place.KEY:
                 return self._read_key()
             case _Place.BEFORE_VALUE:
-                return self._expect({VALUE: _Place.VALUE})
+                return self._expect({self._marks.value: _Place.VALUE})
             case _Place.VALUE:
                 return self._read_value()
             case _Place.AFTER_VALUE:
-                return self._expect({KEY: _Place.KEY, CLOSING: _Place.CONTENT})
+                return self._expect({self._marks.key: _Place.KEY, self._marks.closing: _Place.CONTENT})
 
     def _find_call(self) -> bool:
-        found = mark_finder(frozenset({OPENING})).find(self._text)
+        found = mark_finder(frozenset({self._marks.opening})).find(self._text)
         self._output.content(found.before)
         self._text = found.rest
         if found.mark is None:
@@ -120,11 +128,12 @@ class GlmCalls(CallParser):
         return True
 
     def _read_name(self) -> bool:
-        found = mark_finder(frozenset({KEY, CLOSING})).find(self._text)
+        found = mark_finder(frozenset({self._marks.key, self._marks.closing})).find(self._text)
         written = found.before if found.mark else self._text
         if found.mark is None and len(written) < _MOST_IN_NAME:
             return False
-        name = _NAME.fullmatch(written) if found.mark and len(written) < _MOST_IN_NAME else None
+        header = self._marks.opening + written
+        name = self._marks.header.fullmatch(header) if found.mark and len(written) < _MOST_IN_NAME else None
         if name is None:
             self._output.reject()
             self._place = _Place.CONTENT
@@ -132,11 +141,11 @@ class GlmCalls(CallParser):
         self.name, self._num_arguments = name[1], 0
         self._text = found.rest
         self._write("{")
-        self._enter(_Place.KEY if found.mark == KEY else _Place.CONTENT)
+        self._enter(_Place.KEY if found.mark == self._marks.key else _Place.CONTENT)
         return True
 
     def _read_key(self) -> bool:
-        found = mark_finder(frozenset({KEY_END})).find(self._text)
+        found = mark_finder(frozenset({self._marks.key_end})).find(self._text)
         if found.mark is None:
             return False
         self._key, self._text = found.before.strip(), found.rest
@@ -144,7 +153,7 @@ class GlmCalls(CallParser):
         return True
 
     def _read_value(self) -> bool:
-        found = mark_finder(frozenset({VALUE_END})).find(self._text)
+        found = mark_finder(frozenset({self._marks.value_end})).find(self._text)
         self._text = found.rest
         if self._kinds == TEXT:
             self._write(_escaped(found.before))
