@@ -80,8 +80,17 @@ def _own_kinds(schema: JsonSchema) -> set[str]:
     return {"null" if value is None else _KINDS[type(value)] for value in values}
 
 
+_PYTHON = {"True": ("true", "boolean"), "False": ("false", "boolean"), "None": ("null", "null")}
+
+
 def as_json(written: str, kinds: frozenset[str] | None) -> str:
-    """Returns a value as JSON: unchanged if it is JSON of an allowed type, otherwise as a string."""
+    """Returns a value as JSON: unchanged if it is JSON of an allowed type, otherwise as a string.
+
+    Python's constants count as JSON where no string is allowed: Qwen's templates show them to the model.
+    """
+    constant, kind = _PYTHON.get(written.strip(), ("", ""))
+    if kinds is not None and kind in kinds and "string" not in kinds:
+        return constant
     try:
         value = json.loads(written, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -118,7 +118,7 @@ def lark_mark(text: str, token_id: TokenIdOf) -> str:
 
 def lark_pattern(text: str) -> str:
     """Returns a text escaped for a regular expression of Lark's notation."""
-    return re.escape(text).replace("/", r"\/")
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
 
 
 _MEMBER_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "$ref", "allOf", "anyOf", "oneOf")

@@ -80,8 +80,8 @@ CALL_FAMILIES: dict[str, CallFamily] = {
     "glm45": MarkedArgumentsFamily(
         seen=TemplateSigns((("<arg_key>",),)),
         argument_marks=ArgumentMarks(
-            opening="<tool_call>",
-            closing="</tool_call>",
+            openings=frozenset({"<tool_call>"}),
+            closings=("</tool_call>",),
             header=re.compile(rf"<tool_call>\s*{NAME}\s*"),
             key="<arg_key>",
             key_end="</arg_key>",
@@ -90,6 +90,23 @@ CALL_FAMILIES: dict[str, CallFamily] = {
             written_start="<tool_call>{name}\n",
             written_key="<arg_key>{key}</arg_key>\n<arg_value>",
             written_end="</tool_call>",
+        ),
+    ),
+    "qwen3_coder": MarkedArgumentsFamily(
+        seen=TemplateSigns((("<tool_call>", "<function=", "<parameter="),)),
+        argument_marks=ArgumentMarks(
+            openings=frozenset({"<tool_call>", "<function="}),
+            closings=("</function>", "</tool_call>"),
+            header=re.compile(rf"(?:<tool_call>\s*)?<function=\s*{NAME}\s*>\s*"),
+            key="<parameter=",
+            key_end=">",
+            not_in_key="<\n",
+            value="",
+            value_end="</parameter>",
+            line_break="\n",
+            written_start="<tool_call>\n<function={name}>\n",
+            written_key="<parameter={key}>\n",
+            written_end="</function>\n</tool_call>",
         ),
     ),
     "hermes": MarkedCallFamily(

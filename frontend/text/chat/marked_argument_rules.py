@@ -8,6 +8,8 @@ from frontend.text.chat.argument_marks import ArgumentMarks
 from frontend.text.chat.call_family import CallableTool, TokenIdOf, lark_pattern, lark_sequence, lark_text
 
 _DEFINITIONS = ("$defs", "definitions")
+_MOST_CHECKED_CHARS = 300
+"""Above this minimum length, llguidance takes too long to exclude marks from a text."""
 
 
 class MarkedArgumentRules:
@@ -41,23 +43,38 @@ class MarkedArgumentRules:
             self.schemas[rule] = {**definitions, **schema} if isinstance(schema, dict) else {}
             self.places[rule] = index
             yield f"@{rule}"
-            yield self._marked(self._marks.value_end)
+            yield self._marked(self._marks.line_break + self._marks.value_end)
             return
         text = resolved(parameters, schema)
         values = text["enum"] if isinstance(text.get("enum"), list) else [text["const"]] if "const" in text else None
         if values is not None:
             yield f"({' | '.join(lark_text(value) for value in values)})"
-            yield self._marked(self._marks.value_end)
+            yield self._marked(self._marks.line_break + self._marks.value_end)
             return
         least, most = text.get("minLength", 0), text.get("maxLength", "")
-        some = f"(?s:.{{{least},{most}}})" if isinstance(least, int) and isinstance(most, int | str) else "(?s:.*)"
-        if self._token_id(self._marks.value_end) is None:
-            self.lines.append(f"text_{rule}[lazy]: /{some}{lark_pattern(self._marks.value_end)}/")
-            yield f"text_{rule}"
-        else:
-            self.lines.append(f"TEXT_{rule.upper()}: /{some}/")
+        if not (isinstance(least, int) and isinstance(most, int | str)):
+            least, most = 0, ""
+        yield from self._text(rule, least, most)
+
+    def _text(self, rule: str, least: int, most: int | str) -> Iterator[str]:
+        """Yields the rules for a plain string and its closing mark; the string contains nothing that ends a value."""
+        some, line_break = f"(?s:.{{{least},{most}}})", lark_pattern(self._marks.line_break)
+        value_end = lark_pattern(self._marks.value_end)
+        if self._token_id(self._marks.value_end) is not None:
+            self.lines.append(f"TEXT_{rule.upper()}: /{some}{line_break}/")
             yield f"TEXT_{rule.upper()}"
             yield self._marked(self._marks.value_end)
+        elif most == "" and least <= _MOST_CHECKED_CHARS:
+            ends = "|".join(map(lark_pattern, sorted(self._marks.value_ends)))
+            closing = lark_text(self._marks.line_break + self._marks.value_end)
+            self.lines.append(f"TEXT_{rule.upper()}: (/{some}/ & ~/(?s:.*({ends}).*)/) {closing}")
+            yield f"TEXT_{rule.upper()}"
+        else:  # llguidance cannot combine a maximum length with marks that may be anywhere
+            early = f" & ~/(?s:.{{0,{least - 1 + len(self._marks.line_break)}}}{value_end}.*)/"
+            check = early if 0 < least <= _MOST_CHECKED_CHARS else ""
+            optional = f"({line_break})?" if line_break else ""
+            self.lines.append(f"text_{rule}[lazy]: /{some}{optional}{value_end}/{check}")
+            yield f"text_{rule}"
 
     def _written(self, form: str, place: str, text: str) -> str:
         before, _, after = form.partition(place)

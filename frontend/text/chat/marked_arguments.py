@@ -1,11 +1,15 @@
-"""Tool calls with marks around each argument, anywhere in an answer. For example GLM's:
+"""Tool calls with marks around each argument, anywhere in an answer. GLM's, and those of Qwen3-Coder:
 
-    <tool_call>name
-    <arg_key>city</arg_key>
-    <arg_value>Rome</arg_value>
-    </tool_call>
+    <tool_call>name                         <tool_call>
+    <arg_key>city</arg_key>                 <function=name>
+    <arg_value>Rome</arg_value>             <parameter=city>
+    </tool_call>                            Rome
+                                            </parameter>
+                                            </function>
+                                            </tool_call>
 
-Line breaks are optional. The tool's schema decides whether a value is a plain string or JSON.
+Line breaks are optional; Qwen's `<tool_call>`, one of its closing marks, and `</parameter>` too. The tool's schema
+decides whether a value is a plain string or JSON.
 """
 
 import enum
@@ -13,7 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from frontend.text.chat.argument_kinds import TEXT, as_json, kinds_of_argument
+from frontend.text.chat.argument_kinds import TEXT, as_json, kinds_of_argument, properties_of
 from frontend.text.chat.argument_marks import ArgumentMarks
 from frontend.text.chat.call_family import CallableTool, CallRules, JsonSchema, TemplateSigns, TokenIdOf, lark_text
 from frontend.text.chat.call_ids import long_call_id
@@ -24,6 +28,9 @@ from frontend.text.chat.marked_argument_rules import MarkedArgumentRules
 from frontend.text.chat.marks import mark_finder
 
 _MOST_IN_NAME = 200
+_MOST_IN_KEY = 1000
+_MOST_IN_NEXT_KEY = 100
+"""After an unclosed value: all that is held back there may be part of the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,7 @@ class _Place(enum.Enum):
     BEFORE_VALUE = "before value"
     VALUE = "value"
     AFTER_VALUE = "after value"
+    CLOSED = "closed"  # the last closing mark may follow
 
 
 class MarkedArgumentCalls(CallParser):
@@ -79,11 +87,19 @@ class MarkedArgumentCalls(CallParser):
         super().__init__(output)
         self._marks = marks
         self._tools = tools
+        self._starts = mark_finder(marks.openings)
+        self._header_ends = mark_finder(frozenset({marks.key, *marks.closings}))
+        self._value_ends = mark_finder(marks.value_ends)
+        closed = dict.fromkeys(marks.closings, _Place.CLOSED) | {marks.closings[-1]: _Place.CONTENT}
+        self._after_value = {marks.key: _Place.KEY, **closed}
         self._place = _Place.CONTENT
+        self._opening = ""
         self.name: str | None = None
         self._arguments = ""  # not taken yet
-        self._num_arguments = 0
+        self._declared: frozenset[str] = frozenset()  # the tool's arguments
+        self._given: set[str] = set()
         self._key = ""
+        self._at_start = False  # of the value
         self._value: list[str] = []  # pieces of a value that may be JSON
         self._kinds: frozenset[str] | None = None
 
@@ -97,8 +113,13 @@ class MarkedArgumentCalls(CallParser):
 
     def finish(self) -> list[Delta]:
         """Ends the answer; returns what was held back."""
-        if self._place is _Place.VALUE and self._kinds == TEXT:
-            self._write(_escaped(self._text))
+        if self._place is _Place.VALUE:
+            marks = self._marks
+            if marks.line_break and self._text.strip() == marks.closings[0]:  # held back as the end of the call
+                self._end_value(_Place.CONTENT)
+                self._text = ""
+            elif self._kinds == TEXT:
+                self._write(_escaped(self._text))
         return super().finish()
 
     def _advance(self) -> bool:
@@ -114,60 +135,89 @@ class MarkedArgumentCalls(CallParser):
             case _Place.VALUE:
                 return self._read_value()
             case _Place.AFTER_VALUE:
-                return self._expect({self._marks.key: _Place.KEY, self._marks.closing: _Place.CONTENT})
+                return self._expect(self._after_value)
+            case _Place.CLOSED:
+                return self._expect({self._marks.closings[-1]: _Place.CONTENT})
 
     def _find_call(self) -> bool:
-        found = mark_finder(frozenset({self._marks.opening})).find(self._text)
+        found = self._starts.find(self._text)
         self._output.content(found.before)
         self._text = found.rest
         if found.mark is None:
             return False
         self._output.open(found.mark)
-        self.name = None
+        self._opening, self.name = found.mark, None
         self._place = _Place.NAME
         return True
 
     def _read_name(self) -> bool:
-        found = mark_finder(frozenset({self._marks.key, self._marks.closing})).find(self._text)
+        found = self._header_ends.find(self._text)
         written = found.before if found.mark else self._text
         if found.mark is None and len(written) < _MOST_IN_NAME:
             return False
-        header = self._marks.opening + written
+        header = self._opening + written
         name = self._marks.header.fullmatch(header) if found.mark and len(written) < _MOST_IN_NAME else None
         if name is None:
             self._output.reject()
             self._place = _Place.CONTENT
             return True
-        self.name, self._num_arguments = name[1], 0
-        self._text = found.rest
+        assert found.mark is not None
+        self.name, self._text = name["name"], found.rest
+        self._declared, self._given = frozenset(properties_of(self._tools.get(self.name, {}))), set()
         self._write("{")
-        self._enter(_Place.KEY if found.mark == self._marks.key else _Place.CONTENT)
+        self._enter(self._after_value[found.mark])
         return True
 
     def _read_key(self) -> bool:
-        found = mark_finder(frozenset({self._marks.key_end})).find(self._text)
-        if found.mark is None:
+        written, end, rest = self._text.partition(self._marks.key_end)
+        if not end and len(written) < _MOST_IN_KEY:
             return False
-        self._key, self._text = found.before.strip(), found.rest
-        self._place = _Place.BEFORE_VALUE
+        if not end or len(written) >= _MOST_IN_KEY or any(char in written for char in self._marks.not_in_key):
+            self._enter(_Place.CONTENT)
+            return True
+        self._key, self._text = written.strip(), rest
+        self._enter(_Place.BEFORE_VALUE if self._marks.value else _Place.VALUE)
         return True
 
     def _read_value(self) -> bool:
-        found = mark_finder(frozenset({self._marks.value_end})).find(self._text)
+        if self._at_start:
+            self._text = self._text.removeprefix(self._marks.line_break)
+            self._at_start = False
+        found = self._value_ends.find(self._text)
+        self._take_value(found.before)
         self._text = found.rest
-        if self._kinds == TEXT:
-            self._write(_escaped(found.before))
-        else:
-            self._value.append(found.before)
         if found.mark is None:
             return False
-        self._write('"' if self._kinds == TEXT else as_json("".join(self._value), self._kinds))
-        self._place = _Place.AFTER_VALUE
+        if self._marks.line_break and found.mark == self._marks.next_key:
+            return self._read_next_key()
+        self._end_value(_Place.AFTER_VALUE if found.mark.endswith(self._marks.value_end) else _Place.CONTENT)
         return True
+
+    def _read_next_key(self) -> bool:
+        """Ends an unclosed value if another argument of the tool follows; otherwise the mark belongs to the value."""
+        key, end, _ = self._text[:_MOST_IN_NEXT_KEY].partition(self._marks.key_end)
+        if not end and len(self._text) < _MOST_IN_NEXT_KEY:
+            self._text = self._marks.next_key + self._text
+            return False
+        if end and key in self._declared and key not in self._given:
+            self._end_value(_Place.KEY)
+        else:
+            self._take_value(self._marks.next_key)
+        return True
+
+    def _take_value(self, text: str) -> None:
+        if self._kinds == TEXT:
+            self._write(_escaped(text))
+        else:
+            self._value.append(text)
+
+    def _end_value(self, place: _Place) -> None:
+        self._write('"' if self._kinds == TEXT else as_json("".join(self._value), self._kinds))
+        self._enter(place)
 
     def _expect(self, places: Mapping[str, _Place]) -> bool:
         """Skips whitespace and takes one of the marks; anything else ends the call."""
-        text = self._text.lstrip()
+        text = self._text = self._text.lstrip()
         for mark, place in places.items():
             if text.startswith(mark):
                 self._text = text[len(mark) :]
@@ -184,10 +234,11 @@ class MarkedArgumentCalls(CallParser):
                 assert self.name is not None
                 self._kinds = kinds_of_argument(self._tools.get(self.name), self._key)
                 self._value = []
-                comma = ", " if self._num_arguments else ""
-                self._num_arguments += 1
+                self._at_start = True
+                comma = ", " if self._given else ""
+                self._given.add(self._key)
                 self._write(f"{comma}{json.dumps(self._key, ensure_ascii=False)}: " + '"' * (self._kinds == TEXT))
-            case _Place.CONTENT:
+            case _Place.CONTENT | _Place.CLOSED if self._place is not _Place.CLOSED:
                 self._write("}")
         self._place = place
 

@@ -6,7 +6,7 @@ import pytest
 
 FORMATS = [("hermes", "think"), ("llama3", "think"), ("mistral", "mistral"), ("none", "think")]
 FORMATS += [("deepseek_v3", "think"), ("deepseek_v31", "think"), ("kimi_k2", "think"), ("granite", "granite")]
-FORMATS += [("phi4_mini", "granite32"), ("glm45", "think"), ("harmony", "harmony")]
+FORMATS += [("phi4_mini", "granite32"), ("glm45", "think"), ("qwen3_coder", "think"), ("harmony", "harmony")]
 PIECES_OF = {
     "deepseek_v3": [
         *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>get\n```json\n", "```", "function"),
@@ -28,6 +28,11 @@ PIECES_OF = {
     "glm45": [
         *("<tool_call>get\n", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>text</arg_key>"),
         *("<arg_value>true</arg_value>", "</tool_call>"),
+    ],
+    "qwen3_coder": [
+        *("<tool_call>\n<function=get>\n", "<function=get>", "<parameter=a>\n", "<parameter=text>\n", "</parameter>"),
+        *("\n</parameter>\n", "<parameter=", "\n<parameter=text>\ntrue", "</function>\n</tool_call>", "</function>"),
+        *("</tool_call>", "\n"),
     ],
     "harmony": [
         *("<|start|>assistant", "<|channel|>analysis", "<|channel|>final", "<|message|>", "<|end|>", "<|call|>"),

@@ -91,6 +91,22 @@ def glm47(*calls):
     return glm45(*calls, line_break="")
 
 
+def qwen3_coder(*calls, line_break="\n"):
+    written = []
+    for call in calls:
+        arguments = ""
+        for key, value in call["arguments"].items():
+            value = value if isinstance(value, str) else json.dumps(value)
+            arguments += f"<parameter={key}>\n{value}\n</parameter>{line_break}"
+        start, end = f"<tool_call>{line_break}<function={call['name']}>", f"</function>{line_break}</tool_call>"
+        written.append(f"{start}{line_break}{arguments}{end}")
+    return "\n".join(written)
+
+
+def qwen3_coder_in_one_line(*calls):
+    return qwen3_coder(*calls, line_break="")
+
+
 def harmony(*calls):
     return "<|end|>".join(
         f"<|start|>assistant<|channel|>commentary to=functions.{call['name']} <|constrain|>json<|message|>"
@@ -117,6 +133,7 @@ WRITERS = {
     "granite": [granite],
     "phi4_mini": [phi4_mini, phi4_mini_tagged],
     "glm45": [glm45, glm47],
+    "qwen3_coder": [qwen3_coder, qwen3_coder_in_one_line],
     "harmony": [harmony, harmony_as_the_template_writes_it],
 }
 CASES = [pytest.param(tools, writer, id=writer.__name__) for tools, writers in WRITERS.items() for writer in writers]
@@ -199,7 +216,7 @@ def test_answer_cut_inside_the_arguments_keeps_their_beginning(parse, tools, wri
     name, arguments = parse(tools, text[:end])
     assert name == ("call", 0, "get")
     assert any(json.dumps(ARGUMENTS, ensure_ascii=escaped).startswith(arguments[2]) for escaped in (True, False))
-    assert arguments[2].endswith(', "' if tools != "glm45" else '"')
+    assert arguments[2].endswith('"' if tools in ("glm45", "qwen3_coder") else ', "')
 
 
 @pytest.mark.parametrize(
@@ -258,6 +275,15 @@ def test_answer_cut_inside_the_arguments_keeps_their_beginning(parse, tools, wri
         ("glm45", "<tool_call>get"),
         ("glm45", "<tool_call>" + "a" * 300 + "</tool_call>"),
         ("glm45", "<arg_key>a</arg_key>"),
+        ("qwen3_coder", "<tool_call>get</tool_call>"),
+        ("qwen3_coder", '<tool_call>\n{"name": "get", "arguments": {}}\n</tool_call>'),
+        ("qwen3_coder", "<tool_call>\n<function=two words>\n</function>\n</tool_call>"),
+        ("qwen3_coder", "<tool_call>\n<function=get\n<parameter=a>\n1\n</parameter>\n</function>"),
+        ("qwen3_coder", "<tool_call>\n<function=" + "a" * 300 + ">\n<parameter=a>\n"),
+        ("qwen3_coder", "<function=" + "a" * 65 + ">\n<parameter=a>\n"),
+        ("qwen3_coder", "<tool_call>\n<function=get>\n"),
+        ("qwen3_coder", "<function=get> is a <parameter=a>, <parameter=b> or </parameter>"),
+        ("qwen3_coder", "<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
     ],
 )
 def test_text_that_only_resembles_a_call_is_content(parse, tools, text):

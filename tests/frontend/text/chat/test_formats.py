@@ -7,7 +7,9 @@ from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS, ChatFormat, chat
 HERMES = """{%- if tools %}For each function call, return a json object within <tool_call></tool_call> XML tags:
 <tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>{%- endif %}"""
 QWEN3 = HERMES + "{%- if enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
-XML_CALLS = HERMES + "<tool_call>\\n<function=example>\\n<parameter=a>"
+QWEN3_CODER = """{%- if tools %}Call functions so: <tool_call>\\n<function=name>\\n<parameter=key>\\nvalue{%- endif %}
+{{- '<tool_call>\\n<function=' + name + '>\\n' }}{{- '<parameter=' + key + '>\\n' }}{{- '\\n</parameter>\\n' }}"""
+QWEN3_5 = QWEN3_CODER + "{{- '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n' }}"
 LLAMA3 = """{{- 'Respond with {"name": function name, "parameters": dictionary of argument name and its value}.' }}
 {{- '<|start_header_id|>assistant<|end_header_id|>' }}"""
 MISTRAL = "{{- '[TOOL_CALLS][' }}"
@@ -40,7 +42,10 @@ HARMONY = '{{- "<|start|>assistant to=functions." + name + "<|channel|>commentar
     [
         (HERMES, "hermes", "none"),
         (QWEN3, "hermes", "think"),
-        (XML_CALLS, "none", "none"),
+        (QWEN3_CODER, "qwen3_coder", "none"),
+        (QWEN3_5, "qwen3_coder", "think"),
+        (HERMES + "<function=name>{...}</function>", "none", "none"),
+        (QWEN3_CODER.replace("<tool_call>", "<seed:tool_call>"), "none", "none"),
         (LLAMA3, "llama3", "none"),
         ("{{ '<|start_header_id|>' + message.role }}", "none", "none"),
         (MISTRAL, "mistral", "none"),

@@ -37,6 +37,7 @@ TEMPLATES = {
     "granite": "<|tool_call|>",
     "phi4_mini": "functools[",
     "glm45": "<arg_key>",
+    "qwen3_coder": "<tool_call> <function= <parameter=",
     "harmony": "<|channel|> <|message|>",
 }
 ONE_CALL_ONLY = {"harmony"}  # a call ends the answer
@@ -103,6 +104,7 @@ ONE = {
     "granite": '<|tool_call|>[{"name": "a.b-c", "arguments": {"unit": "C"}}]',
     "phi4_mini": 'functools[{"name": "a.b-c", "arguments": {"unit": "C"}}]',
     "glm45": "<tool_call>a.b-c\n<arg_key>unit</arg_key>\n<arg_value>C</arg_value>\n</tool_call>",
+    "qwen3_coder": "<tool_call>\n<function=a.b-c>\n<parameter=unit>\nC\n</parameter>\n</function>\n</tool_call>",
     "harmony": '<|channel|>commentary to=functions.a.b-c <|constrain|>json<|message|>{"unit": "C"}',
 }
 
@@ -119,7 +121,7 @@ def test_rules_allow_the_format_that_models_write(style, keeps_to):
 def test_two_calls_are_allowed_unless_only_one_is(style, keeps_to):
     if style in ONE_CALL_ONLY or "llama" in style:
         return
-    if style == "glm45":
+    if style in ("glm45", "qwen3_coder"):
         text = "\n".join([ONE[style]] * 2)
     else:
         family = CALL_FAMILIES[style.replace(" with ", "_")]
@@ -130,30 +132,80 @@ def test_two_calls_are_allowed_unless_only_one_is(style, keeps_to):
     assert len(calls_in(style, text)) == 2
 
 
-def test_glm_arguments_follow_their_schema(keeps_to):
-    names = {"a": {"type": "string", "minLength": 2, "maxLength": 3}, "b": {"type": "string"}, "c": {"const": "x<y"}}
-    others = {"d": {"$ref": "#/$defs/d"}, "e": {"type": ["integer", "null"]}}
-    parameters = {"$defs": {"d": {"enum": [1, 2]}}, "properties": {**names, **others}, "required": ["b", "f"]}
-    rules = chat_format(TEMPLATES["glm45"]).call_rules(
-        [CallableTool("f", parameters)], no_special_tokens, one_only=True
-    )
+def glm_call(arguments):
+    written = [f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items()]
+    return f"<tool_call>f\n{''.join(written)}</tool_call>"
+
+
+def qwen_call(arguments):
+    written = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()]
+    return f"<tool_call>\n<function=f>\n{''.join(written)}</function>\n</tool_call>"
+
+
+MARKED = [("glm45", glm_call), ("qwen3_coder", qwen_call)]
+
+
+def marked_grammar(style, parameters):
+    rules = chat_format(TEMPLATES[style]).call_rules([CallableTool("f", parameters)], no_special_tokens, one_only=True)
     parts = {
         "lark": f"start: calls\n{rules.lark}",
         "schemas": rules.schemas,
         "closed": list(rules.schemas),
         "places": {},
     }
-    held = grammar_of(ConstraintKind.PARTS, json.dumps(parts))
+    return grammar_of(ConstraintKind.PARTS, json.dumps(parts))
+
+
+@pytest.mark.parametrize(("style", "write"), MARKED)
+def test_marked_arguments_follow_their_schema(style, write, keeps_to):
+    names = {"a": {"type": "string", "minLength": 2, "maxLength": 3}, "b": {"type": "string"}, "c": {"const": "x<y"}}
+    others = {"d": {"$ref": "#/$defs/d"}, "e": {"type": ["integer", "null"]}}
+    parameters = {"$defs": {"d": {"enum": [1, 2]}}, "properties": {**names, **others}, "required": ["b", "f"]}
+    held = marked_grammar(style, parameters)
 
     def call(**arguments):
-        written = [f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items()]
-        return f"<tool_call>f\n{''.join(written)}</tool_call>"
+        return write(arguments)
 
     for arguments in ({}, {"a": "xy"}, {"c": "x<y"}, {"d": "2", "e": "null"}, {"b": "two\nlines <b>"}):
         assert keeps_to(held, call(**dict(sorted({"b": "t", "f": "[1]", **arguments}.items()))))
     for arguments in ({"a": "x"}, {"a": "wxyz"}, {"c": "y"}, {"d": "3"}, {"e": "x"}, {"f": "x"}, {"g": "1"}):
         assert not keeps_to(held, call(**dict(sorted({"b": "t", "f": "[1]", **arguments}.items()))))
     assert not keeps_to(held, call(b="t"))
+    assert not keeps_to(held, call(f="[1]", b="t")), "another order"
+
+
+@pytest.mark.parametrize(("style", "write"), MARKED)
+@pytest.mark.parametrize(
+    "limits", [{}, {"minLength": 1}, {"minLength": 1, "maxLength": 50_000}, {"maxLength": 50_000}, {"minLength": 400}]
+)
+def test_marks_are_no_part_of_an_enforced_string(style, write, limits, keeps_to):
+    held = marked_grammar(style, {"properties": {"a": {"type": "string", **limits}}, "required": ["a"]})
+    marks = CALL_FAMILIES[style].argument_marks
+    lines = "x < y\n  </p>\n" * 40
+    assert keeps_to(held, write({"a": lines}))
+    assert keeps_to(held, write({"a": ""})) == ("minLength" not in limits)
+    assert not keeps_to(held, write({"a": f"{lines}{marks.value_end}{lines}"}))
+    assert not keeps_to(held, write({"a": marks.value_end}))
+    if "maxLength" not in limits and limits != {"minLength": 400}:
+        for mark in marks.value_ends:
+            assert not keeps_to(held, write({"a": f"{lines}{mark}{lines}"})), mark
+
+
+@pytest.mark.parametrize("limits", [{}, {"minLength": 2, "maxLength": 9}])
+def test_strings_with_line_breaks_are_parsed_within_their_limits(limits, draw):
+    names = {"a": {"type": "string", "enum": ["\nx", "y\n", ""]}, "b": {"type": "string", **limits}}
+    parameters = {"properties": names, "required": ["a"]}
+    held, rng = marked_grammar("qwen3_coder", parameters), random.Random(1)
+    texts = list(filter(None, [draw(held, rng, max_tokens=2000) for _ in range(30)]))
+    for text in [*texts, *(qwen_call({"a": "y\n", "b": value}) for value in ("", "ab", "a\n", "\n\n"))]:
+        parser = chat_format(TEMPLATES["qwen3_coder"]).parser(tools={"f": parameters})
+        deltas = [*parser.feed(text), *parser.finish()]
+        arguments = json.loads("".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments)))
+        if text in texts:
+            jsonschema.Draft202012Validator(parameters).validate(arguments)
+        else:
+            assert qwen_call(arguments) == text
+    assert len(texts) > 8
 
 
 def test_harmony_allows_reasoning_before_calls_and_final_messages(keeps_to):
