@@ -23,7 +23,7 @@ SET_BY_CHART = {
         "tensor_parallel_size", "tls_cert", "tls_client_ca", "tls_key", "uds",
     },
     "frontendFlags": {
-        "admin_api_key", "admin_api_key_file", "api_key", "api_key_file", "engine", "engine_tls_ca",
+        "admin_api_key", "admin_api_key_file", "api_key", "api_key_file", "chat_template", "engine", "engine_tls_ca",
         "engine_tls_client_cert", "engine_tls_client_key", "host", "http", "http_host", "http_port", "insecure_bind",
         "max_connection_age_s", "port", "retry_ticket_key_file", "reuse_port", "service_classes",
         "shutdown_timeout_s", "tls_cert", "tls_client_ca", "tls_key", "tokenizer",

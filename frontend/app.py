@@ -71,7 +71,7 @@ class FrontendApp:
         warm_up: start the chat template process as soon as a model is known, before the first conversation.
 
     Raises:
-        ConfigError: the tokenizer's folder, a key or a certificate cannot be used.
+        ConfigError: the tokenizer's folder, the chat template, a key or a certificate cannot be used.
     """
 
     def __init__(self, config: FrontendConfig, place: WorkerPlace | None = None, *, warm_up: bool = False) -> None:
@@ -82,7 +82,7 @@ class FrontendApp:
         self._access = Access(*_keys(config, self._classes), trusts_gateway=config.trust_gateway_headers)
         self._tls = load_tls(config)
         self._watches = self._file_watches()
-        self._tokenizers = TokenizerSource(config.tokenizer)
+        self._tokenizers = TokenizerSource(config.tokenizer, config.chat_template)
         self._health = Health(SERVICE_NAME)
         self.admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
         self.metrics = Metrics(config.metrics_prefix, self.admission, place)

@@ -198,6 +198,9 @@ class FrontendConfig:
     tokenizer: Path | None = flag(
         None, path(), "folder with the tokenizer's files", group="model", default_text="the engine sends them"
     )
+    chat_template: Path | None = flag(
+        None, path(), "file with a chat template in Jinja, instead of the model's", default_text="the model's"
+    )
     tool_call_parser: str = flag(
         "auto", choice(TOOL_FORMATS),
         f"format of the model's tool calls: {', '.join(TOOL_FORMATS)}; auto: detected from the chat template",

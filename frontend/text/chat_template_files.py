@@ -49,6 +49,10 @@ class ChatFiles:
         default = found.get("default")
         return cls(default, found.get("tool_use", default), variables, _missing_default(found))
 
+    def with_template(self, template: str) -> "ChatFiles":
+        """Returns a copy with another template, with and without tools."""
+        return replace(self, plain=template, for_tools=template, refusal="")
+
     def refused(self, problem: str) -> "ChatFiles":
         """Returns a copy that refuses chat prompts because of a problem."""
         refusal = f"the model's chat template cannot be compiled ({problem}); send text or token_ids"

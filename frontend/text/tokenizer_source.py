@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FETCH_TIMEOUT_S = 60.0
+_MAX_TEMPLATE_BYTES = 1 << 20
 
 
 class TokenizerSource:
@@ -26,23 +27,25 @@ class TokenizerSource:
 
     Args:
         folder: the operator's files; None fetches them from the engine.
+        chat_template: file with a chat template instead of the model's.
 
     Raises:
-        ConfigError: the folder contains no usable tokenizer.
+        ConfigError: the folder contains no usable tokenizer, or the chat template cannot be read.
 
     Attributes:
         own_files: the operator's files by name; empty without a folder.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, chat_template: Path | None = None) -> None:
         self._folder = folder
+        self._chat_template = _read_template(chat_template) if chat_template is not None else None
         self.own_files: Mapping[str, bytes] = {}
         self._tokenizer: Tokenizer | None = None
         self._defaults = API_DEFAULTS
         if folder is not None:
             try:
                 files = read_folder(folder)
-                self._tokenizer = Tokenizer(files)
+                self._tokenizer = self._make(files)
                 self.own_files = files
             except OSError as error:
                 raise ConfigError(f"--tokenizer: {error.filename} cannot be read: {error.strerror}") from error
@@ -78,7 +81,7 @@ class TokenizerSource:
         loop = asyncio.get_running_loop()
         try:
             # The previous tokenizer is not closed, because prompts may use it; its threads end with the last one.
-            make = partial(Tokenizer, files) if files else Tokenizer.absent
+            make = partial(self._make, files) if files else Tokenizer.absent
             self._tokenizer = await loop.run_in_executor(None, make)
         except ValueError as error:
             raise TokenizerMismatch(f"the engine's tokenizer cannot be read here: {error}") from error
@@ -89,10 +92,29 @@ class TokenizerSource:
             logger.warning("the engine's model has no tokenizer: prompts must be token ids, and answers have no text")
         return self._tokenizer, self._defaults
 
+    def _make(self, files: Mapping[str, bytes]) -> Tokenizer:
+        tokenizer = Tokenizer(files)
+        if self._chat_template is not None:
+            tokenizer.chat = tokenizer.chat.with_template(self._chat_template)
+        return tokenizer
+
     def close(self) -> None:
         """Ends the tokenizer's threads."""
         if self._tokenizer is not None:
             self._tokenizer.close()
+
+
+def _read_template(path: Path) -> str:
+    try:
+        if not path.is_file():  # reading a named pipe would not end
+            raise ConfigError(f"--chat-template {path} is not a file")
+        if (num_bytes := path.stat().st_size) > _MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"--chat-template {path} has {num_bytes} bytes, at most {_MAX_TEMPLATE_BYTES} are read")
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigError(f"--chat-template {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--chat-template {path} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 async def _fetch(stub: "EngineServiceAsyncStub") -> Mapping[str, bytes]:

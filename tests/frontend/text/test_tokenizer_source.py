@@ -121,3 +121,46 @@ def test_unreadable_files_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
     with pytest.raises(ConfigError, match=r"--tokenizer: .*/tokenizer\.json cannot be read: Permission denied"):
         TokenizerSource(tmp_path)
+
+
+TEMPLATE = "{{ messages[0].content }} <tool_call>"
+
+
+@pytest.mark.parametrize("in_folder", [True, False])
+async def test_another_chat_template_replaces_the_models(files, tmp_path, in_folder):
+    files["chat_template.jinja"] = b"the model's"
+    folder, template = tmp_path / "model", tmp_path / "mine.jinja"
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    template.write_text(TEMPLATE)
+    source = TokenizerSource(folder if in_folder else None, template)
+    tokenizer, _ = await source.get(Stub(files), tokenizer_sha256(files))  # the hash is that of the model's own files
+    assert (tokenizer.chat.plain, tokenizer.chat.for_tools, tokenizer.has_chat_template) == (TEMPLATE, TEMPLATE, True)
+    source.close()
+
+
+async def test_a_model_without_a_chat_template_gets_one(files, tmp_path):
+    (tmp_path / "mine.jinja").write_text(TEMPLATE)
+    source = TokenizerSource(None, tmp_path / "mine.jinja")
+    files = {"tokenizer.json": files["tokenizer.json"]}
+    tokenizer, _ = await source.get(Stub(files), tokenizer_sha256(files))
+    assert tokenizer.chat.refusal_of(with_tools=True) == tokenizer.chat.refusal_of(with_tools=False) == ""
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: None, "is not a file"),
+        (os.mkfifo, "is not a file"),
+        (lambda path: path.write_bytes(b"a\xff"), "is not UTF-8: invalid start byte at byte 1"),
+        (lambda path: (path.touch(), os.truncate(path, 1 << 30)), "has 1073741824 bytes, at most 1048576 are read"),
+    ],
+    ids=["absent", "named pipe", "not text", "large"],
+)
+def test_an_unusable_chat_template_is_a_config_error(tmp_path, make, says):
+    make(tmp_path / "mine.jinja")
+    with pytest.raises(ConfigError) as caught:
+        TokenizerSource(None, tmp_path / "mine.jinja")
+    assert str(caught.value) == f"--chat-template {tmp_path}/mine.jinja {says}"
