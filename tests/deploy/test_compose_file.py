@@ -24,7 +24,7 @@ FRONTEND_KEEPS = {
     "HOST", "PORT", "HTTP_HOST", "HTTP_PORT", "INSECURE_BIND", "ENGINE", "REUSE_PORT",
     "TOKENIZER", "API_KEY_FILE", "ADMIN_API_KEY_FILE", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA",
     "ENGINE_TLS_CA", "ENGINE_TLS_CLIENT_CERT", "ENGINE_TLS_CLIENT_KEY",  # files: with a mount, in an override
-    "SERVICE_CLASSES", "RETRY_TICKET_KEY_FILE",
+    "CHAT_TEMPLATE", "SERVICE_CLASSES", "RETRY_TICKET_KEY_FILE",
 }  # fmt: skip
 
 
@@ -157,6 +157,22 @@ def test_every_flag_of_the_engine_can_be_set(
 def test_every_flag_of_the_frontend_can_be_set(compose: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     wanted = {f"CHAIRLIFT_{flag}" for flag in variables_in_help(parse_arguments, capsys) - FRONTEND_KEEPS}
     assert set(compose["services"]["frontend"]["environment"]) == wanted
+
+
+def test_no_key_stands_twice(root: Path) -> None:
+    """YAML's parser here keeps the last one; Compose may refuse the file."""
+
+    def check(node: yaml.Node) -> None:
+        if isinstance(node, yaml.MappingNode):
+            keys = [key.value for key, _ in node.value]
+            assert len(keys) == len(set(keys)), f"line {node.start_mark.line + 1}: {sorted(keys)}"
+            for _, value in node.value:
+                check(value)
+        if isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                check(item)
+
+    check(yaml.compose((root / "compose.yaml").read_text()))
 
 
 def test_every_variable_of_the_example_is_one_that_compose_reads(compose: dict[str, Any], root: Path) -> None:
