@@ -133,7 +133,7 @@ def test_streams_have_the_text_of_whole_answers(fleet: Fleet) -> None:
     asked: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
     whole = fleet.client.completions.create(**asked)
     parts = [part for part in fleet.client.completions.create(**asked, stream=True) if part.choices]
-    assert len(parts) > 10
+    assert len(parts) > 1  # tokens of a few milliseconds share a message
     assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
     assert whole.choices[0].text == own_answer(fleet, "Once upon a time", 24)
 
