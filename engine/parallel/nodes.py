@@ -84,7 +84,7 @@ class NodeLink:
         """
         num_bytes = _LENGTH.unpack(self._read(_LENGTH.size))[0]
         if num_bytes > _MAX_MESSAGE_BYTES:
-            raise ForeignPeerError(_NO_ENGINE)
+            raise ForeignPeerError
         return self._read(num_bytes)
 
     def shut_down(self) -> None:
@@ -311,9 +311,13 @@ def join_nodes(
             connected.settimeout(None)
         except (EOFError, OSError) as error:
             link.close()
-            reason = "it has left"
-            if isinstance(error, TimeoutError | ForeignPeerError):
-                reason = "it timed out" if isinstance(error, TimeoutError) else str(error)
+            match error:
+                case TimeoutError():
+                    reason = "it timed out"
+                case ForeignPeerError():
+                    reason = _NO_ENGINE
+                case _:
+                    reason = "it has left"
             continue
         if message.startswith(b'{"refused":'):
             link.close()

@@ -3,6 +3,9 @@
 from collections.abc import Iterator, MutableSequence
 from dataclasses import dataclass, field
 
+LOWEST = -9999.0
+"""OpenAI's substitute for minus infinity, which JSON lacks."""
+
 
 @dataclass(slots=True)
 class LogprobBatch:

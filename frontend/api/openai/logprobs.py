@@ -4,11 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.routing.logprobs import LOWEST
 from frontend.text.token_text import utf8_decoder
 from frontend.text.tokenizer import Tokenizer
-
-LOWEST = -9999.0
-"""OpenAI's substitute for minus infinity, which JSON lacks."""
 
 
 class _Candidate(NamedTuple):

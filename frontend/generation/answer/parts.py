@@ -44,13 +44,15 @@ def parts_of(deltas: Sequence[Delta]) -> list[Parts]:
                 groups[-1] = parts._replace(text=parts.text + delta.text)
             case ContentText():
                 groups.append(Parts(delta.text))
-            case ToolCallStart():
-                call = pb.ToolCallDelta(index=delta.index, id=delta.call_id, name=delta.name)
-                groups[-1] = parts._replace(tool_calls=(*parts.tool_calls, call))
-            case ToolCallArguments():
-                call = pb.ToolCallDelta(index=delta.index, arguments_json=delta.text)
-                groups[-1] = parts._replace(tool_calls=(*parts.tool_calls, call))
+            case ToolCallStart() | ToolCallArguments():
+                groups[-1] = parts._replace(tool_calls=(*parts.tool_calls, _call_delta(delta)))
     return groups
+
+
+def _call_delta(delta: ToolCallStart | ToolCallArguments) -> pb.ToolCallDelta:
+    if isinstance(delta, ToolCallStart):
+        return pb.ToolCallDelta(index=delta.index, id=delta.call_id, name=delta.name)
+    return pb.ToolCallDelta(index=delta.index, arguments_json=delta.text)
 
 
 class AnswerParsing:

@@ -15,14 +15,13 @@ from frontend.routing import wire
 from frontend.routing.foreign.continuation import Continuation, UnsupportedError, continuation_of, finished_reason
 from frontend.routing.foreign.dialect import Dialect, DialectError, Part, PartEnd
 from frontend.routing.foreign.events import EventBuffer
-from frontend.routing.logprobs import LogprobBatch
+from frontend.routing.logprobs import LOWEST, LogprobBatch
 
 logger = logging.getLogger(__name__)
 
 _STOPPED = frozenset({"stop", "stop_word", "end_id", "tool_calls"})
 _DROPPED = frozenset({"abort", "cancelled", "timeout", "not_finished"})
 _FAILED = "error"
-_UNLIKELY = -9999.0  # OpenAI's value for a token that is not among the likely ones
 _REFUSED = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND})
 _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED})
 
@@ -301,10 +300,9 @@ class Generation:
     def _add_end_token(self, token_id: int, rest: Continuation) -> None:
         """Adds a token that the engine did not send, as certain: its log-probability is not known."""
         width = self._submission.top_logprobs
-        others = [other for other in range(width) if other != token_id][: max(width - 1, 0)]
-        top_ids = [token_id, *others][:width]
-        columns = LogprobBatch(width, [0.0], top_ids, [0.0, *[_UNLIKELY] * len(others)][:width])
-        self._add_tokens([token_id], columns, 0, rest)
+        top_ids = [token_id, *(other for other in range(width) if other != token_id)][:width]
+        top_values = [0.0 if top_id == token_id else LOWEST for top_id in top_ids]
+        self._add_tokens([token_id], LogprobBatch(width, [0.0], top_ids, top_values), 0, rest)
 
     # Ends.
 

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from frontend.text.chat.call_output import CallOutput
 from frontend.text.chat.call_reader import ArgumentsReader, CallReader, ReaderStatus
 from frontend.text.chat.deltas import Delta
+from frontend.text.chat.marks import MarkFinder
 
 
 class CallParser(ABC):
@@ -35,6 +36,18 @@ class CallParser(ABC):
     def _holds_content(self) -> bool:
         """Returns whether the text left at the end of the answer is content."""
         return True
+
+    def _find_opening(self, finder: MarkFinder) -> str | None:
+        """Passes on the content before the first mark that may open a call, and holds back the mark.
+
+        Returns: the mark; None: there is none in this text.
+        """
+        found = finder.find(self._text)
+        self._output.content(found.before)
+        self._text = found.rest
+        if found.mark is not None:
+            self._output.open(found.mark)
+        return found.mark
 
     def _read_json(self, reader: CallReader | ArgumentsReader) -> ReaderStatus:
         """Passes the text on to the reader of a call; keeps what follows the call."""

@@ -140,13 +140,10 @@ class MarkedArgumentCalls(CallParser):
                 return self._expect({self._marks.closings[-1]: _Place.CONTENT})
 
     def _find_call(self) -> bool:
-        found = self._starts.find(self._text)
-        self._output.content(found.before)
-        self._text = found.rest
-        if found.mark is None:
+        opening = self._find_opening(self._starts)
+        if opening is None:
             return False
-        self._output.open(found.mark)
-        self._opening, self.name = found.mark, None
+        self._opening, self.name = opening, None
         self._place = _Place.NAME
         return True
 

@@ -137,13 +137,10 @@ class MarkedCalls(CallParser):
                 return self._close_call()
 
     def _find_call(self) -> bool:
-        found = self._finder.find(self._text)
-        self._output.content(found.before)
-        self._text = found.rest
-        if found.mark is None:
+        opening = self._find_opening(self._finder)
+        if opening is None:
             return False
-        self._output.open(found.mark)
-        self._opening, self._in_list = found.mark, False
+        self._opening, self._in_list = opening, False
         self._place = _Place.OPENED
         return True
 
