@@ -16,19 +16,7 @@ from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from tests.hang import HANG_S
-
-
-async def open_request(pair, path="/v1/completions", receive_buffer=None, **body):
-    """Sends a request over a connection of its own; returns its two ends."""
-    sock = socket.socket()
-    if receive_buffer is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", pair.app.http_port))
-    reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 10)
-    data = json.dumps(body).encode()
-    writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
-    return reader, writer
+from tests.support.frontend.open_request import open_request
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,11 +1,11 @@
 """A stream that has nothing to say sends comments, which clients ignore, so that proxies do not close it."""
 
 import asyncio
-import json
 
 import pytest
 
 from frontend.api.http import event_stream
+from tests.support.frontend.open_request import open_request
 
 COMMENT = b": keep-alive\n\n"
 MESSAGES = {"messages": [{"role": "user", "content": "abc"}]}
@@ -22,18 +22,11 @@ def short_silences(monkeypatch):
     monkeypatch.setattr(event_stream, "KEEP_ALIVE_S", 0.01)
 
 
-async def stream(pair, path, body):
-    reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.http_port)
-    data = json.dumps({**body, "stream": True}).encode()
-    writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
-    return reader, writer
-
-
 @pytest.mark.parametrize("path", STREAMS)
 async def test_comments_stand_between_events_in_a_silence(http_pair, path):
     engine = http_pair.engine
     engine.pause()
-    reader, writer = await stream(http_pair, path, STREAMS[path])
+    reader, writer = await open_request(http_pair, path, **STREAMS[path], stream=True)
     await engine.wait_for(lambda: engine.num_open == 1)
     await engine.step()
     received = b""
@@ -53,7 +46,7 @@ async def test_comments_stand_between_events_in_a_silence(http_pair, path):
 async def test_nothing_comes_before_the_first_token(http_pair):
     engine = http_pair.engine
     engine.pause()
-    reader, writer = await stream(http_pair, "/v1/completions", STREAMS["/v1/completions"])
+    reader, writer = await open_request(http_pair, **STREAMS["/v1/completions"], stream=True)
     await engine.wait_for(lambda: engine.num_open == 1)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(reader.read(1), 0.1)  # ten silences
