@@ -94,9 +94,37 @@ def test_first_contact_is_rehearsed(bare_environ: dict[str, str], tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["kernels", "decode", "mix", "peers"])
-def test_stage_is_rehearsed(stage: str, bare_environ: dict[str, str], tmp_path: Path) -> None:
-    assert rehearse(bare_environ, tmp_path, "--stage", stage)["results"]
+def test_kernels_are_rehearsed(bare_environ: dict[str, str], tmp_path: Path) -> None:
+    assert rehearse(bare_environ, tmp_path, "--stage", "kernels")["results"]
+
+
+@pytest.mark.slow
+def test_decode_steps_are_rehearsed_in_both_precisions(bare_environ: dict[str, str], tmp_path: Path) -> None:
+    report = rehearse(bare_environ, tmp_path, "--stage", "decode")
+    assert len(report["results"]) == 6
+    assert sum("fp8" in result["what"] for result in report["results"]) == 3
+    assert all(result["floor"] > 0 for result in report["results"])
+    (table,) = tmp_path.glob("gpu-decode-*.md")
+    assert table.read_text().startswith("| id | what | figure | goal | floor | fraction |")
+    assert "command of gpu-decode, bf16" in report["raw"]
+
+
+@pytest.mark.slow
+def test_a_mix_is_rehearsed_with_continuous_and_static_batches(bare_environ: dict[str, str], tmp_path: Path) -> None:
+    report = rehearse(bare_environ, tmp_path, "--stage", "mix")
+    assert [result["what"].partition(",")[0] for result in report["results"]] == ["3/3", "sharegpt", "sharegpt"]
+    assert "x the fraction of equal lengths" in report["results"][1]["note"]
+    assert "static" in report["results"][2]["what"]
+    assert all(result["figure"] > 0 for result in report["results"])
+
+
+@pytest.mark.slow
+def test_peers_are_rehearsed_with_the_same_requests(bare_environ: dict[str, str], tmp_path: Path) -> None:
+    report = rehearse(bare_environ, tmp_path, "--stage", "peers")
+    ratios = [result for result in report["results"] if result["unit"] == "x"]
+    assert len(ratios) == 2
+    assert all(ratio["figure"] > 0 for ratio in ratios)
+    assert report["results"][0]["figure"] > 99
 
 
 @pytest.mark.slow
@@ -113,4 +141,6 @@ def test_pair_is_rehearsed_with_carried_wheels(tmp_path: Path) -> None:
             for path in folder.rglob("*.py"):
                 archive.write(path, path.relative_to(folder.parent))
     report = rehearse({**environ, "CHAIRLIFT_WHEELS": str(wheels)}, tmp_path / "out", "--stage", "pair")
-    assert len(report["results"]) == 8
+    whats = [result["what"] for result in report["results"]]
+    assert len(whats) == 8
+    assert sum("Poisson" in what for what in whats) == 4

@@ -46,9 +46,9 @@ def sum_products_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """
 
     def in_order(a: Matrix, b: Matrix, dtype: npt.DTypeLike) -> Matrix:
-        total = np.zeros((a.shape[0], b.shape[1]), dtype=dtype)
-        for k in range(a.shape[1]):
-            total += a[:, k, None].astype(dtype) * b[k].astype(dtype)
-        return total
+        terms = np.ascontiguousarray(a.T, dtype)[:, :, None] * b.astype(dtype)[:, None]
+        if terms[0].size == 1:  # then the terms are next to each other in memory, and `reduce` would add them in pairs
+            return np.add.accumulate(terms)[-1]  # type: ignore[no-any-return]
+        return np.add.reduce(terms)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(np, "matmul", in_order)
