@@ -72,7 +72,7 @@ class PendingRequest:
         has_target = submission.HasField("ttft_remaining_ms")
         self.first_token_due_s = now_s + submission.ttft_remaining_ms / 1000 if has_target else None
         self._created_at_s = now_s
-        self._was_submitted = False
+        self._is_outdated = False  # the submission: time has passed, and tokens may have come, since it was made
 
     def attach(
         self, stream_id: int, grant: Callable[[int], None], cancel: Callable[[CancelReason], None]
@@ -86,7 +86,7 @@ class PendingRequest:
         submission, stream = self.submission, self.stream
         submission.handle = stream_id
         submission.token_credit = stream.attach(grant, cancel)
-        if self._was_submitted:
+        if self._is_outdated:
             now_s = time.monotonic()
             wire.update_submission(
                 submission,
@@ -98,7 +98,7 @@ class PendingRequest:
                 ttft_s=None if self.first_token_due_s is None else self.first_token_due_s - now_s,
                 has_prompt_logprobs=stream.prompt_logprobs is not None and not stream.prompt_logprobs.num_missing,
             )
-        self._was_submitted = True
+        self._is_outdated = False
         return submission
 
     def detach(
@@ -107,3 +107,4 @@ class PendingRequest:
         """Notes that no engine has the request; see RequestStream."""
         self.stream.detach(cancel, was_taken=was_taken, heard_at_s=heard_at_s)
         self.attempt += was_taken
+        self._is_outdated = True

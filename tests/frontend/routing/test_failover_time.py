@@ -1,10 +1,15 @@
 """Failover and time: deadlines, time budgets and latency targets go on running while a request moves."""
 
 import asyncio
+import time
 
 import grpc
 
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.routing import wire
+from frontend.routing.pending import PendingRequest
+from frontend.routing.stream import CancelReason
 from tests.support.frontend.accounts import check_account
 from tests.support.frontend.fake_engine import paused_engine
 
@@ -83,3 +88,29 @@ async def test_next_engine_gets_the_remaining_deadline_and_time_budget(skip, mak
     assert (moved.sampling, moved.stops.max_tokens) == (first.sampling, first.stops.max_tokens)
     other.resume()
     await reading.end()
+
+
+async def test_a_new_request_that_waited_for_an_engine_gets_the_time_that_is_left(skip, make_world):
+    """Its engine was lost between its check and its submission: no engine has taken it yet."""
+    world = await make_world(1, make_engine=paused_engine, failover_timeout_s=300)
+    router = world.app.engines
+    model = router.attachment().model
+    await world.kill(0)
+    submission = engine_pb.Submission(
+        prompt_ids=wire.ids_to_bytes([97]),
+        stops=engine_pb.TokenStops(max_tokens=4, time_budget_ms=60_000),
+        remaining_ms=90_000,
+        ttft_remaining_ms=30_000,
+    )
+    request = PendingRequest(submission, model.key, window=4, now_s=time.monotonic())
+    assert router.submit(request) is None
+    skip(20)
+    engine = await world.start(0)
+    await engine.wait_for(lambda: engine.num_open == 1)
+    (late,) = engine.submissions
+    assert late.epoch == 0
+    assert late.remaining_ms <= 70_000
+    assert late.stops.time_budget_ms <= 40_000
+    assert late.ttft_remaining_ms <= 10_000
+    assert late.waited_ms >= 20_000
+    request.stream.close(CancelReason.CLIENT)
