@@ -115,10 +115,14 @@ class LatencyScheduler(Scheduler):
     def grant_credit(self, request_id: RequestId, num_tokens: int, now_s: float) -> None:
         """Lets a request generate more tokens; the time it was paused is not charged to its targets."""
         request = self._requests.get(request_id)
-        was_paused = request is not None and request.status is RequestStatus.PAUSED
+        credit = None if request is None else request.token_credit
+        if request is not None and credit is not None and credit <= 0 < credit + num_tokens:
+            # Without credit it is in no lane, so its key may change, whether it kept its blocks or not.
+            state = pace(request)
+            state.resume(now_s)
+            if state.lane is Lane.ON_TIME and state.has_begun:
+                state.key = now_s
         super().grant_credit(request_id, num_tokens, now_s)
-        if request is not None and was_paused and request.status is _RUNNING:
-            pace(request).resume(now_s)
 
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Plans the next step; see `Scheduler.schedule`."""

@@ -131,3 +131,20 @@ def test_time_paused_by_the_client_is_not_late() -> None:
     assert request.pace is not None
     assert request.pace.num_late == 0
     assert request.pace.is_timed
+
+
+@pytest.mark.parametrize("pacing", Pacing)
+def test_nor_is_it_if_it_lost_its_blocks_meanwhile(pacing: Pacing) -> None:
+    world = World(num_blocks=40, max_num_seqs=4, max_model_len=640)
+    paused = world.add(1, 100, max_tokens=200, ttft_s=1.0, inter_token_s=0.05, pacing=pacing, token_credit=5)
+    world.run()
+    world.add(2, 630)  # needs the whole cache
+    world.run()
+    assert paused.num_preemptions == 1
+    world.now_s += 10.0
+    world.scheduler.grant_credit(RequestId(1), 195, world.now_s)
+    world.run()
+    assert world.reason(1) is EndReason.MAX_TOKENS
+    assert paused.pace is not None
+    assert paused.pace.num_late == 0
+    assert paused.pace.is_timed
