@@ -320,15 +320,16 @@ class GenerationPipeline:
             TargetsInfeasible: their first tokens together cannot be in time.
         """
         num_answers = specs[0].num_answers if specs[0].HasField("num_answers") else 1
+        permits_by_spec: list[list[Permit]] = []
         try:
-            self._expect_all(specs)
-            permits_by_spec = self._admission.admit_call(
-                [PromptSize.of_specs([spec]).plain_tokens for spec in specs], num_answers, time.monotonic()
-            )
-        except RequestError as error:
-            self._metrics.refuse(error)
-            raise
-        try:
+            try:
+                permits_by_spec = self._admission.admit_call(
+                    [PromptSize.of_specs([spec]).plain_tokens for spec in specs], num_answers, time.monotonic()
+                )
+                self._expect_all(specs)  # last, because it uses up a retry ticket
+            except RequestError as error:
+                self._metrics.refuse(error)
+                raise
             yield permits_by_spec
         finally:
             for permits in permits_by_spec:

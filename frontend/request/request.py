@@ -92,7 +92,15 @@ def with_special_tokens(request: GenerationRequest) -> GenerationRequest:
 
 
 def nth_answer(request: GenerationRequest, index: int) -> GenerationRequest:
-    """Returns the request for answer `index` alone, with its own seed. Only answer 0 returns the prompt."""
-    seed = seed_of_answer(request.sampling.seed, index)
-    output = replace(request.output, prompt_logprobs=None, echo=False) if index else request.output
-    return replace(request, sampling=replace(request.sampling, seed=seed), output=output, num_answers=1)
+    """Returns the request for answer `index` alone, with its own seed.
+
+    Only answer 0 returns the prompt, and only answer 0 may be refused for its targets: the others are submitted after
+    its first token, when the client has been promised all of them.
+    """
+    sampling = replace(request.sampling, seed=seed_of_answer(request.sampling.seed, index))
+    output, targets = request.output, request.targets
+    if index:
+        output = replace(output, prompt_logprobs=None, echo=False)
+        if targets is not None and targets.when_infeasible == "refuse":
+            targets = replace(targets, when_infeasible="wait")
+    return replace(request, sampling=sampling, output=output, targets=targets, num_answers=1)

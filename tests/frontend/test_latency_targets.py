@@ -121,6 +121,19 @@ async def test_a_class_reaches_the_engine_over_grpc(make):
     assert submission.when_infeasible == engine_pb.WHEN_INFEASIBLE_REFUSE
 
 
+async def test_further_answers_are_not_refused_after_the_first_one_has_begun(make):
+    pair = await make()
+    spec = spec_of()
+    spec.num_answers = 3
+    response = await pair.stub().Generate(pb.GenerateRequest(spec=spec))
+    assert len(response.other_answers) == 2
+    first, *others = pair.engine.submissions
+    assert first.when_infeasible == engine_pb.WHEN_INFEASIBLE_REFUSE
+    assert {one.when_infeasible for one in others} == {engine_pb.WHEN_INFEASIBLE_WAIT}
+    assert all(0 < one.ttft_remaining_ms <= first.ttft_remaining_ms for one in others)
+    assert {(one.inter_token_us, one.service_class) for one in others} == {(60_000_000, "interactive")}
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 async def test_a_service_tier_reaches_the_engine_over_http(make, path):
     pair = await make()
@@ -300,6 +313,25 @@ async def test_a_call_with_several_prompts_is_refused_as_a_whole_and_has_one_tic
     status, _, _ = await post(pair, "/v1/completions", body, **{TICKET: headers[TICKET]})
     assert status == 200
     assert len(pair.engine.submissions) == 3
+
+
+async def test_a_full_queue_does_not_use_up_a_ticket(skip, make):
+    pair = await make(max_queued_requests=3)
+    await backlog(pair, 20_000)
+    body = {"prompt": ["x" * 10] * 3, "max_tokens": 4, "service_tier": "interactive"}
+    _, headers, _ = await post(pair, "/v1/completions", body)
+    pair.engine.pause()
+    waiting = pair.stub().Generate(pb.GenerateRequest(spec=SPEC))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    skip(int(headers["x-chairlift-retry-ms"]) / 1000)
+    await backlog(pair, 0)
+    ticket = {TICKET: headers[TICKET]}
+    status, _, answer = await post(pair, "/v1/completions", body, **ticket)
+    assert (status, answer["error"]["code"]) == (429, "queue_full"), answer
+    pair.engine.resume()
+    await waiting
+    status, _, answer = await post(pair, "/v1/completions", body, **ticket)
+    assert status == 200, answer
 
 
 async def test_a_prompt_that_turns_out_far_longer_is_refused_before_the_engine_has_it(make):
