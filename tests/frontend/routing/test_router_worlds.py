@@ -352,3 +352,21 @@ async def test_every_request_ends_once_with_the_right_tokens(seed, clock):
             engine.attachment.session.check_integrity()
     await world.router.stop(ServerDraining("over"))
     assert world.router._failover._timer is None
+
+
+async def test_an_engine_that_rejected_a_request_is_asked_again_if_the_others_are_lost_before_their_turn(clock):
+    world = World(random.Random(1), clock, NoMetrics())  # with several engines
+    full, other = world.engines[:2]
+    full.come("a")
+    full.is_full = True
+    world.submit()
+    (client,) = world.clients
+    other.come("a")
+    full.tick(random.Random(0))  # the rejection: the other engine is next
+    other.die()
+    full.is_full = False
+    for _ in range(100):
+        await world.tick()
+    assert client.stream.closed
+    client.check()
+    await world.router.stop(ServerDraining("over"))
