@@ -139,8 +139,10 @@ class Answer:
         self.failure = StreamRefused(code, detail)
 
     def reset(self) -> None:
-        """Takes a rejection back: the answer will be submitted again."""
+        """Takes a rejection back: the answer will be submitted again, unless it was aborted meanwhile."""
         self.failure, self.handle = None, 0
+        if self._is_aborted:
+            self.abort()
 
     def abort(self) -> None:
         """Notes that the end to come is wanted; an answer that the engine does not have ends at once."""
