@@ -51,6 +51,7 @@ _PATIENCE_S = 60.0  # after this wait the head of best effort gets blocks before
 _TURN_TOKENS = 256  # of its share, from which best effort goes first in a step
 _MIN_CREDIT, _MAX_CREDIT = -1024.0, 8192.0
 _MIN_TURN_CHUNK = 64
+_MAX_PASSED = 64  # bounds the cost of a step
 _SPEED_SAFETY = 0.95  # of what is promised; a prompt that takes all of its time would miss by milliseconds
 _CHARGE_INTERVAL_S = 0.1  # of KV cache held by tenants
 _ENDS_BY_TOKEN = (EndReason.END_TOKEN, EndReason.STOP_TOKEN, EndReason.MAX_TOKENS, EndReason.CONTEXT_FULL)
@@ -63,6 +64,7 @@ class _Turn:
     Attributes:
         may_admit: whether waiting requests may still start.
         num_kv_tokens: context of all running requests once their prompts are computed.
+        num_passed: first requests on time in the queue that wait for their own inter-token targets; others pass them.
     """
 
     batch: PlanBuilder
@@ -70,6 +72,7 @@ class _Turn:
     slack: Slack
     may_admit: bool
     num_kv_tokens: int
+    num_passed: int = 0
 
 
 class LatencyScheduler(Scheduler):
@@ -100,6 +103,7 @@ class LatencyScheduler(Scheduler):
         self._num_infeasible = 0
         self._num_degraded = 0
         self._num_itl_infeasible = 0
+        self._held_step = -1  # the last one that it counts
 
     def add_request(self, request: Request) -> None:
         """Queues a request; see `Scheduler.add_request`."""
@@ -218,8 +222,11 @@ class LatencyScheduler(Scheduler):
         may_admit = turn.may_admit
         while batch.budget > 0 and not budget.is_spent and (max_tokens is None or num_tokens < max_tokens):
             request = prompts[index] if index < len(prompts) else None
-            head = self._lanes.first(lane) if may_admit else None
+            head = self._head(lane, turn) if may_admit else None
             if head is not None and (request is None or (lane is Lane.ON_TIME and pace(head).key < pace(request).key)):
+                if lane is Lane.ON_TIME and self._waits_for_own_gap(head, turn):
+                    turn.num_passed += 1
+                    continue
                 if not self._may_start(head, lane, turn) or not self._try_admit(head, batch):
                     may_admit = False
                     if lane is Lane.ON_TIME or self._has_waited_long(head):
@@ -249,14 +256,30 @@ class LatencyScheduler(Scheduler):
         self._credit = max(_MIN_CREDIT, min(_MAX_CREDIT, credit))
         return prompts[index:]
 
+    def _head(self, lane: Lane, turn: _Turn) -> Request | None:
+        """The next request of a lane, behind those that others pass."""
+        if lane is Lane.BEST_EFFORT or not turn.num_passed:
+            return self._lanes.first(lane)
+        queue = self._lanes.on_time
+        return queue[turn.num_passed][2] if turn.num_passed < len(queue) else None
+
+    def _waits_for_own_gap(self, request: Request, turn: _Turn) -> bool:
+        """Whether nothing but its own inter-token target, tighter than those of the rows, keeps a request waiting.
+
+        It would hold up all others until few enough requests run, which may take as long as their answers. When its
+        first token is late it is given up, like any other; one in the middle of its answer starts without this check.
+        """
+        is_tightest = pace(request).gap_s < turn.slack.min_gap_s
+        return is_tightest and turn.num_passed < _MAX_PASSED and self._is_held_by_gap(request, turn)
+
     def _may_start(self, request: Request, lane: Lane, turn: _Turn) -> bool:
         """Whether slots, reserves and inter-token targets let the head of a lane run."""
         config, num_running = self._config, len(self._running)
         if num_running >= config.max_num_seqs:
             return False
-        if not turn.batch.num_tokens and not self._cache.pool.has_steps_in_flight:
-            return True  # nothing else makes progress
-        if lane is Lane.ON_TIME and self._exceeds_gap(request, turn):
+        if self._is_alone(turn):
+            return True
+        if lane is Lane.ON_TIME and self._is_held_by_gap(request, turn):
             return False
         is_reserved = lane is Lane.BEST_EFFORT and self._now_s < self._on_time_until_s
         if is_reserved and num_running >= (1.0 - _OF_SLOTS) * config.max_num_seqs:
@@ -266,15 +289,21 @@ class LatencyScheduler(Scheduler):
         num_left = self._cache.pool.num_free_blocks - self._cache.num_blocks_for(pace(request).num_uncached_tokens)
         return num_left >= _OF_BLOCKS[Lane.BEST_EFFORT if is_reserved else Lane.ON_TIME] * config.num_blocks
 
-    def _exceeds_gap(self, request: Request, turn: _Turn) -> bool:
+    def _is_alone(self, turn: _Turn) -> bool:
+        """Whether nothing but the next request would make progress."""
+        return not turn.batch.num_tokens and not self._cache.pool.has_steps_in_flight
+
+    def _is_held_by_gap(self, request: Request, turn: _Turn) -> bool:
         """Whether decoding one row more would take longer than an inter-token target of the rows or of the request."""
         gap_s = min(pace(request).gap_s, turn.slack.min_gap_s)
-        if gap_s == float("inf"):
+        if gap_s == float("inf") or pace(request).has_begun or self._is_alone(turn):
             return False
         num_rows = len(self._running) + 1
         if self._model.predict_s(StepShape(num_rows, num_rows, turn.num_kv_tokens + request.num_tokens, 0)) <= gap_s:
             return False
-        self._num_itl_infeasible += 1
+        if self._held_step != self._step:
+            self._held_step = self._step
+            self._num_itl_infeasible += 1
         return True
 
     def _give_up_late(self, start_s: float, budget: StepBudget) -> None:

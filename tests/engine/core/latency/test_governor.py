@@ -102,6 +102,37 @@ def test_no_request_with_targets_joins_rows_whose_decoding_would_then_exceed_its
     assert world.scheduler.stats().num_itl_infeasible_total > 0
 
 
+TIGHT_S = 1.02 * StepTimeModel(H200).predict_s(StepShape(1, 1, 300, 0))  # alone a request can have it
+
+
+def world_of_long_answers() -> World:
+    world = World(max_steps_in_flight=2)
+    for number in range(10):
+        world.add(number, 200, max_tokens=2000)
+    world.run(until_s=0.5)
+    return world
+
+
+def test_a_request_that_waits_for_its_own_gap_holds_up_no_others() -> None:
+    world = world_of_long_answers()
+    world.add(10, 200, max_tokens=5, ttft_s=1000.0, inter_token_s=TIGHT_S)
+    world.add(11, 200, max_tokens=5)
+    world.add(12, 200, max_tokens=5, ttft_s=2000.0)
+    world.run()
+    assert world.ttft_s(11) < 0.1
+    assert world.ttft_s(12) < 0.1
+    assert world.times_s[10][0] > max(world.ended_s[number] for number in range(10))
+    assert max(world.gaps_s(10)) <= TIGHT_S
+    assert 100 < world.scheduler.stats().num_itl_infeasible_total <= len(world.steps)
+
+
+def test_an_answer_that_has_begun_does_not_wait_for_its_gap() -> None:
+    world = world_of_long_answers()
+    world.add(10, 200, max_tokens=5, inter_token_s=TIGHT_S, output_ids=[1, 1], has_moved=True)
+    world.run()
+    assert world.ttft_s(10) < 0.1
+
+
 def test_a_gap_that_no_step_can_keep_does_not_stop_the_engine() -> None:
     world = World()
     for number in range(5):
