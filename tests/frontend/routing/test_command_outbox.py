@@ -98,3 +98,14 @@ def test_each_message_is_encoded_when_the_iterator_reaches_it():
     next(commands)
     submissions[1].priority = 7
     assert next(commands).submit.submissions[0].priority == 7
+
+
+def test_every_other_command_wakes_the_writer():
+    wakes = []
+    outbox = CommandOutbox(step_window=8, wake=lambda: wakes.append(1))
+    outbox.submit(pb.Submission(handle=1))
+    assert len(wakes) == 1
+    outbox.grant(1, 10)
+    assert len(wakes) == 2
+    outbox.cancel(1, CancelReason.CLIENT)
+    assert len(wakes) == 3

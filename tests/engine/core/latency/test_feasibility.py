@@ -81,6 +81,11 @@ def test_prompts_beyond_the_free_slots_wait_until_answers_end() -> None:
     assert len(given_up(prompts, slots=Slots(0, released_per_s=0.5))) == 3
 
 
+def test_a_prompt_that_is_given_up_leaves_its_slot_to_the_next() -> None:
+    prompts = [WaitingPrompt(0.5, 3.0), WaitingPrompt(1.0, 0.1)]
+    assert given_up(prompts, slots=Slots(1, released_per_s=0.5)) == {0}
+
+
 def test_the_expected_time_of_the_first_token_is_reported() -> None:
     (late,) = find_late([WaitingPrompt(1.0, 3.0)], 0.0, 0.5, ANY)
     assert late.expected_s == 3.5

@@ -94,6 +94,14 @@ def test_the_least_served_member_is_found_while_counters_grow_and_members_change
             assert tokens[first] == min(tokens[member] for member in members)
 
 
+def test_a_tenant_that_is_added_again_takes_no_memory() -> None:
+    least = LeastServed(lambda _: 0.0)
+    for _ in range(1000):
+        least.add("a")
+        least.add("b")
+    assert len(least._heap) == 2
+
+
 class Shop:
     """A backlogged engine: `num_slots` requests run, in each step prompts get chunks and finished prompts a token; the
     next request is taken from the least served of the tenants that wait.
