@@ -30,10 +30,17 @@ class EngineConfig(EngineFlags):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """The model's names in requests, at least one; the first is also its name in responses."""
+        return self.served_model_name or (self._default_model_name,)
+
+    @property
     def model_name(self) -> str:
-        """The model name in requests and responses."""
-        if self.served_model_name is not None:
-            return self.served_model_name
+        """The model's name in responses, logs and metrics."""
+        return self.model_names[0]
+
+    @property
+    def _default_model_name(self) -> str:
         path = Path(self.model)
         if path == MODEL_DIR:
             return DEMO_MODEL_NAME
@@ -132,6 +139,14 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -
     )
     add_flags(parser, EngineConfig)
     try:
-        return config_from(parser.parse_args(argv), EngineConfig, environ)
+        config = config_from(parser.parse_args(argv), EngineConfig, environ)
+        _check_names(config.served_model_name)
     except FlagError as error:
         parser.error(str(error))
+    return config
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise FlagError(f"--served-model-name has {name!r} twice: each name stands for the model once")

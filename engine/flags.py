@@ -88,12 +88,11 @@ class EngineFlags:
         str(MODEL_DIR), text(), "model folder, GGUF file or Hugging Face hub id",
         group="model", default_text="the bundled demo model",
     )  # fmt: skip
-    served_model_name: str | None = flag(
-        None,
-        text(),
-        "model name in requests and responses",
+    served_model_name: tuple[str, ...] = flag(
+        (), repeated(text(), takes_several=True),
+        "names of the model in requests, one or several; responses and metrics have the first one",
         default_text="the name of the folder or file, or the hub id",
-    )
+    )  # fmt: skip
     load_format: LoadFormat = flag(
         "auto", choice(get_args(LoadFormat)),
         "dummy: random weights, to benchmark a shape without its checkpoint; --model may then be one of "

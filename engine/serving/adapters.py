@@ -8,7 +8,7 @@ step in flight reads it any more.
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -54,7 +54,7 @@ class EngineAdapters:
     """Counts the requests of each adapter, and loads and unloads adapters.
 
     Args:
-        model: name of the model, which no adapter may have.
+        model_names: names of the model, which no adapter may have.
         slots: the adapters of the start.
         inbox: of the step loop.
         load: None: they never change.
@@ -63,13 +63,13 @@ class EngineAdapters:
 
     def __init__(
         self,
-        model: str,
+        model_names: Sequence[str],
         slots: AdapterSlots,
         inbox: Inbox,
         load: AdapterLoader | None,
         on_change: Callable[[], None],
     ) -> None:
-        self._model = model
+        self._model_names = model_names
         self._slots = slots
         self._inbox = inbox
         self._load = load
@@ -145,10 +145,10 @@ class EngineAdapters:
 
     async def _loaded(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         name, load = request.name, self._changeable()
-        if not is_adapter_name(name) or name == self._model:
+        if not is_adapter_name(name) or name in self._model_names:
             raise InvalidRequest(
                 f"lora_name is {name[:MAX_ADAPTER_NAME_CHARS]!r}, it must have 1 to {MAX_ADAPTER_NAME_CHARS} printable "
-                "characters, without spaces around them, and differ from the model's name"
+                "characters, without spaces around them, and differ from the model's names"
             )
         if not 0 < len(request.path) <= MAX_PATH_CHARS:
             raise InvalidRequest(f"lora_path has {len(request.path)} characters, it must have 1 to {MAX_PATH_CHARS}")

@@ -177,7 +177,8 @@ class EngineService(EngineServiceServicer):
         self._parts = parts
         initial = [(adapter.name, adapter.sha256) for adapter in parts.info.adapters]
         slots = AdapterSlots(parts.num_adapter_slots or len(initial), initial)
-        self._adapters = EngineAdapters(parts.info.model, slots, parts.inbox, parts.load_adapter, self._send_status)
+        names = (parts.info.model, *parts.info.aliases)
+        self._adapters = EngineAdapters(names, slots, parts.inbox, parts.load_adapter, self._send_status)
         self._context = SessionContext(
             parts.inbox,
             RequestLimits.of(parts.info),

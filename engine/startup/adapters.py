@@ -40,7 +40,7 @@ def open_adapters(config: EngineConfig, model: ServedModel) -> tuple[LoraAdapter
     adapters: list[LoraAdapter] = []
     for setting in config.lora:
         name, _, path = setting.partition("=")
-        if name in (config.model_name, *(adapter.name for adapter in adapters)):
+        if name in (*config.model_names, *(adapter.name for adapter in adapters)):
             raise ConfigError(f"--lora {setting}: {name!r} is the name of another model: choose a different one")
         try:
             adapters.append(LoraAdapter.open(name, Path(path).expanduser(), layers, max_rank=max_rank))

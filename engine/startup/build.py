@@ -239,4 +239,5 @@ def _info(
         max_logprobs=config.max_logprobs,
         engine_version=__version__,
         adapters=[pb.Adapter(name=adapter.name, sha256=adapter.sha256) for adapter in adapters],
+        aliases=config.model_names[1:],
     )

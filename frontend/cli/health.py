@@ -88,7 +88,7 @@ def _show_engine(address: str, tls: Tls | None, timeout_s: float) -> int:
     print(f"{name}: {status.detail}" if status.detail else name)
     if response.HasField("info"):
         info, load = response.info, status.load
-        print(f"model: {info.model}\nmax_model_len: {info.max_model_len} tokens")
+        print(f"model: {', '.join((info.model, *info.aliases))}\nmax_model_len: {info.max_model_len} tokens")
         print(f"KV cache: {info.num_kv_blocks * info.block_size} tokens, {load.num_free_blocks * info.block_size} free")
         print(f"running: {load.num_running}, waiting: {load.num_waiting}")
     return 0 if status.state == engine_pb.ENGINE_STATE_SERVING else 1
@@ -96,7 +96,7 @@ def _show_engine(address: str, tls: Tls | None, timeout_s: float) -> int:
 
 def _description(model: pb.GetModelResponse) -> str:
     lines = {
-        "model": model.model,
+        "model": ", ".join((model.model, *model.aliases)),
         "max_model_len": f"{model.max_model_len} tokens",
         "vocab_size": f"{model.vocab_size} tokens",
         "chat": "yes" if model.has_chat_template else "no",

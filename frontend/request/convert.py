@@ -93,7 +93,7 @@ def named_model(name: str, model: ServedModel) -> ServedModel:
     """
     named = model.named(name)
     if named is None:
-        others = [repr(adapter.name) for adapter in model.adapters]
+        others = [*map(repr, model.aliases), *(repr(adapter.name) for adapter in model.adapters)]
         served = " and ".join((repr(model.name), *others)) if len(others) < 10 else f"{model.name!r} and its adapters"
         raise ModelNotFound(f"model {name[:MAX_ID_CHARS]!r} is not served here; {served} {'are' if others else 'is'}")
     return named

@@ -336,6 +336,7 @@ class EngineConnection:
             max_logprobs=info.max_logprobs,
             tokenizer=tokenizer,
             defaults=defaults,
+            aliases=tuple(info.aliases),
         )
 
     async def _read(self, call: AttachCall, session: EngineSession, heartbeat: Heartbeat) -> None:

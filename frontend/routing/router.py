@@ -83,6 +83,7 @@ class Router:
         self._attached: list[Attachment] = []  # attached longest first
         self._by_model: dict[ModelKey, list[_Usable]] = {}  # all serving engines
         self._usable: list[_Usable] = []  # serving engines for new requests
+        self._aliases: tuple[str, ...] = ()  # of these
         self._adapters: tuple[Adapter, ...] = ()  # of these
         self.adapter_control = AdapterControl(
             lambda: [Holder(connection, attachment.adapters) for connection, attachment in self._usable],
@@ -115,7 +116,8 @@ class Router:
         return self._failover.num_waiting
 
     def attachment(self) -> Attachment:
-        """Returns the least loaded engine, whose model describes what the frontend serves, with the adapters of all.
+        """Returns the least loaded engine, whose model describes what the frontend serves, with the names and adapters
+        of all.
 
         Raises:
             EngineUnavailable: no engine accepts requests.
@@ -124,9 +126,10 @@ class Router:
             raise self._unavailable()
         index = 0 if len(self._usable) == 1 else self._placement.least_loaded(_loads(self._usable))
         attachment = self._usable[index][1]
-        if not self._adapters:
+        if not self._adapters and not self._aliases:
             return attachment
-        return replace(attachment, model=replace(attachment.model, adapters=self._adapters))
+        model = replace(attachment.model, aliases=self._aliases, adapters=self._adapters)
+        return replace(attachment, model=model)
 
     def forecast(self, due_s: float) -> FleetForecast:
         """Returns what predicts the first token of a new request on each engine that it may go to.
@@ -208,6 +211,7 @@ class Router:
         self._by_model = by_model
         longest = next((attachment for attachment in self._attached if attachment.instance_id in instance_ids), None)
         self._usable = self._engines_for(longest.model.key) if longest is not None else []
+        self._aliases = tuple(dict.fromkeys(alias for _, one in self._usable for alias in one.model.aliases))
         self._adapters = self._served_adapters()
         for model, engines in by_model.items():
             for connection, _ in engines:
@@ -307,7 +311,10 @@ class Router:
         self._failover.retry()
 
     def _served_adapters(self) -> tuple[Adapter, ...]:
-        """Returns the adapters of the usable engines; of several with the same name, the one that was loaded last."""
+        """Returns the adapters of the usable engines; of several with the same name, the one that was loaded last.
+
+        A name that another engine gives to the model is the model's.
+        """
         adapters: dict[str, Adapter] = {}
         for _, attachment in self._usable:
             for name, adapter in attachment.adapters.by_name.items():
@@ -316,7 +323,7 @@ class Router:
         if self._usable:
             for adapter in self.adapter_control.pending():
                 adapters.setdefault(adapter.name, adapter)
-        return tuple(adapters.values())
+        return tuple(adapter for adapter in adapters.values() if adapter.name not in self._aliases)
 
     def _is_pending(self, submission: pb.Submission) -> bool:
         """Whether an engine is being given the adapter of a request."""

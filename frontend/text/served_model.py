@@ -52,7 +52,7 @@ class ServedModel:
     connects.
 
     Attributes:
-        name: name to use in requests.
+        name: its name in requests and answers.
         weights_revision: digest of the weights, without adapters.
         max_model_len: most tokens of prompt and answer together.
         vocab_size: rows of the model's output matrix; every token id is below it.
@@ -61,6 +61,7 @@ class ServedModel:
         defaults: sampling values that apply where a request leaves one unset.
         adapters: the LoRA adapters that some engine has.
         parent: with an adapter, whose name is then `name`, the name of the model without; otherwise None.
+        aliases: further names in requests; none with an adapter.
     """
 
     name: str
@@ -73,13 +74,14 @@ class ServedModel:
     defaults: SamplingDefaults
     adapters: tuple[Adapter, ...] = ()
     parent: str | None = None
+    aliases: tuple[str, ...] = ()
 
     def named(self, name: str) -> "ServedModel | None":
         """Returns the model that a request names: this one, also for an empty name, or one of its adapters."""
-        if name in ("", self.name):
+        if name in ("", self.name, *self.aliases):
             return self
         if any(adapter.name == name for adapter in self.adapters):
-            return replace(self, name=name, parent=self.parent or self.name)
+            return replace(self, name=name, parent=self.parent or self.name, aliases=())
         return None
 
     @property

@@ -84,9 +84,10 @@ def test_what_transformers_saves_is_served_under_the_folders_name(saved: Path) -
     assert info.model == "tiny"
     assert list(info.end_token_ids) == [1, 7]  # of generation_config.json and of config.json
     named = build_engine(
-        EngineConfig(model=str(saved), served_model_name="x", load_format="dummy", seed=3), StartupProgress()
+        EngineConfig(model=str(saved), served_model_name=("x", "y"), load_format="dummy", seed=3), StartupProgress()
     )
     assert (named.info.model, named.info.weights_revision) == ("x", "dummy-3")
+    assert list(named.info.aliases) == ["y"]
     assert EngineConfig(model=str(MODEL_DIR)).model_name == DEMO_MODEL_NAME
 
 

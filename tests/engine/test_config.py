@@ -37,7 +37,28 @@ def test_the_default_model_name_is_that_of_its_folder(tmp_path: Path) -> None:
     assert EngineConfig(model=str(folder)).model_name == "tiny-llama"
     assert EngineConfig(model="owner/name").model_name == "owner/name"
     assert EngineConfig(model=str(MODEL_DIR)).model_name == "chairlift-demo"
-    assert EngineConfig(model=str(folder), served_model_name="mine").model_name == "mine"
+    assert EngineConfig(model=str(folder), served_model_name=("mine",)).model_name == "mine"
+
+
+def test_a_model_may_have_several_names() -> None:
+    for config in (
+        parse_config(["--served-model-name", "a", "org/b", "--seed", "1"], {}),
+        parse_config(["--served-model-name=a", "--served-model-name=org/b"], {}),
+        parse_config([], {"CHAIRLIFT_SERVED_MODEL_NAME": "a,org/b"}),
+    ):
+        assert (config.model_name, config.model_names) == ("a", ("a", "org/b"))
+    assert EngineConfig(model="owner/name").model_names == ("owner/name",)
+
+
+@pytest.mark.parametrize(("names", "message"), [(("a", "b", "a"), "has 'a' twice"), (("a", " "), "is  , it must be a")])
+def test_names_that_cannot_be_served_are_refused(
+    names: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_config(["--served-model-name", *names], {})
+    error = capsys.readouterr().err
+    assert (caught.value.code, error.count("\n")) == (2, 1)
+    assert f"--served-model-name {message}" in error
 
 
 @pytest.mark.parametrize(("asked", "cpu", "cuda"), [(None, 1, 2), (True, 2, 2), (False, 1, 1)])
@@ -65,7 +86,7 @@ def test_every_flag_reaches_its_field() -> None:
     )
     assert parse_config(argv.split(), {}) == EngineConfig(
         model="m",
-        served_model_name="s",
+        served_model_name=("s",),
         load_format="dummy",
         dtype="float32",
         max_model_len=2048,

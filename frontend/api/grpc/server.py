@@ -101,6 +101,7 @@ class GenerationService(GenerationServiceServicer):
                 tokenizer_sha256=model.tokenizer.sha256.hex(),
                 default_sampling=pb.SamplingOptions(**cast(dict[str, Any], model.defaults)),
                 adapters=[adapter.name for adapter in model.adapters],
+                aliases=model.aliases,
             )
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:

@@ -74,14 +74,16 @@ class InfoRoutes:
         ]
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002 - Starlette's signature
-        """GET /v1/models: the model, then its adapters."""
-        names = ["", *(adapter.name for adapter in self._generations.model("").adapters)]
-        models = [self._model_object(self._generations.model(name)) for name in names]
+        """GET /v1/models: the model under each of its names, then its adapters."""
+        model = self._generations.model("")
+        names = [model.name, *model.aliases, *(adapter.name for adapter in model.adapters)]
+        models = [self._model_object(name, self._generations.model(name)) for name in names]
         return JSONResponse({"object": "list", "data": models})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME; a name may contain slashes."""
-        return JSONResponse(self._model_object(self._generations.model(request.path_params["model"])))
+        name = request.path_params["model"]
+        return JSONResponse(self._model_object(name, self._generations.model(name)))
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         """GET /health: 200 while requests are taken, else 503."""
@@ -126,9 +128,9 @@ class InfoRoutes:
             text = await asyncio.to_thread(model.tokenizer.text_of, tokens)
             return ChunkedJsonResponse(await rendered_value({"prompt": text}), headers)
 
-    def _model_object(self, model: ServedModel) -> JsonObject:
+    def _model_object(self, name: str, model: ServedModel) -> JsonObject:
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "chairlift",

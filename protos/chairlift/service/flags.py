@@ -48,6 +48,7 @@ class Kind:
         metavar: how the help shows a value; empty: by the flag's name.
         separator: if not None, the flag may be repeated; the variable's values are separated by this text, or are one
             value if it is empty.
+        takes_several: whether a repeated flag also takes several values at once: `--x a b`.
     """
 
     parse: Callable[[str], Any]
@@ -55,6 +56,7 @@ class Kind:
     allowed: str
     metavar: str = ""
     separator: str | None = None
+    takes_several: bool = False
 
 
 def text(
@@ -116,9 +118,9 @@ def switch() -> Kind:
     return Kind(_parse_switch, lambda value: isinstance(value, bool), f"one of {', '.join(_SWITCH_WORDS)}")
 
 
-def repeated(kind: Kind, separator: str = ",") -> Kind:
-    """A tuple of values: the flag may be repeated, the variable separates them."""
-    return dataclasses.replace(kind, separator=separator)
+def repeated(kind: Kind, separator: str = ",", *, takes_several: bool = False) -> Kind:
+    """A tuple of values: the flag may be repeated, or take several at once; the variable separates them."""
+    return dataclasses.replace(kind, separator=separator, takes_several=takes_several)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -208,7 +210,9 @@ def add_flags(parser: argparse.ArgumentParser, config_type: type, *, hidden: Col
         options: dict[str, Any] = (
             {"action": argparse.BooleanOptionalAction} if is_switch else {"metavar": _metavar(field)}
         )
-        if declared.kind.separator is not None:
+        if declared.kind.takes_several:
+            options |= {"action": "extend", "nargs": "+"}
+        elif declared.kind.separator is not None:
             options["action"] = "append"
         options |= {"dest": field.name, "default": None}
         shown = argparse.SUPPRESS if field.name in hidden else _help(field)

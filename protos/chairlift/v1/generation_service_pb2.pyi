@@ -427,7 +427,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model", "weights_revision", "max_model_len", "vocab_size", "end_token_ids", "has_chat_template", "tokenizer_sha256", "default_sampling", "adapters")
+    __slots__ = ("model", "weights_revision", "max_model_len", "vocab_size", "end_token_ids", "has_chat_template", "tokenizer_sha256", "default_sampling", "adapters", "aliases")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_REVISION_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -437,6 +437,7 @@ class GetModelResponse(_message.Message):
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     model: str
     weights_revision: str
     max_model_len: int
@@ -446,7 +447,8 @@ class GetModelResponse(_message.Message):
     tokenizer_sha256: str
     default_sampling: SamplingOptions
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model: _Optional[str] = ..., weights_revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., tokenizer_sha256: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., weights_revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: bool = ..., tokenizer_sha256: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., adapters: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
     __slots__ = ("name", "path", "replace")

@@ -249,7 +249,7 @@ def test_model_sources(render: Render, chart: Path) -> None:
     container, volumes = engine_of("pvc-classes-values.yaml")
     assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
     config = parse_config(container["args"], {})
-    assert (config.model, config.served_model_name) == ("/models/Qwen3-0.6B", "qwen")
+    assert (config.model, config.served_model_name) == ("/models/Qwen3-0.6B", ("qwen", "qwen3-0.6b"))
     assert {"name": "HF_HUB_OFFLINE", "value": "1"} in container["env"]
     container, volumes = engine_of("oci-image-tls-values.yaml")
     assert volumes["models"]["image"]["reference"] == "registry.example.org/models/qwen3-0.6b:1"

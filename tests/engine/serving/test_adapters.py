@@ -73,6 +73,7 @@ class Served:
 async def serve(**options: object) -> AsyncIterator[Served]:
     parts, loader = fake_engine_parts(**options), Loader()  # type: ignore[arg-type]
     parts.info.adapters.append(pb.Adapter(name="first", sha256=b"f"))
+    parts.info.aliases.append("alias")
     parts = dataclasses.replace(parts, num_adapter_slots=NUM_SLOTS, load_adapter=loader)
     async with run_engine(parts) as server, grpc.aio.insecure_channel(server.address) as channel:
         yield Served(server.address, EngineServiceStub(channel), loader)
@@ -139,7 +140,7 @@ async def test_what_cannot_be_loaded_is_refused_and_leaves_its_place(served: Ser
             "bad: tensor x holds NaN or infinity",
         )
     assert (await refused(served.load("a", "missing")))[0] is grpc.StatusCode.NOT_FOUND
-    for name in ("", " a", "a\n", "x" * 257, "fake"):
+    for name in ("", " a", "a\n", "x" * 257, "fake", "alias"):
         status, detail = await refused(served.load(name, "path"))
         assert status is grpc.StatusCode.INVALID_ARGUMENT
         assert "it must have 1 to 256 printable characters" in detail

@@ -25,7 +25,7 @@ def adapter(base, tmp_path_factory):
 
 
 def opened(base, *settings, **options):
-    config = EngineConfig(model=str(base), served_model_name="base", lora=settings, **options)
+    config = EngineConfig(model=str(base), served_model_name=("base", "alias"), lora=settings, **options)
     return open_adapters(config, ModelConfig.from_dir(base))
 
 
@@ -40,7 +40,7 @@ def test_settings_without_adapters_are_refused(base, adapter):
     setting = f"a={adapter}"
     with pytest.raises(ConfigError, match="--lora is not supported with --tensor-parallel-size 2: use 1"):
         opened(base, setting, tensor_parallel_size=2)
-    for settings, name in (((f"base={adapter}",), "base"), ((setting, setting), "a")):
+    for settings, name in (((f"base={adapter}",), "base"), ((f"alias={adapter}",), "alias"), ((setting, setting), "a")):
         with pytest.raises(ConfigError, match=f"--lora {name}=.*: '{name}' is the name of another model"):
             opened(base, *settings)
     with pytest.raises(CheckpointError, match=r"--lora a: .*nowhere/adapter_config.json: no such file"):

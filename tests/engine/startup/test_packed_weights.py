@@ -97,7 +97,7 @@ def test_every_choice_that_changes_packed_weights_has_its_own_file(
     monkeypatch.setattr(cpu_features, "cpu_features", lambda: replace(features, vnni=not features.vnni))
     found.append(keys(config))
     assert len(set(found)) == len(found)
-    assert keys(replace(config, max_num_seqs=7, served_model_name="other")) == found[-1]
+    assert keys(replace(config, max_num_seqs=7, served_model_name=("other",))) == found[-1]
 
 
 def test_random_weights_and_starts_without_the_flag_have_no_cache(config: EngineConfig) -> None:

@@ -7,6 +7,7 @@ import sys
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from frontend.cli.main import main
+from tests.support.frontend.fake_engine import FakeEngine
 
 
 def run(target):
@@ -17,6 +18,12 @@ async def test_serving_with_model_and_limits(target, capsys):
     assert await run(target) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["SERVING", "model: fake", "max_model_len: 4096 tokens"]
+
+
+async def test_all_names_of_the_model_are_shown(make_pair, capsys):
+    pair = await make_pair(engine=FakeEngine(aliases=["a", "b"]))
+    assert await run(f"127.0.0.1:{pair.app.port}") == 0
+    assert capsys.readouterr().out.splitlines()[1] == "model: fake, a, b"
 
 
 async def test_not_serving_while_the_engine_loads(target, engine, capsys):

@@ -196,7 +196,7 @@ def test_second_signal_ends_at_once(start_up):
 def test_pair_serves_both_apis_and_forwards_flags_and_shows_example_calls(start_up, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("the-key\n")
-    engine_flags = ["--max-num-seqs", "8", "--no-enable-prefix-caching", "--model", "some/model"]
+    engine_flags = ["--max-num-seqs", "8", "--served-model-name", "a", "b", "--model", "some/model"]
     frontend_flags = ["--http-port", "0", "--api-key-file", str(keys), "--log-level", "warning", "--proof", "--uvloop"]
     up = start_up("serve", *engine_flags, *frontend_flags)
     url = up.read_until(r"OpenAI's API on (\S+)")[1]
@@ -211,7 +211,7 @@ def test_pair_serves_both_apis_and_forwards_flags_and_shows_example_calls(start_
     with urllib.request.urlopen(request, timeout=HANG_S) as answer:
         assert json.load(answer)["choices"][0]["text"] == "abc"
     argv = up.starts[0]["argv"]
-    assert argv[:5] == engine_flags
+    assert argv[:7] == engine_flags
     assert argv[argv.index("--log-level") + 1] == "warning"
     uds = Path(argv[argv.index("--uds") + 1])
     assert uds.parent.parent == up.tmp

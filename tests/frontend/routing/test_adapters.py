@@ -214,3 +214,22 @@ async def test_an_engine_that_dies_while_it_loads_fails_the_call_with_unavailabl
     await world.kill(0)
     code, _ = await asyncio.wait_for(loading, HANG_S)
     assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_engines_with_different_names_serve_one_model_under_all_of_them(make_world):
+    world = await make_world(2, absent=2, **ALLOWED)
+    await world.start(0, aliases=["one", "both"], adapters={"a": "a"})
+    await world.start(1, aliases=["both", "two", "a"])
+    await world.until_usable(2)
+    model = await world.stub.GetModel(pb.GetModelRequest(), timeout=HANG_S)
+    assert sorted(model.aliases) == ["a", "both", "one", "two"]
+    assert list(model.adapters) == []  # the name is the model's
+    for name in ("fake", *model.aliases):
+        for _ in range(3):
+            assert (await world.stub.Generate(spec(name), timeout=HANG_S)).model == "fake"
+    submissions = [one for engine in world.engines.values() for one in engine.submissions]
+    assert {one.adapter for one in submissions} == {""}
+    await world.kill(1)
+    assert await adapters(world) == ["a"]
+    assert (await world.stub.Generate(spec("a"), timeout=HANG_S)).model == "a"
+    assert (await refused(world.stub.Generate(spec("two"), timeout=HANG_S)))[0] is grpc.StatusCode.NOT_FOUND

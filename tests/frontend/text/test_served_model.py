@@ -38,6 +38,15 @@ def test_a_name_is_that_of_the_model_or_of_an_adapter(model):
     assert adapted.named("a").parent == "base"
 
 
+def test_an_alias_names_the_model_itself(model):
+    model = replace(model, aliases=("c", "d"))
+    assert model.named("c") is model.named("d") is model
+    adapted = model.named("a")
+    assert (adapted.name, adapted.parent, adapted.aliases) == ("a", "base", ())
+    assert adapted.named("c") is None
+    assert model.key == replace(model, aliases=()).key
+
+
 def test_a_request_is_bound_to_the_digest_of_its_adapter(model):
     assert (model.named("a").adapter_sha256, model.named("b").adapter_sha256) == (b"1", b"2")
     assert model.adapter_sha256 == b""

@@ -39,6 +39,7 @@ class Config:
     log: Path | None = flag(None, path(), "file")
     engine: tuple[str, ...] = flag(("a:1",), repeated(text()), "engines")
     key: tuple[str, ...] = flag((), repeated(text(metavar="KEY"), ""), "key", secret=True)
+    label: tuple[str, ...] = flag((), repeated(text(), takes_several=True), "labels")
 
     def __post_init__(self) -> None:
         if self.port == 13:
@@ -74,11 +75,12 @@ def test_without_flags_all_is_the_default() -> None:
 def test_every_kind_of_value_is_parsed() -> None:
     argv = (
         "--host h --port 2k --size-bytes 1.5G -l 2 --block 32 --share 1 --stall-timeout 2.5 --policy priority "
-        "--no-cache --fast --log l.txt --engine b:2 --engine=c:3 --key x --key y,z"
+        "--no-cache --fast --log l.txt --engine b:2 --engine=c:3 --key x --key y,z --label 1 2 --label=3"
     )
     assert parse(*argv.split()) == Config(
         host="h", port=2000, size_bytes=3 * 2**29, length=2, block=32, share=1.0, stall_timeout_s=2.5,
         policy="priority", cache=False, fast=True, log=Path("l.txt"), engine=("b:2", "c:3"), key=("x", "y,z"),
+        label=("1", "2", "3"),
     )  # fmt: skip
 
 
@@ -131,6 +133,7 @@ def test_help_has_value_default_unit_and_variable(
         "--fast, --no-fast fast (default: on with a GPU) [CHAIRLIFT_FAST]",
         "--engine ENGINE engines (default: a:1) [CHAIRLIFT_ENGINE]",
         "--key KEY key [CHAIRLIFT_KEY]",
+        "--label LABEL [LABEL ...] labels [CHAIRLIFT_LABEL]",
     ):
         assert line in shown
     for word in ("--log", "None", "a-secret"):

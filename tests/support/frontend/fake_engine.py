@@ -8,7 +8,7 @@ sent, `stall`, `freeze` and `kill` say it all.
 import asyncio
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,9 @@ class FakeEngine(EngineServiceServicer):
         state: pb.EngineState = pb.ENGINE_STATE_SERVING,
         weights_revision: str = "none",
         adapters: Mapping[str, str] | None = None,
+        aliases: Sequence[str] = (),
     ) -> None:
+        self._aliases = aliases
         self._weights_revision = weights_revision
         self.adapters = {name: fake_adapter(name, path) for name, path in (adapters or {}).items()}
         self.changes_adapters = True
@@ -416,6 +418,7 @@ class FakeEngine(EngineServiceServicer):
             max_logprobs=20,
             engine_version="fake",
             adapters=self.adapters.values(),
+            aliases=self._aliases,
         )
 
     def _notify(self) -> None:

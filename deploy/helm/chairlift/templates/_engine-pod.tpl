@@ -66,7 +66,9 @@ spec:
         - {{ printf "--model=/models/%s" $root.Values.model.name | trimSuffix "/" | quote }}
         {{- end }}
         {{- with $root.Values.model.servedName }}
+        {{- range kindIs "string" . | ternary (list .) . }}
         - {{ printf "--served-model-name=%s" . | quote }}
+        {{- end }}
         {{- end }}
         {{- if $root.Values.tls.enabled }}
         - --tls-cert={{ $tls }}/tls.crt

@@ -155,7 +155,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_minor: _Optional[int] = ..., engine_instance_id: _Optional[str] = ..., session_id: _Optional[str] = ..., info: _Optional[_Union[EngineInfo, _Mapping]] = ..., step_window: _Optional[int] = ..., status: _Optional[_Union[EngineStatus, _Mapping]] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("model", "weights_revision", "tokenizer_sha256", "max_model_len", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "vocab_size", "end_token_ids", "max_logprobs", "engine_version", "adapters")
+    __slots__ = ("model", "weights_revision", "tokenizer_sha256", "max_model_len", "block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "vocab_size", "end_token_ids", "max_logprobs", "engine_version", "adapters", "aliases")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class EngineInfo(_message.Message):
     MAX_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_VERSION_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     model: str
     weights_revision: str
     tokenizer_sha256: bytes
@@ -182,7 +183,8 @@ class EngineInfo(_message.Message):
     max_logprobs: int
     engine_version: str
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
-    def __init__(self, model: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[bytes] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., max_logprobs: _Optional[int] = ..., engine_version: _Optional[str] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[bytes] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., max_logprobs: _Optional[int] = ..., engine_version: _Optional[str] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "sha256", "path")

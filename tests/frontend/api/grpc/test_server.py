@@ -238,6 +238,13 @@ async def test_get_model(pair):
     assert model.tokenizer_sha256 == pair.engine.sha256.hex()
 
 
+async def test_get_model_names_the_aliases(make_pair):
+    pair = await make_pair(engine=FakeEngine(aliases=["a", "b"]))
+    for name in ("", "fake", "b"):
+        model = await pair.stub().GetModel(pb.GetModelRequest(model=name))
+        assert (model.model, list(model.aliases)) == ("fake", ["a", "b"])
+
+
 async def test_many_streams_at_once_each_get_their_own_text(pair, text_request):
     stub = pair.stub()
 

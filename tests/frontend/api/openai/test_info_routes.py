@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from tests.support.frontend.fake_engine import FakeEngine
 
 
 async def fetch(pair, path, body=None):
@@ -102,3 +103,24 @@ async def test_bad_parameter_is_named(shared_pair, path, body, param):
     status, answer = await fetch_json(shared_pair, path, body)
     assert (status, answer["error"]["param"]) == (404 if param == "model" else 400, param)
     await shared_pair.idle()
+
+
+async def test_each_name_of_the_model_is_listed_and_served_and_answers_have_the_first(make_pair, connect):
+    engine = FakeEngine(aliases=["org/other", "third"], adapters={"tuned": "path"})
+    pair = await make_pair(engine=engine, http=True)
+    client = connect(pair)
+    listed = {model.id: (model.root, model.parent) for model in (await client.models.list()).data}
+    assert list(listed) == ["fake", "org/other", "third", "tuned"]
+    assert listed == dict.fromkeys(["fake", "org/other", "third"], ("fake", None)) | {"tuned": ("tuned", "fake")}
+    assert (await client.models.retrieve("org/other")).id == "org/other"
+    for name in ("fake", "org/other", "third"):
+        assert (await client.completions.create(model=name, prompt="abc", max_tokens=2)).model == "fake"
+    stream = await client.completions.create(model="third", prompt="abc", max_tokens=2, stream=True)
+    assert {chunk.model async for chunk in stream} == {"fake"}
+    assert (await client.completions.create(model="tuned", prompt="abc", max_tokens=2)).model == "tuned"
+    assert [one.adapter for one in engine.submissions] == [""] * 4 + ["tuned"]
+    with pytest.raises(openai.NotFoundError, match="'fake' and 'org/other' and 'third' and 'tuned' are"):
+        await client.completions.create(model="fourth", prompt="abc")
+    _, _, metrics = await fetch(pair, "/metrics")
+    assert b'model_name="fake"' in metrics
+    assert b"third" not in metrics
