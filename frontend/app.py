@@ -101,7 +101,7 @@ class FrontendApp:
         self._spans = _spans(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
         limits = JobLimits(config.grammar_timeout_s, config.grammar_memory_bytes, clock=Clock.CPU)
         self.grammars = GrammarCompiler(limits)
-        self._chats = ChatRenderer()
+        self._chats = ChatRenderer(default_kwargs=config.default_chat_template_kwargs)
         self._feasibility = Feasibility(
             self.engines.forecast,
             _retry_tickets(config.retry_ticket_key_file),

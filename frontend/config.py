@@ -9,11 +9,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from chairlift.service.flags import (
     FlagError,
     FlagParser,
+    Kind,
     add_flags,
     check_flags,
     choice,
@@ -31,6 +33,7 @@ from chairlift.service.tls import is_loopback
 from frontend.engine_address import EngineAddress
 from frontend.errors import ConfigError
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
+from frontend.text.chat.template_kwargs import ALLOWED, are_template_kwargs, parse_json
 
 _ANY_HOST = text("an address", lambda _: True, metavar="HOST")
 _ADDRESSES = "HOST:PORT or unix:PATH, behind vllm://, sglang:// or trtllm:// for an engine of another project"
@@ -201,6 +204,11 @@ class FrontendConfig:
     chat_template: Path | None = flag(
         None, path(), "file with a chat template in Jinja, instead of the model's", default_text="the model's"
     )
+    default_chat_template_kwargs: Mapping[str, Any] | None = flag(
+        None, Kind(parse_json, are_template_kwargs, ALLOWED, "JSON"),
+        "JSON object of variables for the chat template, such as '{\"enable_thinking\": false}'; those that a request "
+        "sets take precedence",
+    )  # fmt: skip
     tool_call_parser: str = flag(
         "auto", choice(TOOL_FORMATS),
         f"format of the model's tool calls: {', '.join(TOOL_FORMATS)}; auto: detected from the chat template",

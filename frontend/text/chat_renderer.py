@@ -6,7 +6,7 @@ A template is a program whose run time depends on the request, so it runs in kil
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from frontend.errors import InvalidRequest, ServerDraining
@@ -34,9 +34,11 @@ class ChatRenderer:
 
     Args:
         limits: limits of one conversation.
+        default_kwargs: template variables for conversations that do not set them.
     """
 
-    def __init__(self, limits: JobLimits = LIMITS) -> None:
+    def __init__(self, limits: JobLimits = LIMITS, default_kwargs: Mapping[str, Any] | None = None) -> None:
+        self._default_kwargs = dict(default_kwargs or {})
         self._pool = ProcessPool("frontend.text.chat_template_worker", limits, NUM_PROCESSES)
 
     async def render(
@@ -99,7 +101,12 @@ class ChatRenderer:
 
     def _hello(self, chat: ChatFiles) -> Hello:
         async def hello() -> bytes:
-            values = {"plain": chat.plain, "for_tools": chat.for_tools, "variables": dict(chat.variables)}
+            values = {
+                "plain": chat.plain,
+                "for_tools": chat.for_tools,
+                "variables": dict(chat.variables),
+                "default_kwargs": self._default_kwargs,
+            }
             return first_frame(self._pool.limits, values)
 
         return hello

@@ -19,6 +19,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from frontend.text.chat.messages import ChatMessage, ChatOptions
+from frontend.text.chat.template_kwargs import OWN_NAMES
 from frontend.text.chat.template_turns import CallForm, find_call_form, template_messages
 
 MAX_RENDERED_CHARS = 1_000_000
@@ -76,17 +77,19 @@ class ChatTemplate:
     Args:
         source: the Jinja template.
         variables: variables besides the messages: bos_token, eos_token, ...
+        default_kwargs: further variables, for conversations that do not set them.
 
     Raises:
-        ChatTemplateError: the source cannot be compiled.
+        ChatTemplateError: the source cannot be compiled, or a default has a reserved name.
 
     Attributes:
         source: as given.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, variables: Mapping[str, str], default_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         self.source = source
-        self._variables = {"documents": None, **variables}
         environment = _environment()
         try:
             tree = environment.parse(source)
@@ -100,7 +103,9 @@ class ChatTemplate:
         self._loops_over_content = any(_is_content(loop.iter) for loop in tree.find_all(jinja2.nodes.For))
         tested = (test.node for test in tree.find_all(jinja2.nodes.Test) if test.name == "string")
         self._takes_parts_only = self._loops_over_content and not any(_is_content(node) for node in tested)
-        self._reserved = {"messages", "tools", "add_generation_prompt", *variables, *environment.globals}
+        self._reserved = {*OWN_NAMES, *variables, *environment.globals}
+        self._check_names(default_kwargs or {}, " in --default-chat-template-kwargs")
+        self._variables = {"documents": None, **variables, **(default_kwargs or {})}
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions | None = None) -> str:
         """Renders the conversation as one prompt.
@@ -121,11 +126,14 @@ class ChatTemplate:
             MemoryError: it exceeds the memory limit.
         """
         options = options or ChatOptions()
-        for name in options.template_kwargs:
-            if name in self._reserved:
-                raise ChatTemplateError(f"the variable {name!r} is the template's own and cannot be set")
+        self._check_names(options.template_kwargs)
         form = self._call_form if any(message.tool_calls for message in messages) else None
         return self._render(messages, options, form)
+
+    def _check_names(self, kwargs: Mapping[str, Any], place: str = "") -> None:
+        for name in kwargs:
+            if name in self._reserved:
+                raise ChatTemplateError(f"the variable {name!r}{place} is the template's own and cannot be set")
 
     @functools.cached_property
     def _call_form(self) -> CallForm:

@@ -1,7 +1,8 @@
 """The process that renders chat templates; see `isolated/worker.py`.
 
--> {"plain": ..., "for_tools": ..., "variables": {...}}      <- {}, after both templates are compiled
--> {"messages": [...], "options": {...}}                     <- {"prompt": ...}, repeatedly
+-> {"plain": ..., "for_tools": ..., "variables": {...}, "default_kwargs": {...}}
+                                                <- {}, after both templates are compiled
+-> {"messages": [...], "options": {...}}        <- {"prompt": ...}, repeatedly
 """
 
 from typing import Any
@@ -20,7 +21,9 @@ def renderer(hello: Frame) -> Handler:
     plain, for_tools = hello["plain"], hello["for_tools"]
     try:
         templates = {
-            source: ChatTemplate(source, hello["variables"]) for source in {plain, for_tools} if source is not None
+            source: ChatTemplate(source, hello["variables"], hello["default_kwargs"])
+            for source in {plain, for_tools}
+            if source is not None
         }
     except ChatTemplateError as error:
         raise CannotStart(str(error)) from error

@@ -131,3 +131,20 @@ def test_invalid_setting_is_one_line_and_status_2(argv, capsys):
 def test_config_created_in_code_is_checked():
     with pytest.raises(ConfigError, match="--port is -1"):
         FrontendConfig(port=-1)
+
+
+def test_default_template_kwargs_are_a_json_object(capsys):
+    text = '{"enable_thinking": false, "level": [1]}'
+    expected = {"enable_thinking": False, "level": [1]}
+    assert parse_arguments(["--default-chat-template-kwargs", text], {}).default_chat_template_kwargs == expected
+    environ = {"CHAIRLIFT_DEFAULT_CHAT_TEMPLATE_KWARGS": text}
+    assert parse_arguments([], environ).default_chat_template_kwargs == expected
+    for bad in ("{", "[1]", '{"tools": []}', '{\n"a": 1'):
+        with pytest.raises(SystemExit):
+            parse_arguments([f"--default-chat-template-kwargs={bad}"], {})
+        error = capsys.readouterr().err
+        assert "--default-chat-template-kwargs is " in error
+        assert "it must be a JSON object of at most 524288 bytes" in error
+        assert error.count("\n") == 1
+    with pytest.raises(ConfigError, match="--default-chat-template-kwargs is "):
+        FrontendConfig(default_chat_template_kwargs={"messages": []})

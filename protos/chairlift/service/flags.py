@@ -28,6 +28,7 @@ _SWITCH_WORDS = {
     "no": False,
     "off": False,
 }
+_MAX_SHOWN_CHARS = 200
 _UNITS = {"_s": "S", "_ms": "MS", "_bytes": "BYTES"}
 
 _Config = TypeVar("_Config")
@@ -325,7 +326,12 @@ def _value(name: str, kind: Kind, raw: Any) -> Any:
 
 
 def _refusal(name: str, value: object, kind: Kind) -> FlagError:
-    return FlagError(f"{name} is {str(value) or 'empty'}, it must be {kind.allowed}")
+    shown = str(value) or "empty"
+    if len(shown) > _MAX_SHOWN_CHARS:
+        shown = f"{shown[:_MAX_SHOWN_CHARS]}..."
+    if not shown.isprintable():  # a line break, for one
+        shown = repr(shown)
+    return FlagError(f"{name} is {shown}, it must be {kind.allowed}")
 
 
 def _parse_integer(value: str) -> int:

@@ -54,8 +54,8 @@ def make_tokenizer():
 async def make_renderer():
     renderers = []
 
-    def make(limits=LIMITS) -> ChatRenderer:
-        renderers.append(ChatRenderer(limits))
+    def make(limits=LIMITS, **options) -> ChatRenderer:
+        renderers.append(ChatRenderer(limits, **options))
         return renderers[-1]
 
     yield make
@@ -268,3 +268,14 @@ async def test_stop_fails_waiting_requests(make_renderer, make_tokenizer):
     for task in waiting:
         with pytest.raises(ServerDraining):
             await task
+
+
+async def test_a_default_that_is_the_templates_own_variable_refuses_chat_and_says_so(
+    make_renderer, make_tokenizer, caplog
+):
+    renderer = make_renderer(default_kwargs={"bos_token": "x"})
+    tokenizer = make_tokenizer("{{ messages[0].content }}", bos_token="<s>")
+    await renderer.prepare(tokenizer)
+    says = "'bos_token' in --default-chat-template-kwargs is the template's own"
+    assert says in caplog.text
+    assert says in await refusal(renderer, tokenizer)

@@ -226,3 +226,15 @@ def test_num_chars_counts_all_text_that_a_template_may_insert():
     assert turn.num_chars == len("user" + "abc" + "name" + "why" + "id" + "f" + "{}" + "call")
     assert ChatMessage("user", "é").num_chars == 5
     assert ChatOptions(tools=({"a": "é"},), template_kwargs={"b": [1]}).num_chars == len('{"a": "é"}') + len("[1]")
+
+
+def test_defaults_of_variables_apply_where_a_request_sets_none():
+    template = ChatTemplate("{{ a }}{{ b }}{{ documents }}", {"eos_token": "</s>"}, {"a": 1, "b": False})
+    question = [ChatMessage("user", "x")]
+    assert template.render(question) == "1FalseNone"
+    assert template.render(question, ChatOptions(template_kwargs={"b": 2, "documents": 3})) == "123"
+    for name in ("messages", "eos_token", "range"):
+        with pytest.raises(
+            ChatTemplateError, match=f"'{name}' in --default-chat-template-kwargs is the template's own"
+        ):
+            ChatTemplate("{{ a }}", {"eos_token": "</s>"}, {name: 1})

@@ -145,6 +145,8 @@ def test_help_has_value_default_unit_and_variable(
     [
         ("--port 70000", "--port is 70000, it must be a whole number between 0 and 65535"),
         ("--port many", "--port is many, it must be a whole number"),
+        (f"--port {300 * 'x'}", f"--port is {200 * 'x'}..., it must be a whole number"),
+        ("--port \x01", r"--port is '\x01', it must be a whole number"),
         ("--size-bytes 0", "--size-bytes is 0, it must be a whole number, at least 1"),
         ("--size-bytes lotsG", "--size-bytes is lotsG, it must be a whole number"),
         ("--size-bytes infG", "--size-bytes is infG, it must be a whole number"),
