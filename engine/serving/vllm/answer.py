@@ -65,7 +65,7 @@ class Answer:
     Args:
         index: see above.
         stop_texts: None: there are none.
-        min_tokens: tokens in which no stop text is looked for.
+        min_tokens: tokens that end at no stop text. One that begins in them may end later.
         constraint_field: name of the field with the constraint, for errors.
     """
 
@@ -163,8 +163,8 @@ class Answer:
             self._unsent.token_ids.append(token_id)
             if output.logprobs:
                 self._unsent.logprobs.append(output.logprobs[position])
-            if self._stop_texts is not None and len(self.token_ids) > self._min_tokens:
-                matched = self._stop_texts.push(token_id)
+            if self._stop_texts is not None:
+                matched = self._stop_texts.push(token_id, may_match=len(self.token_ids) > self._min_tokens)
                 if matched is not None:
                     self.end = AnswerEnd("stop", matched_text=matched)
                     return

@@ -141,9 +141,25 @@ async def test_a_stop_text_ends_the_answer_with_its_token(served: Any, stream: b
     await until(lambda: is_idle(served))
 
 
-async def test_no_stop_text_is_looked_for_before_min_tokens(served: Any) -> None:
+async def test_no_stop_text_within_min_tokens_ends_the_answer(served: Any) -> None:
     responses = await served.gateway.generate(wanted(PROMPT, stop=list("aeiost "), min_tokens=8))
     assert tokens_of(responses) == solo(served.model, min_tokens=8)
+
+
+async def test_a_stop_text_may_begin_within_min_tokens(served: Any) -> None:
+    tokenizer = LLTokenizer((MODEL_DIR / "tokenizer.json").read_text())
+    answer = solo(served.model, max_tokens=200)
+    spelled = [tokenizer.decode_bytes([token_id]) for token_id in answer]
+    number, stop = next(  # token `number` of the answer, from 1, completes this text for the first time
+        (number, before[-1:] + after)
+        for number, (before, after) in enumerate(pairwise(spelled), 2)
+        if (before[-1:] + after).isascii() and before[-1:] + after not in b"".join(spelled[: number - 1])
+    )
+    for min_tokens, reason in ((number - 1, "stop"), (number, "length")):
+        request = wanted(PROMPT, max_tokens=number, stop=[stop.decode()], min_tokens=min_tokens)
+        responses = await served.gateway.generate(request)
+        assert tokens_of(responses) == answer[:number]
+        assert responses[-1].complete.finish_reason == reason
 
 
 async def test_a_slow_reader_pauses_its_answer(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
