@@ -68,7 +68,7 @@ class MemoryConnection:
 
     def come(self, name):
         self._num_instances += 1
-        model = SimpleNamespace(name=name, key=key(name), vocab_size=VOCAB_SIZE)
+        model = SimpleNamespace(name=name, key=key(name), vocab_size=VOCAB_SIZE, aliases=())
         instance_id = f"{self.address} {self._num_instances}"
         session = EngineSession(
             vocab_size=VOCAB_SIZE,
