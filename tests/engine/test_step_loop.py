@@ -15,6 +15,7 @@ from engine.errors import EngineDraining, QueueFull
 from engine.interfaces import (
     AdmissionReport,
     Cancel,
+    Command,
     DrainReport,
     Fence,
     FencePassed,
@@ -25,7 +26,7 @@ from engine.interfaces import (
     Submit,
 )
 from engine.serving.step_log import StepLog
-from engine.step_loop import StepLoop
+from engine.step_loop import IDLE_TURN_S, StepLoop
 from tests.support.engine.fake_model import FakeModel, FakeModelRunner
 
 MODEL = FakeModel(end_probability=0.0)
@@ -415,3 +416,25 @@ def test_a_fence_passes_once_all_steps_launched_before_it_have_ended(max_steps_i
     bench.turns(12)  # beyond the end of the request
     assert len(collected) == 1
     assert set(launched_before) <= set(collected[0])
+
+
+class PatientInbox(Inbox):
+    """Records how long the loop would wait for commands; nobody waits."""
+
+    def drain(self, timeout_s: float) -> list[Command]:
+        self.last_wait_s = timeout_s
+        return super().drain(0.0)
+
+
+def test_the_loop_waits_only_while_nothing_runs_until_the_next_deadline_and_never_long() -> None:
+    """Its turns must go on: they tell the watchdog and frontends that it does not hang."""
+    bench, inbox = Bench(), PatientInbox()
+    bench.loop._inbox = bench.inbox = inbox
+    bench.submit(request(1, token_credit=6, deadline_s=bench.now_s + 600.0))
+    waits_s = []
+    for passed_s in (0.0,) * 10 + (599.99, 1.0, 0.0, 0.0):
+        bench.now_s += passed_s
+        bench.turns(1)
+        waits_s.append(inbox.last_wait_s)
+    assert bench.reasons == {1: EndReason.DEADLINE}
+    assert waits_s == pytest.approx([IDLE_TURN_S, *[0.0] * 5, *[IDLE_TURN_S] * 4, 0.01, 0.0, *[IDLE_TURN_S] * 2])

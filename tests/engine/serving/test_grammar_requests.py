@@ -78,6 +78,17 @@ async def test_a_request_with_a_grammar_is_served(client):
     assert len(answer.token_ids) == 10
 
 
+async def test_credit_reaches_a_request_with_a_grammar_while_it_runs(client):
+    await client.submit(submission(1, [5], 6, grammar=GRAMMAR, token_credit=2))
+    await client.until(lambda: len(client.received[1].token_ids) == 2)
+    await client.grant(1, 2)
+    await client.until(lambda: len(client.received[1].token_ids) == 4)
+    await client.cancel(1)
+    (answer,) = await client.ended(1)
+    assert answer.completion.reason == pb.COMPLETION_REASON_CANCELLED
+    assert answer.completion.num_output_tokens == 4
+
+
 @pytest.mark.parametrize(
     ("fields", "detail"),
     [

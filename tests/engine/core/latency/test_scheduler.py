@@ -42,6 +42,15 @@ def test_two_steps_in_flight_leave_a_first_token_no_later_than_promised() -> Non
     assert quantile((world.ttft_s(number) for number in served), 0.95) <= 0.42
 
 
+def test_a_prompt_that_the_last_step_admitted_is_backlog() -> None:
+    world = World()
+    world.add(1, 12_000, ttft_s=50.0)
+    num_left = 12_000 - world.step()[1]
+    assert num_left > 0
+    assert world.scheduler.stats().on_time_tokens == num_left
+    assert world.scheduler.stats().prompt_tokens_per_s > 0.0
+
+
 def test_stats_report_the_model_the_rate_and_the_backlog_by_lane() -> None:
     world = World(max_step_s=0.02)
     world.add(1, 5000, ttft_s=5.0)
