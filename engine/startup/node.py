@@ -43,7 +43,8 @@ class Node:
         threading.Thread(target=self._report_ready, name="ranks-ready", daemon=True).start()
         try:
             while (message := self._link.recv_bytes()) != LEAVE:
-                self._followers.send(message)
+                with contextlib.suppress(OSError):  # a rank has ended, which its monitor reports
+                    self._followers.send(message)
         except (EOFError, OSError):
             self._lost.set()
             if not self._is_stopped:
@@ -73,7 +74,8 @@ class Node:
 def on_rank_failure(link: NodeLink, lost: threading.Event, end: Callable[[EngineError], None]) -> OnFailure:
     """Returns what handles an error of a rank here: tells node 0, and ends this process.
 
-    If node 0 has gone, which makes ranks here fail too, `Node.run` says so, and nothing else is done.
+    If node 0 has gone, which makes ranks here fail too, `Node.run` says so, and nothing else is done. Node 0 is told
+    afterwards: the report makes it go. It must come within the time that node 0 waits for the cause of a failed step.
 
     Args:
         link: the connection to node 0.
@@ -82,10 +84,11 @@ def on_rank_failure(link: NodeLink, lost: threading.Event, end: Callable[[Engine
     """
 
     def report_and_end(error: EngineError) -> None:
+        if lost.wait(SETTLE_S / 2):
+            return
         with contextlib.suppress(OSError):
             link.send_bytes(error_report(error))
-        if not lost.wait(SETTLE_S):
-            end(error)
+        end(error)
 
     return report_and_end
 

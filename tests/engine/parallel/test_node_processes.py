@@ -13,6 +13,7 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.parallel.nodes import free_port
 from tests.support.engine.client import AttachClient, submission
 from tests.support.engine.process import EngineProcess, engine_process
+from tests.support.processes import child_pids, kill
 from tests.support.slow_link import TwoHosts, can_make_hosts, two_hosts
 
 IGNORING_END = pb.TokenStops(ignore_end_token=True)
@@ -96,6 +97,21 @@ async def test_kill_9_of_either_ends_the_other_with_one_line(tmp_path: Path, mod
     assert statuses == ((-signal.SIGKILL, 1) if killed == 0 else (1, -signal.SIGKILL))
     (line,) = nodes[1 - killed].complaints
     assert re.search(rf"node {killed} \(127\.0\.0\.1\)(: rank 1 .*)? has (ended|left the group), or cannot be", line)
+
+
+async def test_kill_9_of_a_rank_ends_both_machines_with_one_line_that_names_it(tmp_path: Path, model_dir: Path) -> None:
+    async with two_nodes(tmp_path, model_dir, "--max-num-seqs", 1) as nodes:
+        await nodes[0].said("serving on unix:")
+        async with AttachClient.open(nodes[0].address, acks=False) as client:
+            await client.submit(*(submission(handle, [5], 500, stops=IGNORING_END) for handle in range(1, 21)))
+            await client.until(lambda: client.received[1].token_ids)
+            (rank,) = child_pids(nodes[1].pid)
+            kill(rank)
+            statuses = await ended(nodes)
+    assert statuses == (1, 1)
+    for node, name in zip(nodes, ("node 1 (127.0.0.1): ", ""), strict=True):
+        (line,) = node.complaints
+        assert f"{name}rank 1 (process {rank}) was killed by SIGKILL" in line
 
 
 async def test_other_flags_on_one_are_refused_and_the_right_ones_still_join(tmp_path: Path, model_dir: Path) -> None:

@@ -66,6 +66,11 @@ class EngineProcess:
         self.address = address
         self.lines: list[str] = []
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     async def said(self, words: str) -> str:
         """Waits for a line of stderr with these words, and returns it."""
         assert self._process.stderr is not None
