@@ -1,35 +1,25 @@
-"""The processes of the other ranks, started and monitored by rank 0, and on other machines by `engine.startup.node`.
+"""The other processes of a group, monitored by the one that started them: rank 0, or a machine without rank 0.
 
-If one rank of a group ends, the others would hang in their next collective. So when a rank ends or a step takes too
-long, all of them are ended. A follower detects the end of the process that started it by its standard input, a pipe
-that this process holds open, which in turn detects the end of a follower by their channel. `engine.startup.follower`
-describes the messages. Rank 0 has one connection to each other machine, which passes plans on to its ranks, and reports
-in JSON: that they are ready, an error that ends the group, or that the machine is asked to stop.
+If one rank of a group ends, the others would hang in their next collective. So when a rank ends, or a step takes too
+long, all of them are ended, with one error that says which rank was the first.
 """
 
 import atexit
 import contextlib
-import json
 import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, StepError
+from engine.errors import ConfigError, EngineError, StepError
 from engine.parallel.nodes import NodeLink
-from engine.parallel.plans import LEAVE
-
-# -P keeps the current directory, which may hold a folder named engine, off the module path.
-FOLLOWER_COMMAND = (sys.executable, "-P", "-m", "engine.startup.follower")
+from engine.parallel.peer import News, Peer
+from engine.parallel.rank_process import FOLLOWER_COMMAND, RankProcess
+from engine.parallel.remote_node import RemoteNode
 
 START_TIMEOUT_S = 120.0
 """Shortest timeout for each phase of the start: importing libraries, connecting, and loading after rank 0."""
@@ -41,14 +31,6 @@ _TICK_S = 1.0  # interval of the timeout check
 _STOP_GRACE_S = 5.0  # for ranks to leave their group
 
 OnFailure = Callable[[EngineError], None]
-
-READY = b'{"ready": true}'
-"""Report of a node whose ranks have loaded their shards."""
-
-STOPPING = b'{"stopping": true}'
-"""Report of a node that was asked to stop, so that the group should drain."""
-
-_ERRORS = {kind.__name__: kind for kind in (CheckpointError, ConfigError, DeviceError, StepError)}
 
 _log = logging.getLogger(__name__)
 
@@ -86,12 +68,14 @@ class Followers:
             leave: leaves the group of this process, rank 0; called by `close`.
             links: to the other machines; `close` closes them.
             owner: this process, in messages.
-            command: program of a follower; the file descriptor of its channel is appended.
+            command: see `RankProcess`.
+        Raises: ConfigError: a process cannot be started; those that were are killed, and the links closed.
         """
         self._on_stopping = on_stopping
         self._leave = leave
         self._timeout_s = timeout_s
         self._on_failure = on_failure
+        self._owner = owner
         self._ending = threading.Lock()
         self._has_ended = False
         self._is_closed = False
@@ -100,26 +84,35 @@ class Followers:
         self._all_ready = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="chairlift-ranks-")  # mode 0700
         self.meeting_folder = Path(self._folder.name)
-        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
-        self._links = tuple(links)
-        self._owner = owner
-        self._names: dict[Connection | NodeLink, str] = {link: link.name for link in links}
+        nodes = [RemoteNode(link) for link in links]
+        self._processes: list[RankProcess] = []
+        try:
+            for rank in ranks:
+                self._processes.append(RankProcess(rank, command))
+        except ConfigError:
+            for process in self._processes:
+                process.kill()
+                process.wait(_STOP_GRACE_S)
+                process.close()
+            for node in nodes:
+                node.close()
+            self._folder.cleanup()
+            raise
+        self._peers: list[Peer] = [*self._processes, *nodes]
         atexit.register(self.close)
-        for rank in ranks:
-            self._start(rank, command)
         self._watch_thread = threading.Thread(target=self._watch, name="rank-watch", daemon=True)
         self._watch_thread.start()
 
     @property
     def pids(self) -> list[int]:
         """Process ids, in the order of the ranks."""
-        return [process.pid for process in self._processes.values()]
+        return [process.pid for process in self._processes]
 
     def assign(self, assignments: Sequence[object]) -> None:
-        """Sends each follower its assignment, in the order of the ranks."""
+        """Sends each rank that was started its assignment, in the order of the ranks."""
         with self.waiting_for("the other ranks to start", START_TIMEOUT_S):
-            for channel, assignment in zip(self._processes, assignments, strict=True):
-                channel.send(assignment)
+            for process, assignment in zip(self._processes, assignments, strict=True):
+                process.assign(assignment)
 
     def wait_ready(self, *, is_timed: bool = True) -> None:
         """Waits until all have loaded their shard; with a timeout if called when rank 0 has loaded its own."""
@@ -127,11 +120,9 @@ class Followers:
             self._all_ready.wait()
 
     def send(self, message: bytes) -> None:
-        """Sends a message to every follower and machine; blocks while one is far behind."""
-        for channel in self._processes:
-            channel.send_bytes(message)
-        for link in self._links:
-            link.send_bytes(message)
+        """Sends a message to every rank and machine; blocks while one is far behind. Raises: OSError: one is gone."""
+        for peer in self._peers:
+            peer.send_bytes(message)
 
     @contextlib.contextmanager
     def waiting_for(self, what: str, at_least_s: float = 0.0) -> Iterator[None]:
@@ -156,85 +147,42 @@ class Followers:
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        for channel, process in self._processes.items():
-            assert process.stdin is not None
-            if not self._all_ready.is_set():
-                process.stdin.close()  # it may be loading or connecting: exits immediately
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(channel.fileno())) as end:
-                end.shutdown(socket.SHUT_WR)  # no more plans: they leave the group and exit
-        for link in self._links:
-            with contextlib.suppress(OSError):
-                link.send_bytes(LEAVE)
+        for peer in self._peers:
+            peer.ask_to_leave(is_ready=self._all_ready.is_set())
         leaving = threading.Thread(target=self._leave, daemon=True)  # hangs if a rank hangs
         leaving.start()
         until_s = time.monotonic() + _STOP_GRACE_S
         leaving.join(_STOP_GRACE_S)
-        for process in self._processes.values():
-            _wait(process, max(0.0, until_s - time.monotonic()))
+        for process in self._processes:
+            process.wait(max(0.0, until_s - time.monotonic()))
         self._watch_thread.join(_STOP_GRACE_S)  # a machine may not answer
-        for link in self._links:
-            link.close()
-        for channel, process in self._processes.items():
-            channel.close()
-            assert process.stdin is not None
-            process.stdin.close()
+        for peer in self._peers:
+            peer.close()
         self._folder.cleanup()
 
-    def _start(self, rank: int, command: Sequence[str]) -> None:
-        channel, far_end = Pipe()
-        process = subprocess.Popen(
-            [*command, str(far_end.fileno())],
-            stdin=subprocess.PIPE,
-            pass_fds=[far_end.fileno()],
-        )
-        far_end.close()
-        self._processes[channel] = process
-        self._names[channel] = f"rank {rank} (process {process.pid})"
-        _log.info("Started %s", self._names[channel])
-
     def _watch(self) -> None:
-        channels: list[Any] = [*self._processes, *self._links]
-        while channels:
-            ready: list[Any] = wait(channels, _TICK_S)
-            for channel in ready:
+        peers: list[Any] = list(self._peers)  # the types of `wait` are sockets and pipes, not all that has a `fileno`
+        while peers:
+            ready: list[Any] = wait(peers, _TICK_S)
+            for peer in ready:
                 try:
-                    if isinstance(channel, Connection):
-                        self._handle(channel, channel.recv())
-                    else:
-                        self._handle_report(channel, channel.recv_bytes())
+                    self._handle(peer, peer.receive())
                 except (EOFError, OSError):
-                    channels.remove(channel)
-                    self._fail(StepError(f"{self._names[channel]} {self._end_of(channel)}"))
+                    peers.remove(peer)
+                    self._fail(StepError(f"{peer.name} {peer.describe_end()}"))
             self._check_clock()
 
-    def _end_of(self, channel: Connection | NodeLink) -> str:
-        if isinstance(channel, NodeLink):
-            return "has left the group, or cannot be reached any more"
-        return _describe(_wait(self._processes[channel]))  # only the follower holds the other end
-
-    def _handle(self, channel: Connection | NodeLink, message: EngineError | None) -> None:
-        """Handles a message of a follower or machine: None when it is ready, an error before it ends."""
-        if message is not None:
-            self._fail(type(message)(f"{self._names[channel]}: {message}"))
-            return
-        self._num_ready += 1
-        if self._num_ready == len(self._names):
-            self._all_ready.set()
-
-    def _handle_report(self, link: NodeLink, report: bytes) -> None:
-        """Handles a message of a machine. Raises: OSError: it is no report."""
-        if report == STOPPING:
-            _log.info("%s was asked to stop: draining", link.name)
-            self._on_stopping()
-            return
-        try:
-            error = None
-            if report != READY:
-                fields = json.loads(report)
-                error = _ERRORS[fields["error"]](str(fields["text"]))
-        except (ValueError, KeyError, TypeError):
-            raise OSError("no report of a node") from None
-        self._handle(link, error)
+    def _handle(self, peer: Peer, report: News | EngineError) -> None:
+        match report:
+            case News.READY:
+                self._num_ready += 1
+                if self._num_ready == len(self._peers):
+                    self._all_ready.set()
+            case News.STOPPING:
+                _log.info("%s was asked to stop: draining", peer.name)
+                self._on_stopping()
+            case EngineError():
+                self._fail(type(report)(f"{peer.name}: {report}"))
 
     def _check_clock(self) -> None:
         waiting = self._waiting  # read once: another thread writes it
@@ -242,37 +190,13 @@ class Followers:
             return
         what, since_s, most_s = waiting
         if time.monotonic() - since_s > most_s:
-            which = " or ".join(self._names.values())
+            which = " or ".join(peer.name for peer in self._peers)
             self._fail(StepError(f"{self._owner} has waited more than {most_s:g} s for {what}: {which} hangs"))
 
     def _fail(self, error: EngineError) -> None:
         with self._ending:
             if not self._has_ended:
                 self._has_ended = True
-                for process in self._processes.values():
-                    process.kill()  # a suspended one would not notice the end of rank 0
+                for process in self._processes:
+                    process.kill()
                 self._on_failure(error)
-
-
-def error_report(error: EngineError) -> bytes:
-    """Returns the report of an error that ends a node."""
-    kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind) or kind is StepError)
-    return json.dumps({"error": kind, "text": str(error)}).encode()
-
-
-def _wait(process: subprocess.Popen[bytes], timeout_s: float = _STOP_GRACE_S) -> int:
-    """Returns the exit status of a process that is ending; kills it after the timeout."""
-    try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
-def _describe(status: int) -> str:
-    if status >= 0:
-        return f"ended with exit status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:  # real-time signals have no name
-        return f"was killed by signal {-status}"

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, StepError
-from engine.parallel.followers import READY, SETTLE_S, STOPPING, Followers, OnFailure, error_report
+from engine.parallel.followers import SETTLE_S, Followers, OnFailure
 from engine.parallel.nodes import NodeLink
 from engine.parallel.plans import LEAVE
+from engine.parallel.remote_node import READY, STOPPING, error_report
 from engine.startup.device import check_device, choose_device, set_threads
 from engine.startup.progress import StartupProgress
 from engine.startup.rank_group import assignments

@@ -3,12 +3,16 @@
 The programs here implement a follower's side of the protocol and nothing else.
 """
 
+import errno
 import os
 import queue
 import signal
+import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -194,3 +198,21 @@ def test_nothing_is_reported_after_close(start: Callable[..., Started]) -> None:
     started.followers.close()
     started.followers.close()
     assert started.failures.empty()
+
+
+def test_a_process_that_cannot_be_started_is_one_error_and_leaves_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = subprocess.Popen, list[Any]()
+
+    def second_fails(*args: Any, **options: Any) -> Any:
+        if started:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(start(*args, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", second_fails)
+    command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    num_threads = threading.active_count()
+    with pytest.raises(ConfigError, match=r"the process of rank 2 cannot be started: .*temporarily unavailable"):
+        Followers(range(1, 4), timeout_s=HANG_S, on_failure=lambda error: None, command=command)
+    assert not is_alive(started[0].pid)
+    assert threading.active_count() == num_threads
