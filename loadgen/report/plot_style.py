@@ -32,6 +32,7 @@ _RC: dict[Any, Any] = {
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.5,
     "text.color": INK,
+    "text.parse_math": False,  # labels and class names may contain dollar signs
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
     "axes.labelsize": 9,

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from loadgen.report.palette import BLUE
-from loadgen.report.plot_style import Picture, headline, log_ticks, new_figure, styled, svg
+from loadgen.report.plot_style import Picture, headline, log_ticks, new_figure, png, styled, svg
 
 
 @pytest.mark.parametrize("low_ms", [0.01, 0.7, 33.0, 4000.0])
@@ -20,12 +20,12 @@ def test_a_logarithmic_axis_has_some_ticks_and_never_too_many(low_ms: float, rat
     assert all(axes.xaxis.get_major_formatter()(tick).endswith(("ms", "s", "min")) for tick in ticks)
 
 
-def _picture() -> Picture:
+def _picture(name: str = "<Name & more>") -> Picture:
     with styled():
         figure = new_figure(2.0)
         axes = figure.subplots()
         axes.plot([0, 1], [0, 1], color=BLUE)
-        headline(axes, ("<Name & more>", BLUE))
+        headline(axes, (name, BLUE))
     return Picture("name", "Title", "Caption", "Alternative", figure)
 
 
@@ -38,3 +38,10 @@ def test_an_svg_stands_in_a_page() -> None:
     assert "var(--blue)" in text
     assert 'id="name-' in text
     assert 'id="figure_1"' not in text
+
+
+@pytest.mark.parametrize("name", [r"$\alpha_{$", "a$b$c"])
+def test_dollar_signs_are_text_not_formulas(name: str) -> None:
+    picture = _picture(name)
+    assert f">{name}</text>" in svg(picture)
+    assert png(picture).startswith(b"\x89PNG")
