@@ -1,6 +1,7 @@
 """`compare`: runs of one workload, side by side, from their records."""
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,6 +47,10 @@ def run(options: argparse.Namespace) -> int:
     named = _named(options.runs)
     if len({label for label, _ in named}) < 2:
         raise OptionError("compare: name the runs of at least two sides, as [LABEL=]DIR [LABEL=]DIR")
+    times = Counter(folder.resolve() for _, folder in named)
+    for _, folder in named:
+        if times[folder.resolve()] > 1:  # repeats are independent: counted twice, a run would narrow the intervals
+            raise OptionError(f"compare: {folder} is named {times[folder.resolve()]} times; name each run once")
     folders: dict[str, list[Path]] = {}
     for label, folder in named:
         folders.setdefault(label, []).append(folder)

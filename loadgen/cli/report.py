@@ -9,11 +9,12 @@ from rich.console import Console
 from loadgen.checks.selfcheck import judge
 from loadgen.cli.flags import ExitStatus, Flag, add_flags
 from loadgen.cli.run_options import STRICT_FLAG, add_measure_arguments
+from loadgen.errors import OptionError
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.samples import samples_of
 from loadgen.report.files import write_report
 from loadgen.report.terminal import print_summary
-from loadgen.store import load
+from loadgen.store import RUN, load
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -36,15 +37,19 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
         ResultError: there is no run, it is damaged, or the reports cannot be written.
-        OptionError: a limit or a percentile that means nothing.
+        OptionError: a limit or a percentile that means nothing, or the reports would replace those of another run.
     """
+    folder = options.result_dir or options.folder
+    if (folder / RUN).exists() and not folder.samefile(options.folder):
+        raise OptionError(
+            f"--result-dir {folder}: holds another run, whose reports would be replaced; name another one"
+        )
     recorded = load(options.folder)
     samples = samples_of(recorded)
     metrics = measure(
         recorded, _measure_options(options, MeasureOptions.from_json(recorded.settings.get("measure", {}))), samples
     )
     verdict = judge(recorded, metrics, samples=samples)
-    folder = options.result_dir or options.folder
     write_report(recorded, metrics, verdict, folder, samples)
     print_summary(Console(), recorded, metrics, verdict, folder)
     return ExitStatus.INVALID if options.strict and verdict.level == "INVALID" else 0

@@ -79,6 +79,8 @@ def test_other_workloads_are_refused_unless_forced(folder: Path, capsys: pytest.
         (("old/1",), "at least two sides"),
         (("a=old/1", "a=old/2"), "at least two sides"),
         (("a=old/1", "a=old/2", "b=new/1"), "a has 2 runs and b 1"),
+        (("a=old/1", "b=old/1"), "old/1 is named 2 times"),
+        (("a=old/1", "a=old/../old/1", "b=new/1", "b=new/2"), "old/1 is named 2 times; name each run once"),
         (("old/1", "nowhere"), "nowhere: holds no run"),
         (("old/1", "=new/1"), r"=new/1: must be [LABEL=]DIR"),
         (("old/1", "new="), r"new=: must be [LABEL=]DIR"),

@@ -53,6 +53,18 @@ def test_reports_can_go_elsewhere(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "other" / "timeline.png").exists()
 
 
+def test_reports_of_another_run_are_not_replaced(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(synthetic_run(50), tmp_path / "second")
+    assert main(["report", str(tmp_path / "second")]) == 0
+    before = (tmp_path / "second" / "result.json").read_bytes()
+    assert main(["report", str(folder), "--result-dir", str(tmp_path / "second")]) == 2
+    assert "holds another run" in capsys.readouterr().err
+    assert (tmp_path / "second" / "result.json").read_bytes() == before
+    assert main(["report", str(folder), "--result-dir", str(folder / ".." / "run")]) == 0
+
+
 @pytest.mark.parametrize(("flags", "status"), [([], 0), (["--strict"], 3)])
 def test_strict_fails_an_invalid_run(flags: list[str], status: int, tmp_path: Path) -> None:
     save(synthetic_run(50, outcomes={Status.ERROR: 20}), tmp_path)
