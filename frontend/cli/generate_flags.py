@@ -104,22 +104,31 @@ def prompt_text(arguments: argparse.Namespace) -> str:
     """Returns the prompt.
 
     Raises:
-        ValueError: standard input would be read twice.
+        ValueError: standard input would be read twice, or the prompt is not UTF-8.
     """
     reading = [arguments.text, arguments.json_schema, arguments.grammar].count(_STDIN)
     if reading > 1:
         raise ValueError("standard input can be read only once: one of prompt, --json-schema and --grammar may be -")
-    return sys.stdin.read() if arguments.text == _STDIN else arguments.text
+    try:
+        return _utf8(sys.stdin.read() if arguments.text == _STDIN else arguments.text)
+    except UnicodeError:
+        raise ValueError("the prompt is not UTF-8") from None
 
 
 def _content(flag: str, path: str | None) -> str | None:
-    if path is None or path == _STDIN:
-        return None if path is None else sys.stdin.read()
+    if path is None:
+        return None
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return _utf8(sys.stdin.read() if path == _STDIN else Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ValueError(f"{flag}: {path} cannot be read: {reason}; a file, or - for standard input") from error
+
+
+def _utf8(text: str) -> str:
+    """Returns the text; raises UnicodeError if it has bytes that Python could not decode (surrogate escapes)."""
+    text.encode()
+    return text
 
 
 def generation_options(arguments: argparse.Namespace, text: str) -> GenerationOptions:

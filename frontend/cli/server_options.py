@@ -32,6 +32,8 @@ def _address(target: str) -> str:
     if separator and scheme in ("http", "https", "grpcs"):
         with_tls = ", with --tls" if scheme == "grpcs" else ""
         raise argparse.ArgumentTypeError(f"{target} must be HOST:PORT or unix:PATH{with_tls}")
+    if not target:
+        raise argparse.ArgumentTypeError("is empty, it must be HOST:PORT or unix:PATH")
     return address if separator and scheme == "grpc" else target.removeprefix("grpc+")
 
 

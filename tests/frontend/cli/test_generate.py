@@ -309,6 +309,7 @@ def test_flags_of_structured_output_and_time_budget_become_options(tmp_path, mon
         ("--seed -1", "seed is -1"),
         ("--system x", "--system needs --chat"),
         ("--timeout 0", "--timeout is 0 seconds, it must be above 0"),
+        ("--target=", "argument --target: is empty, it must be HOST:PORT or unix:PATH"),
     ],
 )
 async def test_bad_flag_is_one_line_and_status_2(target, capsys, flags, says):
@@ -331,6 +332,18 @@ async def test_dash_reads_standard_input(target, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
     assert await run("-", "--target", target) == 0
     assert capsys.readouterr().out == "from a pipe\n"
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of standard input, by the locale
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [("-", "the prompt is not UTF-8"), ("x --grammar -", "--grammar: - cannot be read: not UTF-8")],
+)
+async def test_input_that_is_not_utf8_is_named(capsys, monkeypatch, errors, flags, says):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Once \xff"), "utf-8", errors))
+    with pytest.raises(SystemExit, match="2"):
+        await run(*flags.split())
+    assert capsys.readouterr().err.startswith(f"chairlift generate: error: {says}")
 
 
 async def test_target_from_the_environment(target, capsys, monkeypatch):
