@@ -41,7 +41,7 @@ class Answer:
 
         Raises:
             RequestRefusedError: the server found later that the request's targets cannot be met.
-            RequestFailedError: it is another error, or no JSON.
+            RequestFailedError: it is another error, no JSON, or JSON of another form.
         """
         if data == b"[DONE]":
             self._is_over = True
@@ -56,8 +56,12 @@ class Answer:
             if error_code(event) == INFEASIBLE:
                 raise RequestRefusedError(error_text(event), None, "")
             raise RequestFailedError(f"error in mid-answer: {error_text(event)}")
-        usage = event.get("usage") or {}
-        for choice in (event.get("choices") or ())[:1]:
+        usage = _object(event, "usage")
+        choices = event.get("choices") or []
+        if not isinstance(choices, list):
+            raise RequestFailedError(f"choices is no list: {str(choices)[:60]!r}")
+        for first in choices[:1]:
+            choice = _object({"choices[0]": first}, "choices[0]")
             count = self._new_tokens(choice, usage)
             if count > 0:
                 self._num_tokens += count
@@ -73,20 +77,20 @@ class Answer:
         """
         if not self._is_over:
             raise RequestFailedError("the stream broke off: neither a finish_reason nor [DONE] came")
-        details = self._usage.get("prompt_tokens_details") or {}
+        details = _object(self._usage, "prompt_tokens_details")
         self._sink.started(_number(self._usage, "prompt_tokens"), _number(details, "cached_tokens"))
         self._sink.finished(_number(self._usage, "completion_tokens"))
 
     def _new_tokens(self, choice: dict[str, Any], usage: dict[str, Any]) -> int:
-        delta = choice.get("delta") or {}
+        delta = _object(choice, "delta")
         has_text = bool(choice.get("text") or any(delta.get(key) for key in _TEXT_KEYS) or delta.get("tool_calls"))
         if has_text and usage and choice.get("finish_reason") is None:
             self.is_counted_as_it_goes = True
         token_ids = choice.get("token_ids")
-        if token_ids:
+        if token_ids and isinstance(token_ids, list):
             return len(token_ids)
-        if self._counts_as_it_goes and "completion_tokens" in usage:
-            return int(usage["completion_tokens"]) - self._num_tokens
+        if self._counts_as_it_goes and (counted := _number(usage, "completion_tokens")) != ABSENT:
+            return counted - self._num_tokens
         return int(has_text)
 
 
@@ -102,6 +106,17 @@ def error_code(body: object) -> str:
     """Returns the code of an error object of OpenAI's form; "" if it has none."""
     inner = body.get("error") if isinstance(body, dict) else None
     return str(inner.get("code") or "") if isinstance(inner, dict) else ""
+
+
+def _object(parent: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns an object of an event, empty if it is missing or null.
+
+    Raises: RequestFailedError: it is something else.
+    """
+    value = parent.get(name) or {}
+    if not isinstance(value, dict):
+        raise RequestFailedError(f"{name} is no JSON object: {str(value)[:60]!r}")
+    return value
 
 
 def _number(counts: dict[str, Any], name: str) -> int:

@@ -77,6 +77,12 @@ def test_usage_of_the_last_message_alone_counts_no_message() -> None:
     assert sink.num_counted_tokens == 9
 
 
+@pytest.mark.parametrize("counted", [None, "3"])
+def test_counts_that_are_no_numbers_are_no_counts(counted: object) -> None:
+    sink, _ = take(text("a", usage={"completion_tokens": counted}), b"[DONE]", counts_as_it_goes=True)
+    assert (sink.counts, sink.num_counted_tokens) == ([1], ABSENT)
+
+
 @pytest.mark.parametrize(
     ("usage", "counts"),
     [
@@ -100,6 +106,12 @@ def test_the_servers_counts_are_passed_on(usage: dict[str, Any] | None, counts: 
         ([b"7"], "no JSON object"),
         ([text("a"), {"error": {"message": "out of\nmemory", "code": 500}}], "mid-answer: out of memory"),
         ([text("a"), {"error": "plain words"}], "mid-answer: plain words"),
+        ([{"choices": "x"}], "choices is no list: 'x'"),
+        ([{"choices": {"0": {}}}], "choices is no list"),
+        ([{"choices": ["x"]}], r"choices\[0\] is no JSON object: 'x'"),
+        ([{"choices": [{"delta": "x"}]}], "delta is no JSON object: 'x'"),
+        ([text("a", usage=[3])], "usage is no JSON object"),
+        ([text("a", "stop", usage={"prompt_tokens_details": 3})], "prompt_tokens_details is no JSON object"),
     ],
 )
 def test_an_answer_that_is_none_fails(events: list[dict[str, Any] | bytes], complaint: str) -> None:
