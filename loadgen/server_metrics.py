@@ -1,6 +1,7 @@
 """The server's own metrics, kept beside a run: Prometheus text before and after, uninterpreted."""
 
 import urllib.request
+from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from loadgen.errors import TargetError
@@ -30,6 +31,10 @@ def read_server_metrics(url: str, spec: TargetSpec) -> str:
             request.add_unredirected_header("Authorization", f"Bearer {spec.api_key}")
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:
             content: bytes = response.read(_LARGEST_BYTES + 1)
+    except HTTPException as error:  # its text may hold the bytes that came
+        raise TargetError(
+            f"--metrics-url {url}: {type(error).__name__}: no HTTP address, or no HTTP/1.1 there"
+        ) from error
     except (OSError, ValueError) as error:
         raise TargetError(f"--metrics-url {url}: {getattr(error, 'reason', None) or error}") from error
     if len(content) > _LARGEST_BYTES:

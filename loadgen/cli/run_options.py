@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +14,10 @@ from loadgen.checks.selfcheck import Verdict, judge
 from loadgen.cli.flags import ExitStatus, Flag, add_flags
 from loadgen.cli.latency_target_flags import LATENCY_TARGET_FLAGS, service_mix
 from loadgen.cli.result_folder import result_folder
-from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo
+from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo, tag
 from loadgen.cli.workload_options import asked_rate, describe
 from loadgen.cli.workload_text import overlong_warning
-from loadgen.errors import OptionError, ResultError
+from loadgen.errors import OptionError, ResultError, TargetError
 from loadgen.host import describe_host
 from loadgen.measure.metrics import MeasureOptions, Metrics, measure
 from loadgen.measure.samples import samples_of
@@ -119,7 +118,7 @@ _MEASURE_FLAGS = (
 _RESULT_FLAGS = (
     Flag("--max-error-rate", "share of errors and timeouts above which a run is INVALID (default: 0.05)", share),
     Flag("--result-dir", "folder for the results (default: loadgen-results/VERB-TIME)", Path, "DIR"),
-    Flag("--tag", "stored with the results; may be repeated", str, "KEY=VALUE", [], more={"action": "append"}),
+    Flag("--tag", "stored with the results; may be repeated", tag, "KEY=VALUE", [], more={"action": "append"}),
     STRICT_FLAG,
     Flag("--dry-run", "describe the workload without sending it", bool),
 )
@@ -252,7 +251,7 @@ def run_and_report(
 
     with live_panel(console) as on_progress:
         run = run_workload(workload, spec, plan, on_progress, on_opened=on_opened, on_interrupt=on_interrupt)
-    server_metrics = (before, read_server_metrics(options.metrics_url, spec)) if before is not None else None
+    server_metrics = None if before is None else (before, _metrics_after(options.metrics_url, spec, console))
     run = replace(run, settings={**run.settings, **_settings(options)}, server_metrics=server_metrics)
     samples = samples_of(run)
     metrics = measure(run, measure_options(options), samples)
@@ -265,6 +264,15 @@ def run_and_report(
         raise
     print_summary(Console(), run, metrics, verdict, folder)
     return Outcome(run, metrics, verdict, folder)
+
+
+def _metrics_after(url: str, spec: TargetSpec, console: Console) -> str:
+    """Returns the server's metrics after the run, or a comment that says why there are none: the run is kept."""
+    try:
+        return read_server_metrics(url, spec)
+    except TargetError as error:
+        console.print(f"warning: no metrics of the server after the run: {error}", style="yellow", soft_wrap=True)
+        return f"# not read: {error}\n"
 
 
 def run_or_describe(workload: Trace, options: argparse.Namespace, verb: str) -> int:
@@ -290,20 +298,10 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """Settings that a result stores."""
     return {
         "command": options.command_line,
-        "tags": _tags(options.tag),
+        "tags": dict(options.tag),
         "measure": measure_options(options).as_json(),
         "max_error_rate": options.max_error_rate,
         "asked_rate_per_s": asked_rate(options),
         "host": describe_host(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _tags(texts: Sequence[str]) -> dict[str, str]:
-    tags = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise OptionError(f"--tag {text}: must be KEY=VALUE")
-        tags[key] = value
-    return tags

@@ -67,6 +67,14 @@ def slo(text: str) -> tuple[str, float]:
     return metric, positive(limit)
 
 
+def tag(text: str) -> tuple[str, str]:
+    """A label of the results, KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
 def class_mix(text: str) -> dict[str, float]:
     """Weights of service classes, CLASS=WEIGHT,..."""
     mix: dict[str, float] = {}

@@ -1,5 +1,6 @@
 """Metrics of a server that wants a key, or speaks TLS."""
 
+import socket
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -82,3 +83,22 @@ def test_the_targets_certificates_count_here_too(serve, make_authority):
     assert server.seen == ["Bearer k"]
     with pytest.raises(TargetError, match=r"--metrics-url https://.*CERTIFICATE_VERIFY_FAILED"):
         read_server_metrics(url, TargetSpec("grpcs://127.0.0.1:1", tls_ca=make_authority("theirs").ca))
+
+
+def test_an_address_without_http_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
+
+        def answer():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"\x00\x00 no HTTP\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(TargetError, match=r"--metrics-url http://127\.0\.0\.1:\d+/metrics: BadStatusLine: no HTTP"):
+            read_server_metrics(url, TargetSpec("null:"))
+        thread.join()
+    with pytest.raises(TargetError, match="--metrics-url http://localhost:abc: InvalidURL: no HTTP address"):
+        read_server_metrics("http://localhost:abc", TargetSpec("null:"))

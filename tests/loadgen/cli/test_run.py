@@ -1,11 +1,15 @@
-"""`chairlift-loadgen run`: what is said before anything is run, and what is left when nothing could be."""
+"""`chairlift-loadgen run`: what is said before anything is run, and what is left when something failed."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from loadgen.cli import run_options
 from loadgen.cli.main import main
+from loadgen.errors import TargetError
 from loadgen.mock.behaviour import MockBehaviour
+from loadgen.target.base import TargetSpec
 from tests.support.loadgen.mock import mock_in_thread
 
 _FLAGS = ["--num-prompts", "12", "--random-output-len", "5", "--request-rate", "100", "--result-dir", "out"]
@@ -34,6 +38,35 @@ def test_a_server_that_is_not_there_leaves_no_folder(capsys: pytest.CaptureFixtu
     assert main(["run", "--target", "grpc://127.0.0.1:9", *_FLAGS]) == 2
     assert "no server answers at grpc://127.0.0.1:9" in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+def test_a_tag_without_a_value_is_refused_before_anything_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0)) as server:
+        with pytest.raises(SystemExit, match="2"):
+            main(["run", "--target", server.url, *_FLAGS, "--random-input-len", "5", "--tag", "gpu"])
+        assert not server.record.answered()
+    assert "argument --tag: 'gpu' is not KEY=VALUE" in capsys.readouterr().err
+
+
+def test_the_run_is_kept_if_the_servers_metrics_are_gone_after_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(["up 1\n", TargetError("--metrics-url: Connection refused")])
+
+    def read(url: str, spec: TargetSpec) -> str:
+        answer = next(answers)
+        if isinstance(answer, TargetError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(run_options, "read_server_metrics", read)
+    with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0)) as server:
+        flags = ["--target", server.url, "--metrics-url", "http://127.0.0.1:9/metrics", "--tag", "gpu=none"]
+        assert main(["run", *flags, *_FLAGS, "--random-input-len", "5"]) == 0
+    result = json.loads(Path("out/result.json").read_text())
+    assert result["completed"] == 12
+    assert result["server_metrics"] == {"before": "up 1\n", "after": "# not read: --metrics-url: Connection refused\n"}
+    assert "no metrics of the server after the run" in capsys.readouterr().err
 
 
 def test_the_variable_of_chairlift_names_the_target(
