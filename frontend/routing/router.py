@@ -267,7 +267,7 @@ class Router:
     def _place(self, request: PendingRequest) -> Attachment | None:
         """Submits a request to the best engine; returns None if there is none for it."""
         usable = self._candidates(request)
-        if not usable and request in self._rejected_by:  # the others are gone: those that rejected it remain
+        if not usable and request in self._rejected_by:  # the others are gone: ask those that rejected it again
             del self._rejected_by[request]
             usable = self._candidates(request)
         if not usable:

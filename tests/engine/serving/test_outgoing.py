@@ -305,3 +305,43 @@ async def test_steps_that_wait_for_the_window_are_sent_after_an_acknowledgement(
     message = await sent(outgoing)
     assert message is not None
     assert message.num_steps == 2
+
+
+async def test_accepted_and_rejected_submissions_that_are_unsent_count_together() -> None:
+    outgoing = Outgoing()
+    for handle in range(MAX_UNSENT_ADMISSIONS // 2):
+        outgoing.accept(handle)
+        assert not outgoing.is_full
+        outgoing.reject(pb.Rejection(handle=10_000 + handle))
+    assert outgoing.is_full
+    await outgoing.next_message()
+    assert not outgoing.is_full
+
+
+async def test_a_completion_outside_a_step_is_sent_at_once_and_holds_its_handle() -> None:
+    outgoing = Outgoing(CoalescePolicy(1.0))
+    waiting = asyncio.create_task(outgoing.next_message())
+    await asyncio.sleep(0)
+    outgoing.complete(pb.Completion(handle=4, reason=pb.COMPLETION_REASON_CANCELLED))
+    assert outgoing.has_unsent_end(4)
+    message = await waiting
+    assert message is not None
+    assert [completion.handle for completion in message.step.completions] == [4]
+    assert not outgoing.has_unsent_end(4)
+
+
+@pytest.mark.parametrize("event", ["drain", "status", "admission"])
+async def test_every_event_wakes_the_writer(event: str) -> None:
+    outgoing = Outgoing()
+    waiting = asyncio.create_task(outgoing.next_message())
+    await asyncio.sleep(0)
+    match event:
+        case "drain":
+            outgoing.announce_drain(pb.DrainNotice())
+        case "status":
+            outgoing.set_status(pb.EngineStatus())
+        case _:
+            outgoing.accept(1)
+    message = await waiting
+    assert message is not None
+    assert message.WhichOneof("event") == event
