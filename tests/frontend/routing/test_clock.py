@@ -98,3 +98,22 @@ def test_engine_silent_since_before_the_request_adds_no_queue_time():
     clock.submit(10.0)
     clock.lose(14.0, heard_at_s=3.0)
     assert clock.engine_time(14.0) == EngineTime(queued_s=0.0, prefill_s=0.0, moved_s=4.0)
+
+
+def test_a_request_that_got_credit_is_paused_no_more():
+    """It may be in the step that crashes an engine: only one without credit is above suspicion."""
+    clock = RequestClock()
+    clock.submit(0.0)
+    clock.pause(1.0)
+    assert clock.is_paused
+    clock.resume(2.0)
+    assert not clock.is_paused
+
+
+def test_only_the_time_in_which_the_reader_was_busy_counts_as_its_wait():
+    clock = RequestClock()
+    clock.submit(0.0)
+    clock.pause(1.0)
+    clock.reader_left(2.0)
+    clock.reader_came(5.0)
+    assert clock.client_wait_s(9.0) == 3.0
