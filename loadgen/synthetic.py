@@ -17,6 +17,8 @@ from loadgen.trace.schema import Accounting, Blocks, Trace, workload_digest
 Kind = Literal["choice", "uniform", "lognormal", "exponential"]
 Integers = NDArray[np.int64]
 
+_STREAM = 0x1E46784  # the seed alone would draw lengths from the same numbers as `loadgen.arrivals` draws gaps
+
 
 class Lengths(NamedTuple):
     """How long prompts or answers are, in tokens.
@@ -82,7 +84,7 @@ def random_requests(count: int, input_len: Lengths, output_len: Lengths, *, seed
         seed: of the lengths.
     Raises: OptionError: a value out of range.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng((seed, _STREAM))
     input_tokens = input_len.sample(_checked(count), random)
     return _trace("random", input_tokens, output_len.sample(count, random), None)
 
@@ -110,7 +112,7 @@ def shared_prefix(
     for name, value in (("number of prefixes", num_prefixes), ("prefix length", prefix_len)):
         if value < 1:
             raise OptionError(f"{name} is {value}, must be at least 1")
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng((seed, _STREAM))
     own_tokens = own_len.sample(_checked(count), random)
     output_tokens = output_len.sample(count, random)
     per_request = 1 + -(-own_tokens // prefix_len)

@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 
+from loadgen.arrivals import gamma
 from loadgen.errors import OptionError
 from loadgen.synthetic import (
+    Lengths,
     choice,
     exponential,
     lognormal,
@@ -108,3 +110,12 @@ def test_prefixes_and_nothing_else_are_shared(prefix_len, own) -> None:
     assert np.array_equal(np.diff(trace.blocks.offsets), -(-trace.input_tokens // trace.blocks.block_tokens))
     assert (trace.input_tokens > prefix_len).all()
     assert trace.output_tokens.tolist() == [9] * 200
+
+
+@pytest.mark.parametrize("lengths", [exponential(500), lognormal(500, 1.0), uniform(1, 1000), choice(1, 1000)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_lengths_do_not_depend_on_the_gaps_of_arrivals_with_the_same_seed(lengths: Lengths, seed: int) -> None:
+    trace = random_requests(4000, lengths, lengths, seed=seed)
+    gaps = np.diff(gamma(1.0, 4000, seed=seed), prepend=0.0)
+    found = np.corrcoef([gaps, trace.input_tokens, trace.output_tokens])
+    assert np.abs(found[np.triu_indices(3, 1)]).max() < 0.08  # five deviations of independent ones
