@@ -31,12 +31,12 @@ def read_server_metrics(url: str, spec: TargetSpec) -> str:
             request.add_unredirected_header("Authorization", f"Bearer {spec.api_key}")
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:
             content: bytes = response.read(_LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise TargetError(f"--metrics-url {url}: {getattr(error, 'reason', None) or error}") from error
     except HTTPException as error:  # its text may hold the bytes that came
         raise TargetError(
             f"--metrics-url {url}: {type(error).__name__}: no HTTP address, or no HTTP/1.1 there"
         ) from error
-    except (OSError, ValueError) as error:
-        raise TargetError(f"--metrics-url {url}: {getattr(error, 'reason', None) or error}") from error
     if len(content) > _LARGEST_BYTES:
         raise TargetError(f"--metrics-url {url}: answers with more than {_LARGEST_BYTES} bytes")
     return content.decode(errors="replace")
