@@ -344,9 +344,15 @@ class FrontendApp:
             self._check_classes()
 
     def _check_classes(self) -> None:
-        """Logs once, when an engine has said how long a step takes, which targets of classes are shorter."""
+        """Logs once, when an engine is attached, which targets of classes it cannot meet or predict."""
         min_step_ms = 1e3 * self.engines.forecast(0.0).min_step_s
-        self._checked_classes = min_step_ms > 0.0
+        self._checked_classes = self.engines.serving
+        never = [one.name for one in self._classes.values() if one.ttft_s is not None and one.when_infeasible != "wait"]
+        if self.engines.serving and min_step_ms == 0.0 and never:
+            logger.warning(
+                "--service-classes: when_infeasible of %s has no effect, because the engine predicts no first tokens; "
+                "start it with --scheduling-policy slo", ", ".join(never),
+            )  # fmt: skip
         if texts := self._feasibility.impossible(self._classes.values()):
             logger.warning(
                 "--service-classes: %s, but a step with one request takes %.3g ms: no request of the class can meet it",

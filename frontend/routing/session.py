@@ -54,6 +54,7 @@ class EngineSession:
         self._block_size = block_size
         self._other_load = EngineLoad()  # of other frontends
         self._reported = pb.LoadStats()
+        self._min_step_s = 0.0  # a step of one row and one token; 0: the engine has no step-time model
         self._due: dict[int, float] = {}  # time.monotonic() of first tokens with a target, of those in _waiting_tokens
         self._num_other_on_time = 0.0  # waiting tokens of requests with targets, of other frontends
         self._on_rejected = on_rejected
@@ -81,6 +82,7 @@ class EngineSession:
             reported.num_free_blocks * self._block_size,
             _prompt_tokens_per_s(reported.model_coefficients),
         )
+        self._min_step_s = sum(reported.model_coefficients[:3])
         if reported.prompt_tokens_per_second:
             self._reported = reported
             own = sum(self._waiting_tokens[stream_id] for stream_id in self._due)
@@ -96,12 +98,11 @@ class EngineSession:
         """
         ahead = sum(self._waiting_tokens[stream_id] for stream_id, other_s in self._due.items() if other_s <= due_s)
         reported = self._reported
-        coefficients = reported.model_coefficients
         return EngineForecast(
             reported.prompt_tokens_per_second,
             ahead + self._num_other_on_time,
             reported.step_us / 1e6,
-            sum(coefficients[:3]) if coefficients else 0.0,  # a step of one row and one token
+            self._min_step_s,
         )
 
     def load(self) -> EngineLoad:

@@ -233,6 +233,17 @@ async def test_classes_that_no_step_can_meet_are_logged_at_the_start(step_s, is_
     assert [line.startswith(said) for line in lines] == [True] * is_logged
 
 
+async def test_classes_that_never_refuse_are_logged_at_the_start(make_pair, tmp_path, caplog):
+    path = tmp_path / "classes.toml"
+    path.write_text(CLASSES)
+    await make_pair(engine=FakeEngine(), service_classes=path)  # without a step-time model, as under fcfs
+    lines = [record.getMessage() for record in caplog.records if "--service-classes" in record.getMessage()]
+    assert [line.partition(",")[0] for line in lines] == [
+        "--service-classes: when_infeasible of interactive has no effect"
+    ]
+    assert lines[0].endswith("--scheduling-policy slo")
+
+
 async def test_grpc_refusal_and_retry_with_the_ticket(skip, make, scrape):
     pair = await make()
     await backlog(pair, 20_000)
