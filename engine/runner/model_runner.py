@@ -4,15 +4,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, cast
+from typing import ClassVar
 
-import numpy as np
 import torch
 
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.errors import DeviceError, StepError
 from engine.model.model_shape import ModelShape
-from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from engine.runner.batch import Batch, BatchBuilder
 from engine.runner.device_tokens import DeviceTokens
 from engine.runner.kv_cache import KVCachePlan, allocate_kv_caches
@@ -20,53 +18,11 @@ from engine.runner.request_state import PendingTokens, RequestState
 from engine.runner.row_masks import MaskedRow, RowMasks, accept, are_known
 from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
+from engine.runner.step_model import StepModel
 from engine.runner.stream import Event, InlineStream, Stream
-from kernels.interface import KernelOps, KVCache, Step
+from kernels.interface import KernelOps, Step
 from kernels.metadata import StepInputs
 from kernels.sampling import TokenMasks
-
-
-class StepModel(Protocol):
-    """Interface of a model, or of a pipeline stage; implemented by `Decoder`, `DecoderStage` and `TransformersModel` of
-    `engine.model`.
-
-    Attributes:
-        dtype: dtype of activations.
-        mixes_torch: whether its steps compute with torch too, and not only with the operations of `KernelOps`.
-    """
-
-    dtype: torch.dtype
-    mixes_torch: bool
-
-    def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
-        """Computes one step of a ragged batch.
-
-        Returns: logits [S, vocab_size] fp32 at `logits_indices`, or of a pipeline stage the residual stream for the
-            next one: [T, hidden_size], of the last stage [S, hidden_size].
-        """
-        ...
-
-
-class DividedModel(StepModel, Protocol):
-    """A pipeline stage."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Columns of the residual stream."""
-        ...
-
-    @property
-    def residual_dtype(self) -> torch.dtype:
-        """Dtype of the residual stream."""
-        ...
-
-
-class FirstStage(DividedModel, Protocol):
-    """The first pipeline stage, which has the output head."""
-
-    def head(self, residual: torch.Tensor) -> torch.Tensor:
-        """Computes logits [S, vocab_size] fp32 of what the last stage has returned, [S, hidden_size]."""
-        ...
 
 
 @dataclass(slots=True)
@@ -103,12 +59,16 @@ class TorchModelRunner:
     A row whose mask depends on the previous token can be sampled only when the host knows that token: sampling is
     queued when the previous step has been collected. The forward pass is queued earlier, so the device stays busy.
 
-    In pipeline stages this is the first one: `launch` computes its layers and sends the result onward, and `collect`
-    gets what the last stage returns, and samples. So the next step can be in this stage while one is in another.
+    `FirstStageRunner` derives from it for pipeline stages: it overrides what is done to begin, deliver and end a step.
 
     Memory of work in flight: each step has a host buffer for its batch and one for its results, both reused when it has
     been collected. Device memory is read and written in the order of the stream.
+
+    Attributes:
+        samples_when_collected: whether a step is sampled only when it is collected, after others may have begun.
     """
+
+    samples_when_collected: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -126,7 +86,6 @@ class TorchModelRunner:
         decode_buckets: Sequence[int] = (),
         mixed_buckets: Sequence[int] = (),
         has_adapters: bool = False,
-        group: ParallelGroup = SINGLE_RANK,
     ) -> None:
         """Allocates buffers and caches, and compiles the step.
 
@@ -141,13 +100,9 @@ class TorchModelRunner:
             max_steps_in_flight: steps that may be launched before the first is collected.
             max_logprobs: most alternatives per row.
             decode_buckets, mixed_buckets, has_adapters: see `BatchBuilder`.
-            group: the pipeline stages; with several, `model` is a `FirstStage`.
         """
         self._ops = ops
         self._stream = stream or InlineStream()
-        self._pipeline: _Pipeline | None = None
-        if group.num_stages > 1:
-            self._pipeline = _Pipeline(cast(FirstStage, model), group, self._stream.device)
         self._max_steps_in_flight = max_steps_in_flight
         self._state = RequestState(
             max_num_seqs=max_num_seqs,
@@ -169,14 +124,14 @@ class TorchModelRunner:
             decode_buckets=decode_buckets,
             mixed_buckets=mixed_buckets,
             has_adapters=has_adapters,
-            samples_later=self._pipeline is not None,
+            samples_later=self.samples_when_collected,
             has_state=bool(shape.state_bytes),
         )
         self._tokens = DeviceTokens(
             self._state.token_ids,
             self._stream,
             max_steps_in_flight=max_steps_in_flight,
-            is_ahead=False if self._pipeline is not None else None,
+            is_ahead=False if self.samples_when_collected else None,
         )
         self._results = deque(
             SampledBuffer(self._stream, max_num_seqs, max_logprobs) for _ in range(max_steps_in_flight)
@@ -196,7 +151,7 @@ class TorchModelRunner:
             decode_buckets,
             mixed_buckets,
             mixes_torch=model.mixes_torch,
-            yields_logits=self._pipeline is None,
+            yields_logits=not self.samples_when_collected,
         )
 
     @property
@@ -234,8 +189,7 @@ class TorchModelRunner:
             return ModelRunnerOutput(plan.step, (), {}, {})
         batch, num_samples = step.batch, len(step.batch.sampling_rows)
         try:
-            if self._pipeline is not None:
-                self._take_back(step)
+            self._end(step)
             assert step.done is not None, f"step {plan.step} was not sampled when it was collected"
             step.done.wait()
             sampled = step.results.read(batch.top_logprobs, batch.max_top_logprobs)
@@ -268,12 +222,16 @@ class TorchModelRunner:
         pending = self._state.reserve_tokens(batch.columns.rows)
         masked = self._masks.masked_rows(plan, batch.sampling_rows, pending, batch.columns.num_prompt_tokens)
         step = StepInFlight(batch, pending, results, masked, self._stage_histories(plan))
-        if self._pipeline is None:
-            self._unsampled.append(step)
-            self._queue_steps()
-        else:
-            self._stream.run(partial(self._compute, step))
+        self._begin(step)
         return step
+
+    def _begin(self, step: StepInFlight) -> None:
+        """Queues what a step can do when it is launched."""
+        self._unsampled.append(step)
+        self._queue_steps()
+
+    def _end(self, step: StepInFlight) -> None:
+        """Queues what a step still has to do when it is collected; by then all of it is queued."""
 
     def _queue_steps(self) -> None:
         """Queues forward passes and sampling of launched steps, in order, as far as their masks are known."""
@@ -297,17 +255,6 @@ class TorchModelRunner:
         step.done = self._stream.mark()
         return True
 
-    def _take_back(self, step: StepInFlight) -> None:
-        """Queues the end of a step that has been through the other stages.
-
-        Requests may have left since its launch, and others have their rows: tokens are not added to those.
-        """
-        is_owned = self._state.is_owned(step.pending)
-        if not is_owned.all():
-            step.owned = torch.from_numpy(np.flatnonzero(is_owned)).to(self._stream.device)
-        is_queued = self._queue_sampling(step)
-        assert is_queued, "the tokens before a sample are known when no other row of its request is in flight"
-
     def _compute(self, step: StepInFlight) -> None:
         """Device work: the forward pass."""
         for row, token_ids in step.histories:
@@ -316,20 +263,17 @@ class TorchModelRunner:
         batch.upload()
         if batch.num_unresolved:
             self._tokens.resolve(batch.inputs.input_ids[: batch.num_unresolved])
-        result = self._step(batch.inputs)
-        if self._pipeline is None:
-            step.logits = result
-        else:
-            self._pipeline.group.send_onward(result)
+        self._deliver(step, self._step(batch.inputs))
+
+    def _deliver(self, step: StepInFlight, result: torch.Tensor) -> None:
+        """Device work: passes the result of the forward pass on to the sampler."""
+        step.logits = result
 
     def _sample(self, step: StepInFlight, masks: Callable[[], TokenMasks] | None) -> None:
         """Device work: sampling."""
         batch = step.batch
         if not batch.num_logits:
             return
-        if self._pipeline is not None:
-            batch.upload_sampling()
-            step.logits = self._pipeline.logits(batch.num_logits)
         assert step.logits is not None, "a step is sampled before its forward pass"
         sampling = batch.sampling(self._tokens.history)
         if masks is not None:
@@ -354,22 +298,6 @@ class TorchModelRunner:
             for row, request in zip(rows, plan.new_requests, strict=True)
             if self._state.sampling.is_penalised(row)
         ]
-
-
-class _Pipeline:
-    """The way back from the last stage."""
-
-    def __init__(self, model: FirstStage, group: ParallelGroup, device: torch.device) -> None:
-        self.group = group
-        self._model = model
-        self._device = device
-
-    def logits(self, num_logits: int) -> torch.Tensor:
-        """Device work: receives the rows of a step, [num_logits, hidden_size], and computes their logits."""
-        model = self._model
-        rows = torch.empty(num_logits, model.hidden_size, dtype=model.residual_dtype, device=self._device)
-        self.group.receive(rows)
-        return model.head(rows)
 
 
 def closed(_inputs: StepInputs) -> torch.Tensor:

@@ -11,9 +11,10 @@ from engine.model.model_shape import ModelShape
 from engine.parallel.group import ParallelGroup
 from engine.runner.batch import Batch, BatchBuilder
 from engine.runner.kv_cache import KVCachePlan, allocate_kv_caches
-from engine.runner.model_runner import DividedModel, closed, step_error
+from engine.runner.model_runner import closed, step_error
 from engine.runner.request_state import RequestState
 from engine.runner.sampling_state import SamplingState
+from engine.runner.step_model import DividedModel
 from engine.runner.stream import Event, InlineStream, Stream
 from kernels.interface import KernelOps, Step
 

@@ -16,9 +16,11 @@ from engine.parallel.leading_runner import LeadingRunner
 from engine.parallel.process_group import ProcessGroup
 from engine.parallel.sampling import with_shared_draws
 from engine.runner.buckets import decode_buckets, mixed_buckets
+from engine.runner.first_stage_runner import FirstStageRunner
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
-from engine.runner.model_runner import StepModel, TorchModelRunner
+from engine.runner.model_runner import TorchModelRunner
 from engine.runner.stage_runner import StageRunner
+from engine.runner.step_model import StepModel
 from engine.runner.stream import CudaStream, InlineStream, Stream
 from engine.startup.adapters import ModelAdapters, adapters_bytes
 from engine.startup.device import kept_weights
@@ -375,11 +377,27 @@ def _make_runner(
             stream=stream,
             max_steps_in_flight=max_steps_in_flight,
         )
+    ops = with_shared_draws(ops, group)
+    if group.num_stages > 1:
+        assert isinstance(model, Decoder), "pipeline stages are refused for other models"
+        return FirstStageRunner(
+            model,
+            shape,
+            kv_plan,
+            ops,
+            group,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_dtype=task.kv_dtype,
+            stream=stream,
+            max_steps_in_flight=max_steps_in_flight,
+            max_logprobs=task.config.max_logprobs,
+        )
     return TorchModelRunner(
         model,
         shape,
         kv_plan,
-        with_shared_draws(ops, group),
+        ops,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_dtype=task.kv_dtype,
@@ -389,5 +407,4 @@ def _make_runner(
         decode_buckets=decode_buckets(max_num_seqs) if has_graphs else (),
         mixed_buckets=mixed_buckets(max_num_batched_tokens) if has_graphs else (),
         has_adapters=bool(task.adapters) or task.config.enable_lora,
-        group=group,
     )

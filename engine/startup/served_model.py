@@ -21,7 +21,7 @@ from engine.model.shapes import find_shape
 from engine.model.sharding import Sharding
 from engine.model.weights import Progress, check_headers
 from engine.parallel.group import ParallelGroup
-from engine.runner.model_runner import StepModel
+from engine.runner.step_model import StepModel
 from engine.startup.packed_weights import packed_cache
 from engine.startup.progress import StartupProgress
 from kernels.interface import KernelOps

@@ -1,0 +1,93 @@
+"""The runner of the first of several pipeline stages, which has the embedding and the output head, and samples."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from engine.model.model_shape import ModelShape
+from engine.parallel.group import ParallelGroup
+from engine.runner.kv_cache import KVCachePlan
+from engine.runner.model_runner import StepInFlight, TorchModelRunner
+from engine.runner.step_model import FirstStage
+from engine.runner.stream import Stream
+from kernels.interface import KernelOps
+from kernels.sampling import TokenMasks
+
+
+class FirstStageRunner(TorchModelRunner):
+    """A `TorchModelRunner` whose steps go through other stages before they are sampled.
+
+    `launch` computes the layers of this stage and sends the result onward. `collect` receives what the last stage
+    returns, and samples. So the next step can be in this stage while one is in another. The other stages have a
+    `StageRunner`.
+    """
+
+    samples_when_collected = True
+
+    def __init__(
+        self,
+        model: FirstStage,
+        shape: ModelShape,
+        kv_plan: KVCachePlan,
+        ops: KernelOps,
+        group: ParallelGroup,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        kv_dtype: torch.dtype | None = None,
+        stream: Stream | None = None,
+        max_steps_in_flight: int = 1,
+        max_logprobs: int = 20,
+    ) -> None:
+        """Allocates buffers and caches, and compiles the step.
+
+        Args:
+            model: layers of the stage and the output head, on the device of the stream.
+            group: the stages.
+            shape, kv_plan, ops, max_num_seqs, max_num_batched_tokens, kv_dtype, stream, max_steps_in_flight,
+                max_logprobs: as of `TorchModelRunner`.
+        """
+        super().__init__(
+            model,
+            shape,
+            kv_plan,
+            ops,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_dtype=kv_dtype,
+            stream=stream,
+            max_steps_in_flight=max_steps_in_flight,
+            max_logprobs=max_logprobs,
+        )
+        self._model = model
+        self._group = group
+
+    def _begin(self, step: StepInFlight) -> None:
+        self._stream.run(partial(self._compute, step))
+
+    def _deliver(self, step: StepInFlight, result: torch.Tensor) -> None:  # noqa: ARG002 - the base class's signature
+        self._group.send_onward(result)
+
+    def _end(self, step: StepInFlight) -> None:
+        """Queues the end of a step that has been through the other stages.
+
+        Requests may have left since its launch, and others have their rows: tokens are not added to those.
+        """
+        is_owned = self._state.is_owned(step.pending)
+        if not is_owned.all():
+            step.owned = torch.from_numpy(np.flatnonzero(is_owned)).to(self._stream.device)
+        is_queued = self._queue_sampling(step)
+        assert is_queued, "the tokens before a sample are known when no other row of its request is in flight"
+
+    def _sample(self, step: StepInFlight, masks: Callable[[], TokenMasks] | None) -> None:
+        num_logits, model = step.batch.num_logits, self._model
+        if num_logits:
+            step.batch.upload_sampling()
+            residual = torch.empty(
+                num_logits, model.hidden_size, dtype=model.residual_dtype, device=self._stream.device
+            )
+            self._group.receive(residual)
+            step.logits = model.head(residual)
+        super()._sample(step, masks)
