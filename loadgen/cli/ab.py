@@ -127,7 +127,7 @@ def _report(
     except ComparisonError as error:
         aborted = f"{ab_runs.failure}; " if ab_runs.failure else ""
         raise ComparisonError(f"{aborted}{error}; the runs are in {folder}{_valid_pairs(ab_runs, sides)}") from error
-    about = {"command": " ".join(options.command_line)}
+    about = {"command": shlex.join(options.command_line)}
     if ab_runs.failure:
         about["aborted"] = ab_runs.failure
     write_comparison(comparison, sides, folder, about=about)

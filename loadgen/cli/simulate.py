@@ -1,6 +1,7 @@
 """`simulate`: an engine or a fleet under virtual time: what it would serve, by policy, and how many are needed."""
 
 import argparse
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -205,7 +206,7 @@ def _size(options: argparse.Namespace, workload: Workload, fleet: FleetOptions, 
 def _write(options: argparse.Namespace, engine: _Engine, results: dict[str, object]) -> None:
     if options.json is None:
         return
-    about = {"command": " ".join(options.command_line), "cost": engine.cost, "fit": engine.fit}
+    about = {"command": shlex.join(options.command_line), "cost": engine.cost, "fit": engine.fit}
     with writing_to(options.json.parent):
         options.json.write_text(to_json({**about, **results}, indent=1) + "\n", encoding="utf-8")
     print(f"results    {options.json}")

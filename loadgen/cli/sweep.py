@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -112,7 +113,7 @@ def _climb(
         retries=options.retries,
         keep_going=options.keep_going,
     )
-    about = {"target": options.target, "command": " ".join(options.command_line)}
+    about = {"target": options.target, "command": shlex.join(options.command_line)}
     write_sweep(result, limits, folder, about=about)
     console = Console()
     for line in sweep_lines(result, limits):

@@ -20,11 +20,11 @@ import shlex
 import signal
 import socket
 import tomllib
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -104,7 +104,7 @@ def _answers(ready: str) -> bool:
         try:
             with urllib.request.urlopen(ready, timeout=_CONNECT_TIMEOUT_S) as reply:
                 return bool(200 <= reply.status < 300)
-        except (OSError, urllib.error.URLError, ValueError):
+        except (OSError, ValueError, HTTPException):  # the last: it answers, but not in HTTP/1.1
             return False
     kind, _, address = ready.partition(":")
     try:

@@ -199,3 +199,8 @@ def test_rates_or_concurrencies_and_not_both(arguments: tuple[str, ...], fake: F
     with pytest.raises(SystemExit) as caught:
         sweep(*RANDOM, *arguments)
     assert caught.value.code == 2
+
+
+def test_the_page_shows_a_command_that_can_be_run_again(fake: Fake) -> None:
+    assert sweep("--rates", "2", *RANDOM, "--tag", "host=two words") == 0
+    assert "--tag &#39;host=two words&#39;" in Path("out/sweep.html").read_text()

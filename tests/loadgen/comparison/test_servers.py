@@ -93,6 +93,23 @@ def test_http_is_ready_when_it_says_so(port: int, tmp_path: Path) -> None:
     assert "asked ['/ready', '/ready', '/ready']" in (tmp_path / "log").read_text()
 
 
+def test_an_answer_that_is_not_http_is_not_ready(port: int, tmp_path: Path) -> None:
+    script = """
+        asked = 0
+        while True:
+            connection, _ = listener.accept()
+            asked += 1
+            print("asked", asked, flush=True)
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"not yet\\n" if asked < 3 else b"HTTP/1.0 200 OK\\r\\n\\r\\n")
+    """
+    waiting = server(port, LISTEN + textwrap.dedent(script), ready=f"http://127.0.0.1:{port}/ready")
+    with running(waiting, tmp_path / "log"):
+        pass
+    assert "asked 3" in (tmp_path / "log").read_text()
+
+
 def test_a_unix_socket_can_be_waited_for(port: int, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     script = f"""
