@@ -50,8 +50,8 @@ def bytes_beside_states(shape: ModelShape, limits: StepLimits, free_bytes: int) 
     if num_bytes > free_bytes:
         raise ConfigError(
             f"--max-num-seqs {limits.max_num_seqs}: the model's layers keep {shape.state_bytes / 2**20:.4g} MiB of "
-            f"each request besides keys and values, {num_bytes / _GIB:.4g} GiB in all, and the weights leave "
-            f"{free_bytes / _GIB:.4g} GiB of memory: lower it"
+            f"each request besides keys and values, {_gib(num_bytes)} in all, and the weights leave "
+            f"{_gib(free_bytes)} of memory: lower it"
         )
     return free_bytes - num_bytes
 
@@ -74,11 +74,16 @@ def kv_cache_bytes(
     if config.kv_cache_memory_bytes is not None:
         if config.kv_cache_memory_bytes > free_bytes:
             raise ConfigError(
-                f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes} is {config.kv_cache_memory_bytes / _GIB:.4g} "
-                f"GiB, the weights leave {free_bytes / _GIB:.4g} GiB of the memory that is free: lower it"
+                f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes} is {_gib(config.kv_cache_memory_bytes)}, "
+                f"the weights leave {_gib(free_bytes)} of the memory that is free: lower it"
             )
         return config.kv_cache_memory_bytes
     max_model_len = config.max_model_len or shape.max_position_embeddings
     blocks_per_request = -(-max_model_len // config.block_size)
     most_bytes = limits.max_num_seqs * blocks_per_request * config.block_size * kv_bytes_per_token(shape, kv_dtype)
     return min(int(free_bytes * CACHE_SHARE), CACHE_MAX_BYTES, most_bytes)
+
+
+def _gib(num_bytes: int) -> str:
+    gib = num_bytes / _GIB
+    return f"{gib:.4g} GiB" if gib < 1000 else f"{gib:,.0f} GiB"

@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from chairlift.v1 import generation_service_pb2 as pb
 
-_Message = TypeVar("_Message")
+_Message = TypeVar("_Message", bound=Message)
 
 ChatTurns = Sequence[tuple[str, str] | pb.ChatMessage]
 """A conversation, oldest turn first: (role, content), or a ChatMessage for turns with tool calls."""
@@ -80,6 +82,13 @@ _CHAT_FIELDS = ("tools", "template_variables", "add_generation_prompt", "continu
 _FORMATS = ("json_schema", "json_object", "regex", "choice", "grammar")
 _TARGETS = ("ttft_s", "inter_token_s", "min_tokens_per_second", "service_class", "retry_ticket")
 _TEXT_LISTS = ("stop_texts", "bad_words", "choice")
+_BOUNDS = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}  # of whole numbers
+
 _STOP_FIELDS = tuple(name for name in pb.StopOptions.DESCRIPTOR.fields_by_name if name != "time_budget")
 _OUTPUT_FIELDS = {
     "return_text": "text",
@@ -217,7 +226,10 @@ def _message(kind: Callable[..., _Message], values: Mapping[str, Any]) -> _Messa
         try:
             kind(**{name: value})
         except ValueError as error:
-            raise ValueError(f"{name} is {value}: {error}") from error
+            bounds = _BOUNDS.get(kind().DESCRIPTOR.fields_by_name[name].cpp_type)
+            if bounds is None or not isinstance(value, int):
+                raise ValueError(f"{name} is {value}: {error}") from error
+            raise ValueError(f"{name} is {value}, it must be between {bounds[0]} and {bounds[1]}") from error
         except TypeError as error:
             raise TypeError(f"{name} is {value!r}: {error}") from error
     return kind(**values)

@@ -61,7 +61,7 @@ class Kind:
 
 
 def text(
-    allowed: str = "a text that is not empty", is_allowed: Callable[[str], bool] = lambda text: bool(text.strip()), *,
+    allowed: str = "a non-empty text", is_allowed: Callable[[str], bool] = lambda text: bool(text.strip()), *,
     metavar: str = "",
 ) -> Kind:  # fmt: skip
     """A text; by default any that is not empty."""

@@ -116,7 +116,7 @@ class StopOptions:
         int | None,
         Rule(
             "Limits the output tokens; 0 returns only the prompt, with echo or prompt_logprobs",
-            range="1 to what fits",
+            range="0 to what fits",
             unset=f"what fits, at most {DEFAULT_MAX_TOKENS}",
         ),
     ] = None

@@ -171,6 +171,11 @@ def test_number_that_its_field_cannot_hold_is_named(name, value):
         generation_spec("x", {name: value})
 
 
+def test_whole_number_is_refused_with_its_range():
+    with pytest.raises(ValueError, match="max_tokens is -1, it must be between 0 and 4294967295"):
+        generation_spec("x", {"max_tokens": -1})
+
+
 @pytest.mark.parametrize(("name", "value"), [("max_tokens", "5"), ("temperature", "hot"), ("time_budget_s", "2")])
 def test_value_of_the_wrong_type_is_named(name, value):
     with pytest.raises(TypeError, match=f"{name} is '{value}'"):

@@ -157,7 +157,7 @@ def test_help_has_value_default_unit_and_variable(
         ("--stall-timeout -1", "--stall-timeout is -1, it must be a number, at least 0"),
         ("--stall-timeout inf", "--stall-timeout is inf, it must be a number, at least 0"),
         ("--policy sjf", "--policy is sjf, it must be one of fcfs, priority"),
-        ("--host=", "--host is empty, it must be a text that is not empty"),
+        ("--host=", "--host is empty, it must be a non-empty text"),
         ("--port 13", "--port is 13, which brings bad luck"),
         ("--hots h", "unknown: --hots h; did you mean --host?"),
         ("--polcy=x --zzz", "unknown: --polcy=x --zzz; did you mean --policy?"),
@@ -179,7 +179,7 @@ def test_a_bad_flag_is_one_line_with_the_range(capsys: pytest.CaptureFixture[str
             "maybe",
             "--cache is maybe, it must be one of 1, true, yes, on, 0, false, no, off (from CHAIRLIFT_CACHE)",
         ),
-        ("ENGINE", "a:1,,b:2", "--engine is empty, it must be a text that is not empty (from CHAIRLIFT_ENGINE)"),
+        ("ENGINE", "a:1,,b:2", "--engine is empty, it must be a non-empty text (from CHAIRLIFT_ENGINE)"),
     ],
 )
 def test_a_bad_variable_is_named(capsys: pytest.CaptureFixture[str], variable: str, value: str, says: str) -> None:
