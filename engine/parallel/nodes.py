@@ -302,15 +302,15 @@ def join_nodes(
         except OSError as error:
             reason = error.strerror or str(error)
             continue
-        link = NodeLink(connected, 0)
         try:
+            link = NodeLink(connected, 0)
             link.send_bytes(json.dumps(hello).encode())
             connected.settimeout(max(_TICK_S, until_s - time.monotonic()))
             on_wait("waiting for the other nodes")
             message = link.recv_bytes()
             connected.settimeout(None)
         except (EOFError, OSError) as error:
-            link.close()
+            connected.close()
             match error:
                 case TimeoutError():
                     reason = "it timed out"

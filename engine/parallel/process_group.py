@@ -18,7 +18,7 @@ from engine.parallel.symmetric_memory import SymmetricMemory, open_symmetric_mem
 _MEETING_FILE = "ranks"
 
 _MAX_SENDS = 8
-"""Tensors on their way to the next stage, beyond which the oldest is waited for: more than steps in flight."""
+"""Tensors on their way to the next stage, whose memory is held; beyond these, sending waits for the oldest."""
 
 _log = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 """Machines of a group meet: in any order, with equal facts, in spite of strangers, and not for ever."""
 
+import errno
 import json
 import logging
 import socket
@@ -303,6 +304,29 @@ def test_ipv6(meet: Callable[..., Meeting]) -> None:
     theirs.close()
     for link in meeting.links.result(HANG_S):
         link.close()
+
+
+def test_a_connection_that_is_reset_at_once_is_tried_again(
+    meet: Callable[..., Meeting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between connecting and asking for the peer's address, the peer may have gone."""
+    arrived: list[socket.socket] = []
+
+    class ResetAtFirst(NodeLink):
+        def __init__(self, connected: socket.socket, node: int) -> None:
+            if node == 0 and not arrived:
+                arrived.append(connected)
+                raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+            super().__init__(connected, node)
+
+    monkeypatch.setattr("engine.parallel.nodes.NodeLink", ResetAtFirst)
+    meeting = meet(2)
+    meeting.listen()
+    own, message = meeting.join(1).result(HANG_S)
+    (theirs,) = meeting.links.result(HANG_S)
+    with ends(own, theirs):
+        assert message == GO
+    assert arrived[0].fileno() == -1
 
 
 class NoRanks:
