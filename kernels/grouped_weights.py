@@ -1,4 +1,4 @@
-"""Weights of a checkpoint in integers of 4 or 8 bits, with a scale and an offset per group of inputs."""
+"""Weights of a checkpoint in integers of up to 8 bits, with a scale and an offset per group of inputs."""
 
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ class GroupedWeights(NamedTuple):
         values: [out, in] uint8, below 2 ** num_bits.
         scales: [out, in / group_size] fp32.
         offsets: [out, in / group_size] fp32: - zero point * scale.
-        num_bits: 4 or 8.
+        num_bits: 4, 5, 6 or 8.
         input_order: [in] int64; None: the groups are of inputs in their order.
         quantizes_inputs: whether the checkpoint is meant for inputs in int8 with a scale per token.
         superblocks: the same scales and offsets in fewer bytes; None: the checkpoint has no superblocks.

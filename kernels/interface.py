@@ -106,7 +106,7 @@ class KernelOps(Protocol):
         ...
 
     def pack_grouped(self, weights: GroupedWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearWeights:
-        """Lays out a checkpoint's weights of 4 or 8 bits for `linear`; dtype is that of the model and of bias [out].
+        """Lays out a checkpoint's weights of 4 to 8 bits for `linear`; dtype is that of the model and of bias [out].
 
         Families without such products use the dequantized weights in dtype.
         """

@@ -103,7 +103,9 @@ def pack_experts(
     if not 1 <= routing.top_k <= len(router):
         raise ValueError(f"top_k is {routing.top_k}, there are {len(router)} experts")
     for layers in (gate_up, down):
-        forms = {(layer.in_features, layer.out_features, layer.kind, layer.group_size) for layer in layers}
+        forms = {
+            (layer.in_features, layer.out_features, layer.kind, layer.group_size, layer.num_bits) for layer in layers
+        }
         if len(forms) > 1:
             raise ValueError(f"layers of experts differ: {sorted(forms)}")
     return PackedExperts(pack_linear(router, router_bias, quantize=False), tuple(gate_up), tuple(down), routing)

@@ -7,6 +7,7 @@ import torch
 
 from kernels.cpu.arrays import check_stored
 from kernels.cpu.group_factors import CODE_BYTES, UNIT_BYTES, FactorsForm, expand_factors
+from kernels.cpu.group_integers import integer_at
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
 from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at, shorts_at
 from kernels.cpu.jit import inline, kernel
@@ -19,14 +20,12 @@ if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Longs
 
 _X, _OUT, _N, _INDICES, _KIND, _STEP = range(FIRST_OPERAND, FIRST_OPERAND + 6)
-_UNITS, _CODES, _FORM, _ZERO_POINT, _NUM_UNITS, _GROUP_SIZE = range(FIRST_OPERAND + 6, FIRST_OPERAND + 12)
+_UNITS, _CODES, _FORM, _ZERO_POINT, _NUM_UNITS, _GROUP_SIZE, _NUM_BITS = range(FIRST_OPERAND + 6, FIRST_OPERAND + 13)
 
 _FP32, _BF16_WEIGHTS, _FP16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS), int(Kind.FP16_WEIGHTS)
 _BF16 = int(Kind.BF16)
 _FACTORS_IN_FP32 = int(FactorsForm.FP32)
-_OF_4_BITS = (Kind.GROUPS_OF_4_BITS, Kind.INT8_BY_GROUPS_OF_4_BITS)
-_IN_GROUPS = (*_OF_4_BITS, Kind.GROUPS_OF_8_BITS, Kind.INT8_BY_GROUPS_OF_8_BITS)
-_GROUPS_OF_4_BITS = tuple(map(int, _OF_4_BITS))
+_IN_GROUPS = (Kind.GROUPS, Kind.INT8_BY_GROUPS)
 
 
 def can_gather(weights: PackedLinear) -> bool:
@@ -57,7 +56,7 @@ def emit_gather_rows(recording: Recording, table: torch.Tensor | PackedLinear, i
         codes = table.codes
         operands += (
             table.scales.data_ptr(), 0 if codes is None else codes.data_ptr(), int(table.factors_form),
-            table.zero_point, table.scales.shape[1], table.group_size,
+            table.zero_point, table.scales.shape[1], table.group_size, table.num_bits,
         )  # fmt: skip
     recording.emit(Opcode.GATHER_ROWS, indices, *operands)
     recording.keep(table)
@@ -102,14 +101,11 @@ def _gather_groups(row: "Longs", panel: int, lane: int, scratch: int, target: "F
         codes = row[_CODES] + panel * num_groups * CODE_BYTES[form] * LANES
         expand_factors(form, units, codes, row[_ZERO_POINT], num_groups, num_units, 1, scratch)
         factors = floats_at(scratch, 2 * num_groups * LANES)
-    is_4_bits = row[_KIND] in _GROUPS_OF_4_BITS
-    num_bytes = n // 2 if is_4_bits else n
+    num_bits = row[_NUM_BITS]
+    num_bytes = n * num_bits // 8
     cells = bytes_at(row[_X] + panel * num_bytes * LANES, num_bytes * LANES)
     for j in range(n):
-        byte = j // 2 if is_4_bits else j
-        value = cells[(byte // 4 * LANES + lane) * 4 + byte % 4] & 255
-        if is_4_bits:
-            value = value >> (4 * (j % 2)) & 15
+        value = integer_at(cells, num_bits, n, lane, j)
         place = 2 * (j // size) * LANES + lane
         # In fp64, as `GroupedWeights.dequantized` does.
         target[j] = np.float32(value * np.float64(factors[place]) + np.float64(factors[place + LANES]))

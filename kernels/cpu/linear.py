@@ -35,14 +35,12 @@ BLOCK_TILES = 8
 # operands of both instructions
 X, X_STEP, _IN, _DEPTH, _KIND, _PACKED, _ROW_SCALES, _ORDER, X_ROWS = range(FIRST_OPERAND, FIRST_OPERAND + 9)
 _WEIGHT, _OUT, _N, _START, _BIAS, _SCALES, _GROUP_SIZE = range(FIRST_OPERAND + 9, FIRST_OPERAND + 16)
-_FACTORS_FORM, _CODES, _NUM_UNITS, _ZERO = range(FIRST_OPERAND + 16, FIRST_OPERAND + 20)
+_FACTORS_FORM, _CODES, _NUM_UNITS, _ZERO, _NUM_BITS = range(FIRST_OPERAND + 16, FIRST_OPERAND + 21)
 
 _FP32, _BF16_WEIGHTS, _FP16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS), int(Kind.FP16_WEIGHTS)
 _INT8_WEIGHTS, _INT8 = int(Kind.INT8_WEIGHTS), int(Kind.INT8)
-_GROUPS_OF_4_BITS, _GROUPS_OF_8_BITS = int(Kind.GROUPS_OF_4_BITS), int(Kind.GROUPS_OF_8_BITS)
 _MICROSCALED, _BF16 = int(Kind.MICROSCALED), int(Kind.BF16)
-_INT8_BY_GROUPS_OF_4_BITS = int(Kind.INT8_BY_GROUPS_OF_4_BITS)
-_INT8_BY_GROUPS_OF_8_BITS = int(Kind.INT8_BY_GROUPS_OF_8_BITS)
+_GROUPS, _INT8_BY_GROUPS = int(Kind.GROUPS), int(Kind.INT8_BY_GROUPS)
 _MAX_ROWS_OF_GROUPS = max_rows(has_group_sums=True)
 
 
@@ -76,7 +74,7 @@ def linear_operands(
         0, weights.weight.data_ptr(), out.data_ptr(), weights.out_features,
         weights.start.data_ptr(), weights.bias.data_ptr(), weights.scales.data_ptr(), weights.group_size,
         int(weights.factors_form), 0 if weights.codes is None else weights.codes.data_ptr(),
-        weights.scales.shape[1] if weights.scales.ndim == 4 else 0, weights.zero_point,
+        weights.scales.shape[1] if weights.scales.ndim == 4 else 0, weights.zero_point, weights.num_bits,
     )  # fmt: skip
 
 
@@ -94,7 +92,7 @@ def move_rows(row: "Longs", rows: int, begin: int) -> None:
 
 @inline
 def _has_int8_by_groups(row: "Longs") -> bool:
-    return bool(row[_KIND] >= _INT8_BY_GROUPS_OF_4_BITS)
+    return bool(row[_KIND] == _INT8_BY_GROUPS)
 
 
 @inline
@@ -115,13 +113,18 @@ def _is_two_bytes(kind: int) -> bool:
 
 
 @inline
-def _half_bytes(kind: int) -> int:
-    """Returns the size of what B holds for a word of a packed row of inputs, in halves of bytes."""
-    if kind in (_GROUPS_OF_4_BITS, _MICROSCALED):
-        return 1
-    if kind in (_INT8_WEIGHTS, _GROUPS_OF_8_BITS):
-        return 2
-    return 4 if _is_two_bytes(kind) or kind == _INT8_BY_GROUPS_OF_4_BITS else 8
+def _word_bits(row: "Longs") -> int:
+    """Returns the bits that B holds for a word of a packed row of inputs."""
+    kind, num_bits = row[_KIND], row[_NUM_BITS]
+    if kind == _GROUPS:
+        return int(num_bits)
+    if kind == _INT8_BY_GROUPS:
+        return int(4 * num_bits)
+    if kind == _MICROSCALED:
+        return 4
+    if kind == _INT8_WEIGHTS:
+        return 8
+    return 16 if _is_two_bytes(kind) else 32
 
 
 @inline
@@ -171,7 +174,7 @@ def pack_item(row: "Longs", item: int, scratch: int) -> None:
             round_row_to_bf16(floats_at(address, width), scratch)
             address = scratch
         elif _has_int8_by_groups(row):
-            halves = row[_KIND] == _INT8_BY_GROUPS_OF_4_BITS
+            halves = row[_NUM_BITS] < 8
             pack_groups(address, width, row[_ORDER], row[_GROUP_SIZE], halves, packed, i, factors, scratch)
             continue
         words = words_at(address, depth)
@@ -253,7 +256,7 @@ def _multiply(
     height, wide, column = end - begin, num_wide == 2, group * GROUP
     width = num_wide * GROUP
     a = row[X] if _is_packed(row, rows) else row[_PACKED] + 4 * begin * depth
-    group_bytes = GROUP * depth * _half_bytes(kind) // 2
+    group_bytes = GROUP * depth * _word_bits(row) // 8
     b, ahead = row[_WEIGHT] + group * group_bytes, row[_WEIGHT] + following * group_bytes
     start, bias, scales = row[_START] + 4 * column, row[_BIAS] + 4 * column, row[_SCALES] + 4 * column
     place, step = row[_OUT] + 4 * (begin * n + column), 4 * n
@@ -269,18 +272,17 @@ def _multiply(
         num_groups = depth // row[_GROUP_SIZE]
         factors = row[_SCALES] + num_groups * column
         multiply_microscaled(height, wide, a, b, num_groups, start, factors, c, c_step, ahead)
-    elif kind >= _GROUPS_OF_4_BITS:
-        size = row[_GROUP_SIZE]
+    elif kind in (_GROUPS, _INT8_BY_GROUPS):
+        size, num_bits = row[_GROUP_SIZE], row[_NUM_BITS]
         num_groups = row[_IN] // size
         factors = scratch + FACTORS if row[_FACTORS_FORM] else row[_SCALES] + 8 * num_groups * column
-        if kind >= _INT8_BY_GROUPS_OF_4_BITS:
-            is_4_bits, row_factors = kind == _INT8_BY_GROUPS_OF_4_BITS, row[_ROW_SCALES] + 8 * num_groups * begin
+        if kind == _INT8_BY_GROUPS:
+            row_factors = row[_ROW_SCALES] + 8 * num_groups * begin
             multiply_int8_by_groups(
-                is_4_bits, height, wide, a, b, size, num_groups, start, factors, row_factors, c, c_step, ahead
+                num_bits, height, wide, a, b, size, num_groups, start, factors, row_factors, c, c_step, ahead
             )
         else:
-            is_4_bits = kind == _GROUPS_OF_4_BITS
-            multiply_grouped(is_4_bits, height, wide, a, b, size, num_groups, start, factors, c, c_step, ahead)
+            multiply_grouped(num_bits, height, wide, a, b, size, num_groups, start, factors, c, c_step, ahead)
     elif kind == _INT8_WEIGHTS:
         multiply_int8_weights(height, wide, a, b, depth, start, scales, bias, c, c_step, ahead)
     else:

@@ -1,12 +1,13 @@
 """Products with weights that have factors per group of inputs, one tile at a time (`kernels.cpu.tile`)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils
 
 from kernels.cpu.cpu_features import cpu_features
+from kernels.cpu.group_integers import emit_halves, emit_word, of_ints
 from kernels.cpu.jit import kernel
 from kernels.cpu.tile import (
     BYTES,
@@ -15,6 +16,7 @@ from kernels.cpu.tile import (
     LANES,
     Fp32Operands,
     Operands,
+    Planes,
     Tile,
     emit_fma,
     emit_vpdpbusd,
@@ -26,29 +28,61 @@ from kernels.microscaled_weights import GROUP_SIZE, VALUES
 _I32 = ir.IntType(32)
 
 
-class _Groups8(Fp32Operands):
-    """B is words of four unsigned bytes, each widened to value * scale + offset of its group, rounded once.
-
-    A is fp32.
-    """
+class _Groups(Fp32Operands):
+    """B is unsigned integers, each widened to value * scale + offset of its group, rounded once; A is fp32."""
 
     has_groups = True
+
+    @classmethod
+    def load_terms(cls, builder: Any, address: Any, factors: Any, planes: Planes | None) -> Iterator[Any]:
+        for value in cls.load_values(builder, address, planes):
+            yield emit_fma(builder, value, *factors)
+
+    @classmethod
+    def load_values(cls, builder: Any, address: Any, planes: Planes | None) -> Iterator[Any]:
+        """Yields vectors of integers in fp32."""
+        raise NotImplementedError
+
+
+class _Groups8(_Groups):
+    """Four integers of 8 bits in a word."""
+
     terms = 4
 
     @classmethod
-    def load_terms(cls, builder: Any, address: Any, factors: Any) -> Any:
-        return _widened(builder, load(builder, address, INTS, 4), 8, factors)
+    def load_values(cls, builder: Any, address: Any, _planes: Planes | None) -> Iterator[Any]:
+        word = emit_word(builder, address)
+        for place in range(4):
+            yield _byte(builder, word, place)
 
 
-class _Groups4(Fp32Operands):
-    """As `_Groups8`, with eight halves of bytes in a word."""
+class _Groups4(_Groups):
+    """Eight integers of 4 bits in a word."""
 
-    has_groups = True
-    terms = 8
+    terms, together = 8, 1
 
     @classmethod
-    def load_terms(cls, builder: Any, address: Any, factors: Any) -> Any:
-        return _widened(builder, load(builder, address, INTS, 4), 4, factors)
+    def load_values(cls, builder: Any, address: Any, _planes: Planes | None) -> Iterator[Any]:
+        word = emit_word(builder, address)
+        for shift in range(0, 32, 4):
+            bits = builder.lshr(word, of_ints(shift))
+            if cpu_features().avx512:
+                yield _looked_up(builder, map(float, range(16)), bits)
+            else:
+                yield builder.sitofp(builder.and_(bits, of_ints(15)), FLOATS)
+
+
+class _GroupsInPlanes(_Groups):
+    """Eight integers of 5 or 6 bits, low bits in a word; one form for both, as each takes seconds to compile."""
+
+    terms, together = 8, 1
+    has_planes = True
+
+    @classmethod
+    def load_values(cls, builder: Any, address: Any, planes: Planes | None) -> Iterator[Any]:
+        halves = emit_halves(builder, address, planes)
+        for place in range(8):
+            yield _byte(builder, halves[place % 2], place // 2)
 
 
 class _Int8Groups8(Operands):
@@ -58,8 +92,8 @@ class _Int8Groups8(Operands):
     has_groups = True
 
     @classmethod
-    def load_terms(cls, builder: Any, address: Any, _factors: Any) -> Any:
-        return (load(builder, address, INTS, 4),)
+    def load_terms(cls, builder: Any, address: Any, _factors: Any, _planes: Planes | None) -> Iterator[Any]:
+        yield emit_word(builder, address)
 
     @staticmethod
     def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
@@ -74,14 +108,19 @@ class _Int8Groups8(Operands):
 
 
 class _Int8Groups4(_Int8Groups8):
-    """As `_Int8Groups8`, with eight halves of bytes: A has a word of four for the low ones, then for the high ones."""
+    """As `_Int8Groups8`, with 4 bits: of eight inputs A has a word of those at even places, then of the others."""
 
     terms = 2
 
     @classmethod
-    def load_terms(cls, builder: Any, address: Any, _factors: Any) -> Any:
-        word, low = load(builder, address, INTS, 4), _ints(0x0F0F0F0F)
-        return builder.and_(word, low), builder.and_(builder.lshr(word, _ints(4)), low)
+    def load_terms(cls, builder: Any, address: Any, _factors: Any, planes: Planes | None) -> Iterator[Any]:
+        yield from emit_halves(builder, address, planes)
+
+
+class _Int8GroupsInPlanes(_Int8Groups4):
+    """As `_Int8Groups4`, with 5 or 6 bits."""
+
+    has_planes = True
 
 
 class _Microscaled(Fp32Operands):
@@ -101,8 +140,9 @@ class _Microscaled(Fp32Operands):
         return builder.fmul(builder.bitcast(bits, FLOATS), ir.Constant(FLOATS, [0.5] * LANES))
 
     @classmethod
-    def load_terms(cls, builder: Any, address: Any, factors: Any) -> Any:
-        return tuple(builder.fmul(_twice_e2m1(builder, codes), factors) for codes in _halves_of_bytes(builder, address))
+    def load_terms(cls, builder: Any, address: Any, factors: Any, _planes: Planes | None) -> Iterator[Any]:
+        for codes in _halves_of_bytes(builder, address):
+            yield builder.fmul(_twice_e2m1(builder, codes), factors)
 
 
 def _halves_of_bytes(builder: Any, address: Any) -> tuple[Any, Any]:
@@ -138,35 +178,27 @@ def _bytes(value: int) -> Any:
     return ir.Constant(BYTES, [value] * LANES)
 
 
-def _ints(value: int) -> Any:
-    return ir.Constant(INTS, [value] * LANES)
+def _byte(builder: Any, words: Any, place: int) -> Any:
+    """Emits a byte of each word in fp32; those of place 0 are the lowest."""
+    kind = ir.VectorType(ir.IntType(8), 4 * LANES)
+    of_zeros = [4 * LANES] * 3
+    indices = [index for lane in range(LANES) for index in (4 * lane + place, *of_zeros)]
+    mask = ir.Constant(ir.VectorType(_I32, 4 * LANES), indices)
+    bytes_ = builder.shuffle_vector(builder.bitcast(words, kind), ir.Constant(kind, None), mask)
+    return builder.sitofp(builder.bitcast(bytes_, INTS), FLOATS)
 
 
-def _widened(builder: Any, words: Any, num_bits: int, factors: Any) -> Any:
-    """Emits the values of words, the lowest first, each times the scale plus the offset."""
-    scales, offsets = factors
-    values = []
-    for shift in range(0, 32, num_bits):
-        bits = builder.lshr(words, _ints(shift))
-        if num_bits == 4 and cpu_features().avx512:
-            floats = _looked_up(builder, map(float, range(16)), bits)
-        else:
-            floats = builder.sitofp(builder.and_(bits, _ints((1 << num_bits) - 1)), FLOATS)
-        values.append(emit_fma(builder, floats, scales, offsets))
-    return tuple(values)
-
-
-_groups_8, _groups_4, _microscaled = (tile_intrinsic(kind) for kind in (_Groups8, _Groups4, _Microscaled))
-_int8_groups_8, _int8_groups_4 = (
-    tile_intrinsic(kind if cpu_features().vnni else _Groups8)  # unused without VNNI, but compiled
-    for kind in (_Int8Groups8, _Int8Groups4)
+_microscaled = tile_intrinsic(_Microscaled)
+_groups_4, _groups_in_planes, _groups_8 = (tile_intrinsic(kind) for kind in (_Groups4, _GroupsInPlanes, _Groups8))
+_int8_groups_4, _int8_groups_in_planes, _int8_groups_8 = (
+    tile_intrinsic(kind if cpu_features().vnni else None) for kind in (_Int8Groups4, _Int8GroupsInPlanes, _Int8Groups8)
 )
 _MICROSCALED_GROUP = GROUP_SIZE
 
 
 @kernel
 def multiply_grouped(
-    is_4_bits: bool,
+    num_bits: int,
     num_rows: int,
     wide: bool,
     a: int,
@@ -182,24 +214,29 @@ def multiply_grouped(
     """As `multiply_fp32`, with B of unsigned integers: the same bits as with value * scale + offset, rounded to fp32.
 
     Args:
-        is_4_bits: B is [columns / LANES, depth / 8, LANES] words of eight values; otherwise, with depth / 4, of four.
+        num_bits: of the integers of B, [columns / LANES, depth * num_bits / 32, LANES] words (`group_integers`).
         group_size: terms of each group, a multiple of 8.
         num_groups: groups of terms.
         start: address of one fp32 for each column.
         factors: address of scales and offsets, [columns / LANES, num_groups, 2, LANES] fp32.
     """
-    steps, step = group_size // 8 if is_4_bits else group_size // 4, 4 * LANES
-    panel_step = step * steps * num_groups
-    tile = Tile(a, b, step, panel_step, steps, start, 0, c, c_step, ahead, panel_step, 0, 0, 0, num_groups, factors)
-    if is_4_bits:
+    steps, step = group_size // (8 if num_bits < 8 else 4), 4 * LANES
+    plane_bytes, panel_step = step * steps * num_groups, group_size * num_groups * num_bits * LANES // 8
+    tile = Tile(
+        a, b, step, panel_step, steps, start, 0, c, c_step, ahead, panel_step, 0, 0, 0, num_groups, factors,
+        num_bits - 4, plane_bytes,
+    )  # fmt: skip
+    if num_bits == 4:
         _groups_4(num_rows, wide, tile)
+    elif num_bits < 8:
+        _groups_in_planes(num_rows, wide, tile)
     else:
         _groups_8(num_rows, wide, tile)
 
 
 @kernel
 def multiply_int8_by_groups(
-    is_4_bits: bool,
+    num_bits: int,
     num_rows: int,
     wide: bool,
     a: int,
@@ -217,17 +254,20 @@ def multiply_int8_by_groups(
 
     Args:
         num_rows: 1 to MAX_ROWS // 2, or to MAX_ROWS // 4 if wide.
-        a: address of words of four values, [depth / 4, num_rows]: inputs in their order; with 4 bits, of each eight
-            those at even places, then the others.
+        a: address of words of four values, [depth / 4, num_rows]: inputs in their order; below 8 bits, of each
+            eight those at even places, then the others.
         row_factors: address of scales, and sums of values times these, [num_groups, 2, num_rows] fp32.
     """
-    steps, step = group_size // 8 if is_4_bits else group_size // 4, 4 * LANES
-    panel_step = step * steps * num_groups
+    steps, step = group_size // (8 if num_bits < 8 else 4), 4 * LANES
+    plane_bytes, panel_step = step * steps * num_groups, group_size * num_groups * num_bits * LANES // 8
     tile = Tile(
-        a, b, step, panel_step, steps, start, 0, c, c_step, ahead, panel_step, 0, row_factors, 0, num_groups, factors
-    )
-    if is_4_bits:
+        a, b, step, panel_step, steps, start, 0, c, c_step, ahead, panel_step, 0, row_factors, 0, num_groups, factors,
+        num_bits - 4, plane_bytes,
+    )  # fmt: skip
+    if num_bits == 4:
         _int8_groups_4(num_rows, wide, tile)
+    elif num_bits < 8:
+        _int8_groups_in_planes(num_rows, wide, tile)
     else:
         _int8_groups_8(num_rows, wide, tile)
 

@@ -88,10 +88,8 @@ WEIGHTS_STEP = 4 * 2 * LANES
 _fp32, _int8_as_fp32 = tile_intrinsic(Fp32Operands), tile_intrinsic(_Int8AsFp32)
 _bf16_weights, _fp16_weights = tile_intrinsic(_Bf16AsFp32), tile_intrinsic(_Fp16AsFp32)
 _int8_weights = tile_intrinsic(_Int8AsFp32, is_scaled=True)
-_vnni = tile_intrinsic(
-    _Vnni if cpu_features().vnni else _Int8AsFp32, is_scaled=True
-)  # unused without VNNI, but compiled
-_bf16_pairs = tile_intrinsic(_Bf16Pairs if cpu_features().bf16 else _Bf16AsFp32)  # likewise
+_vnni = tile_intrinsic(_Vnni if cpu_features().vnni else None, is_scaled=True)
+_bf16_pairs = tile_intrinsic(_Bf16Pairs if cpu_features().bf16 else None)
 _values_fp32, _values_bf16, _values_int8 = (
     tile_intrinsic(kind, WEIGHTS_STEP) for kind in (Fp32Operands, _Bf16AsFp32, _Int8AsFp32)
 )

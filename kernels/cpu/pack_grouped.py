@@ -6,6 +6,7 @@ import torch
 
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.group_factors import MAX_EXPANDED, FactorsForm, GroupFactors, compact_factors
+from kernels.cpu.group_integers import pack_integers, stored_bits
 from kernels.cpu.packed_linear import (
     GROUP,
     Int8Packing,
@@ -20,13 +21,6 @@ from kernels.cpu.tile import LANES
 from kernels.grouped_weights import GroupedWeights
 from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
 
-_GROUP_KINDS = {
-    (4, False): Kind.GROUPS_OF_4_BITS,
-    (8, False): Kind.GROUPS_OF_8_BITS,
-    (4, True): Kind.INT8_BY_GROUPS_OF_4_BITS,
-    (8, True): Kind.INT8_BY_GROUPS_OF_8_BITS,
-}
-"""Kinds by the bits of a weight, and whether inputs are quantised."""
 _MAX_GROUP_SIZE = (1 << 31) // (255 * 128)
 """Sums of a group of products of bytes are int32."""
 
@@ -53,18 +47,18 @@ def pack_grouped(weights: GroupedWeights, bias: torch.Tensor | None, *, quantize
         return packing.packed()
     if not is_multiplied_in_groups(weights):
         return pack_linear(weights.dequantized(torch.float32), bias, quantize=quantize)
-    cells = torch.empty(len(biases) // LANES, num_in * weights.num_bits // 32, LANES, 4, dtype=torch.uint8)
+    num_bits = stored_bits(weights.num_bits, num_in)
+    cells = torch.empty(len(biases) // LANES, num_in * num_bits // 32, LANES, 4, dtype=torch.uint8)
     for begin, rows in padded_rows(weights.values):
-        values = rows if weights.num_bits == 8 else rows[:, ::2] | rows[:, 1::2] << 4
-        write_panels(cells, begin, values.view(-1, LANES, cells.shape[1], 4))
+        write_panels(cells, begin, pack_integers(rows, num_bits).view(-1, LANES, cells.shape[1], 4))
     factors = compact_factors(weights)
     if GROUP // LANES * weights.scales.shape[1] > MAX_EXPANDED:
         factors = GroupFactors(FactorsForm.FP32, (weights.scales, weights.offsets))
     units, codes = (_panels_of(numbers, num_in) for numbers in (factors.units, factors.codes))
-    kind = _GROUP_KINDS[weights.num_bits, quantize and cpu_features().vnni]
+    kind = Kind.INT8_BY_GROUPS if quantize and cpu_features().vnni else Kind.GROUPS
     return PackedLinear(
         num_in, num_out, kind, cells, biases, biases, units, weights.group_size, weights.input_order,
-        factors.form, codes, factors.zero_point,
+        factors.form, codes, factors.zero_point, num_bits,
     )  # fmt: skip
 
 

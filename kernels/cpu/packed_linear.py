@@ -1,5 +1,5 @@
 """Weights of linear layers, laid out for `multiply_tile`: fp32, bf16, fp16, int8 with one scale per output channel,
-integers of 4 or 8 bits with a scale and an offset per group of inputs, or MXFP4.
+integers of 4 to 8 bits with a scale and an offset per group of inputs, or MXFP4.
 """
 
 from collections.abc import Iterator
@@ -28,17 +28,15 @@ class Kind(IntEnum):
     FP16_WEIGHTS = 2
     INT8_WEIGHTS = 3
     INT8 = 4
-    GROUPS_OF_4_BITS = 5
-    GROUPS_OF_8_BITS = 6
-    MICROSCALED = 7
-    BF16 = 8
-    INT8_BY_GROUPS_OF_4_BITS = 9
-    INT8_BY_GROUPS_OF_8_BITS = 10
+    GROUPS = 5
+    MICROSCALED = 6
+    BF16 = 7
+    INT8_BY_GROUPS = 8
 
     @property
     def has_int8_inputs(self) -> bool:
         """Whether four inputs in int8 form a word."""
-        return self is Kind.INT8 or self >= Kind.INT8_BY_GROUPS_OF_4_BITS
+        return self in (Kind.INT8, Kind.INT8_BY_GROUPS)
 
 
 FLOAT_KINDS = {
@@ -54,15 +52,14 @@ class PackedLinear:
     """Weights of one layer, as the kernels read them. N is out_features, padded to a multiple of GROUP.
 
     Attributes:
-        weight: floats or int8 [N / 16, in, 16]; integers in groups, and int8 that inputs in int8 multiply, are
-            [N / 16, in / 4, 16, 4]. With 4 bits these are two inputs, the even one in the low half:
-            [N / 16, in / 8, 16, 4] in groups, [N / 16, in / 2, 16] in MXFP4. Bf16 of products in bf16 are
-            [N / 16, in / 2, 16, 2].
+        weight: floats or int8 [N / 16, in, 16]; int8 that inputs in int8 multiply [N / 16, in / 4, 16, 4]; bytes of
+            integers in groups, [N / 16, in * num_bits / 32, 16, 4] (`group_integers`); of MXFP4, two inputs in each,
+            the even one in the low half, [N / 16, in / 2, 16]; bf16 of products in bf16 [N / 16, in / 2, 16, 2].
         start: [N], start of each sum: the bias in fp32, or an int32 that subtracts the zero point.
         bias: [N] fp32, zeros if there is none.
         scales: [N] fp32 of int8 weights; units of groups, [N / 16, units, kinds, 16]; of MXFP4 the exponents, uint8
             [N / 16, groups, 16].
-        group_size: inputs of a group.
+        group_size, num_bits: inputs of a group, and bits of its integers.
         input_order: [in] int64, the input that each row of B multiplies; None: their order.
         factors_form: how scales and offsets of groups are stored.
         codes: int8 [N / 16, groups, kinds, 16] of groups.
@@ -81,11 +78,12 @@ class PackedLinear:
     factors_form: FactorsForm = FactorsForm.FP32
     codes: torch.Tensor | None = None
     zero_point: int = 0
+    num_bits: int = 0
 
     @property
     def num_row_factors(self) -> int:
         """Numbers in fp32 of a packed row of inputs: its scale, or a scale and a sum of each group."""
-        return 2 * self.in_features // self.group_size if self.kind >= Kind.INT8_BY_GROUPS_OF_4_BITS else 1
+        return 2 * self.in_features // self.group_size if self.kind is Kind.INT8_BY_GROUPS else 1
 
     @property
     def depth(self) -> int:

@@ -106,7 +106,7 @@ def pack_groups(
         width: inputs, a multiple of 8.
         order: address of the order of inputs, [width] int64; 0: as they are.
         group_size: inputs of a group.
-        halves: whether weights have 4 bits: of each eight inputs those at even places come first.
+        halves: whether weights have less than 8 bits: of each eight inputs those at even places come first.
         packed: the tile, [width / 4, rows].
         i: the row.
         factors: address of the tile's scales and sums, [groups, 2, rows].

@@ -10,7 +10,9 @@ Measured on one core of an EPYC 9005: 250 GFLOP/s fp32 and 1,000 GOP/s int8 from
 linear).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -80,7 +82,11 @@ class Operands:
         cell: what A holds for each k.
         sums: a vector of sums.
         group_sums: a vector of the sums of a group, if these have another type; `add_group` adds them to the others.
-        terms: rows of B that are loaded together.
+        terms: rows of B of a step.
+        together: how many of them a row of A multiplies before the next row does. They should fit into registers: six
+            rows take 1.3 times as long with all eight of 4 bits as with one. Twelve rows of 8 bits take 1.07 times as
+            long with one as with four.
+        has_planes: whether B has bits above its steps in another plane (`Planes`).
         has_row_scales: whether rows of A have scales, applied to the sums.
         has_groups: whether groups of k have factors, which `load_terms` applies to B.
         factor_bytes: of the factors of a group, for each panel.
@@ -90,14 +96,19 @@ class Operands:
     sums: Any
     group_sums: Any = None
     terms = 1
+    together = 4
+    has_planes = False
     has_row_scales = False
     has_groups = False
     factor_bytes = 2 * 4 * LANES
 
     @classmethod
-    def load_terms(cls, builder: Any, address: Any, _factors: Any) -> Any:
-        """Loads a vector of each of the next `terms` rows of B."""
-        return (cls.load_b(builder, address),)
+    def load_terms(cls, builder: Any, address: Any, _factors: Any, _planes: "Planes | None") -> Iterator[Any]:
+        """Yields a vector of each of the `terms` rows of B of the step at an address.
+
+        Each is made shortly before it is multiplied, so that few take registers.
+        """
+        yield cls.load_b(builder, address)
 
     @staticmethod
     def load_factors(builder: Any, address: Any) -> Any:
@@ -136,14 +147,28 @@ class Fp32Operands(Operands):
         return emit_fma(builder, a, b, total)
 
 
+class Planes(NamedTuple):
+    """Where the bits above the low four of a step of B are: LLVM values.
+
+    Attributes:
+        offset: bytes from the step to a vector of these bits, whose words have those of other steps too.
+        shift: bits of other steps before them, in each half of a byte.
+        num_high: how many there are of an integer.
+    """
+
+    offset: Any
+    shift: Any
+    num_high: Any
+
+
 class Tile(NamedTuple):
     """Where one tile reads and writes. Kernels see it at trace time only: its fields become registers.
 
     Attributes:
         a, b: addresses of A and B.
-        b_step: bytes between rows of B.
+        b_step: bytes between steps of B.
         b_panel_step: bytes between vectors of one row of B.
-        depth: terms of each sum, or of each group in it, divided by `Operands.terms`; at least 1.
+        depth: steps of each sum, or of each group in it, of `Operands.terms`; at least 1.
         c0, c0_step: address of the start of the sums, and bytes between its rows.
         c, c_step: address of the result, and bytes between its rows.
         ahead, ahead_panel_step: `b` and `b_panel_step` of a later tile.
@@ -151,6 +176,8 @@ class Tile(NamedTuple):
             row_scales are [groups, 2, rows]: scales of rows of A, and sums of rows times these.
         num_groups: groups of `depth`, where B has factors of groups.
         factors: address of these, `Operands.factor_bytes` for each panel and group.
+        num_high, plane_bytes: bits of an integer above the low four, and bytes of the plane of these four that is
+            before them.
     """
 
     a: int
@@ -169,6 +196,8 @@ class Tile(NamedTuple):
     bias: int = 0
     num_groups: int = 1
     factors: int = 0
+    num_high: int = 0
+    plane_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +294,7 @@ def _emit_add_groups(
 
 
 def _emit_terms(builder: Any, kind: TileKind, tile: Tile, start: Any, first: Any, last: Any, factors: Any) -> Any:
-    """Emits the loop over k from first until last, in units of `Operands.terms`; returns the sums.
+    """Emits the loop over steps from first until last; returns the sums.
 
     start: sums before, [rows][vectors].
     factors: of the group, for each vector.
@@ -280,22 +309,24 @@ def _emit_terms(builder: Any, kind: TileKind, tile: Tile, start: Any, first: Any
     sums = _phis(builder, start)
     row_bytes = 4 * num_rows if kind.a_row_step is None else 4
     a_k = builder.add(tile.a, builder.mul(k, _I64(row_bytes * operands.terms)))
-    b_k = builder.add(tile.b, builder.mul(k, tile.b_step))
-    rows_of_b = [
-        operands.load_terms(builder, builder.add(b_k, builder.mul(tile.b_panel_step, _I64(v))), factors[v])
-        for v in range(num_vectors)
-    ]
-    ahead_k = builder.add(tile.ahead, builder.mul(k, tile.b_step))
+    offset = builder.mul(k, tile.b_step)
+    b_k = builder.add(tile.b, offset)
+    planes = _planes(builder, tile, k, offset) if operands.has_planes else None
+    vectors = [builder.add(b_k, builder.mul(tile.b_panel_step, _I64(v))) for v in range(num_vectors)]
+    ahead_k = builder.add(tile.ahead, offset)
     for v in range(num_vectors):
-        emit_prefetch(builder, builder.add(ahead_k, builder.mul(tile.ahead_panel_step, _I64(v))))
-    totals = []
-    for i in range(num_rows):
-        row = sums[i]
-        for term in range(operands.terms):
-            address = builder.add(a_k, _I64(i * (kind.a_row_step or 4) + row_bytes * term))
-            cell = broadcast(builder, load(builder, address, operands.cell, 4))
-            row = [operands.multiply_add(builder, cell, rows_of_b[v][term], row[v]) for v in range(num_vectors)]
-        totals.append(row)
+        ahead = builder.add(ahead_k, builder.mul(tile.ahead_panel_step, _I64(v)))
+        emit_prefetch(builder, ahead)
+        if planes is not None:
+            emit_prefetch(builder, builder.add(ahead, planes.offset))
+    totals = [list(row) for row in sums]
+    terms = enumerate(zip(*map(operands.load_terms, repeat(builder), vectors, factors, repeat(planes)), strict=True))
+    while together := list(islice(terms, operands.together)):
+        for i, row in enumerate(totals):
+            for term, row_of_b in together:
+                address = builder.add(a_k, _I64(i * (kind.a_row_step or 4) + row_bytes * term))
+                cell = broadcast(builder, load(builder, address, operands.cell, 4))
+                row[:] = [operands.multiply_add(builder, cell, *each) for each in zip(row_of_b, row, strict=True)]
     following = builder.add(k, _I64(1))
     k.add_incoming(following, loop)
     _add_incoming(sums, [(start, entry), (totals, loop)])
@@ -303,6 +334,13 @@ def _emit_terms(builder: Any, kind: TileKind, tile: Tile, start: Any, first: Any
 
     builder.position_at_end(summed)
     return totals
+
+
+def _planes(builder: Any, tile: Tile, k: Any, offset: Any) -> Planes:
+    """Emits where the high bits of step k are; a word of them has four bits for each half of a byte."""
+    place = builder.mul(k, tile.num_high)
+    above = builder.add(tile.plane_bytes, builder.mul(builder.lshr(place, _I64(2)), _I64(4 * LANES)))
+    return Planes(builder.sub(above, offset), builder.and_(place, _I64(3)), tile.num_high)
 
 
 def _phis(builder: Any, start: Any) -> Any:
@@ -337,8 +375,12 @@ def _scaled(builder: Any, kind: TileKind, totals: Any, tile: Tile) -> Any:
 
 
 def tile_intrinsic(operands: Any, a_row_step: int | None = None, *, is_scaled: bool = False) -> Any:
-    """Returns an intrinsic that computes a tile of any height and either width: multiply(num_rows, wide, tile)."""
-    narrow, wide = (TileKind(operands, num_vectors, a_row_step, is_scaled) for num_vectors in (2, 4))
+    """Returns an intrinsic that computes a tile of any height and either width: multiply(num_rows, wide, tile).
+
+    operands: None: it is never called, because this CPU lacks the instructions, and compiles to nothing.
+    """
+    widths = [] if operands is None else [2, 4]
+    kinds = [TileKind(operands, num_vectors, a_row_step, is_scaled) for num_vectors in widths]
 
     def multiply(_typing_context: Any, _num_rows: Any, _wide: Any, tile: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -347,10 +389,10 @@ def tile_intrinsic(operands: Any, a_row_step: int | None = None, *, is_scaled: b
             is_wide = builder.zext(args[1], _I64)
             end = builder.append_basic_block("end")
             choice = builder.switch(builder.add(builder.mul(args[0], _I64(2)), is_wide), end)
-            for kind in (narrow, wide):
+            for kind in kinds:
                 for height in range(1, kind.max_rows + 1):
                     block = builder.append_basic_block()
-                    choice.add_case(_I64(2 * height + (kind is wide)), block)
+                    choice.add_case(_I64(2 * height + (kind.num_vectors == 4)), block)
                     builder.position_at_end(block)
                     _emit_tile(builder, kind, height, end, values)
             builder.position_at_end(end)

@@ -24,6 +24,7 @@ PROMISE = [
     ),
     "tests/kernels/cpu/test_linear.py::test_a_row_has_the_same_bits_among_any_number_of_rows",
     "tests/kernels/cpu/test_linear.py::test_weights_of_two_bytes_give_the_bits_of_their_fp32_values",
+    "tests/kernels/cpu/test_grouped_linear.py::test_products_have_the_bits_of_the_dequantised_weights",
     "tests/kernels/cpu/test_multiply_tile.py",
     "tests/kernels/cpu/test_two_bytes.py",
     "tests/kernels/cpu/test_linear.py::test_products_are_those_of_fp64",

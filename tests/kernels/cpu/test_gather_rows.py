@@ -46,7 +46,7 @@ def grouped(num_bits, group_size):
     return GroupedWeights(values, torch.randn(shape), torch.randn(shape), num_bits)
 
 
-@pytest.mark.parametrize("num_bits", [4, 8])
+@pytest.mark.parametrize("num_bits", [4, 5, 6, 8])
 @pytest.mark.parametrize("group_size", [16, 32, 96])
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_rows_of_integers_are_their_numbers_rounded_once(num_bits, group_size, quantization):

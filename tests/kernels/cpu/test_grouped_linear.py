@@ -59,6 +59,13 @@ FORMS = [
     (in_superblocks(33, 256, 32, 8), FactorsForm.SUPERBLOCKS, 8.625),
     (in_superblocks(2062, 256, 16, 4), FactorsForm.SUPERBLOCKS, 4 + 1.125),
     (in_superblocks(130, 512, 16, 8, zero=32), FactorsForm.SUPERBLOCKS_OF_SCALES, 8.5625),
+    (in_superblocks(130, 512, 32, 5), FactorsForm.SUPERBLOCKS, 5.625),
+    (in_superblocks(130, 512, 16, 6, zero=32), FactorsForm.SUPERBLOCKS_OF_SCALES, 6.5625),
+    (in_groups(31, 96, 32, 5, form=FactorsForm.SCALES_AND_OFFSETS), FactorsForm.SCALES_AND_OFFSETS, 6),
+    (in_superblocks(33, 256, 16, 5), FactorsForm.SUPERBLOCKS, 5 + 1.125),
+    (in_groups(97, 96, 24, 6, form=FactorsForm.FP32), FactorsForm.FP32, 6 + 64 / 24),
+    (in_groups(33, 48, 24, 5, form=FactorsForm.FP32), FactorsForm.FP32, 6 + 64 / 24),  # 48 high bits fill no words
+    (in_groups(33, 40, 8, 6, form=FactorsForm.FP32), FactorsForm.FP32, 8 + 64 / 8),
 ]
 """Weights, the form in which their scales and offsets are kept, and the bits per weight."""
 
@@ -126,7 +133,7 @@ def test_inputs_in_int8_are_off_by_their_rounding_only(int8_ops, weights, form, 
     n, k = weights.values.shape
     bias, group_size = normal(n, seed=5), weights.group_size
     packed = int8_ops.pack_grouped(weights, bias, torch.float32)
-    assert packed.kind in (Kind.INT8_BY_GROUPS_OF_4_BITS, Kind.INT8_BY_GROUPS_OF_8_BITS)
+    assert packed.kind is Kind.INT8_BY_GROUPS
     assert packed.factors_form is form
     assert 8 * (packed.weight.nbytes + packed.scales.nbytes + packed.codes.nbytes) == (n + -n % 32) * k * bits
     scales, offsets = weights.scales.double(), weights.offsets.double()
@@ -142,7 +149,7 @@ def test_inputs_in_int8_are_off_by_their_rounding_only(int8_ops, weights, form, 
 
 
 @needs_vnni
-@pytest.mark.parametrize("num_bits", [4, 8])
+@pytest.mark.parametrize("num_bits", [4, 5, 6, 8])
 def test_sums_of_int8_products_are_exact(int8_ops, num_bits):
     """Groups with a value of 127 are not rounded; all sums are integers below 2^24."""
     k, group_size = 128, 32
@@ -156,7 +163,7 @@ def test_sums_of_int8_products_are_exact(int8_ops, num_bits):
 
 
 @needs_vnni
-@pytest.mark.parametrize("index", [0, 1, 6, 9])
+@pytest.mark.parametrize("index", [0, 1, 6, 9, 10, 11])
 def test_inputs_in_int8_give_a_row_the_same_bits_among_any_others(int8_ops, index):
     weights = FORMS[index][0]
     layer = int8_ops.pack_grouped(weights, None, torch.float32)
@@ -169,7 +176,7 @@ def test_inputs_in_int8_give_a_row_the_same_bits_among_any_others(int8_ops, inde
     assert_same_bits(threads.linear(x, threads.pack_grouped(weights, None, torch.float32)), alone)
 
 
-@pytest.mark.parametrize("index", [0, 1, 6])
+@pytest.mark.parametrize("index", [0, 1, 6, 10, 11])
 @pytest.mark.parametrize("num_rows", [1, 13])
 def test_inputs_in_int8_are_taken_in_their_order(int8_ops, index, num_rows):
     weights = FORMS[index][0]

@@ -264,7 +264,7 @@ def make_grouped(n, k, group_size, num_bits, *, zero_point=None):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("num_bits", [4, 8])
+@pytest.mark.parametrize("num_bits", [4, 5, 6, 8])
 @pytest.mark.parametrize(("n", "k", "group_size"), GROUPED_SHAPES)
 def test_grouped_weights_give_the_bits_of_their_dequantized_values(n, k, group_size, num_bits):
     ops = cpu_ops()
@@ -279,7 +279,9 @@ def test_grouped_weights_give_the_bits_of_their_dequantized_values(n, k, group_s
         ops.pack_linear(weights.dequantized(torch.float32), bias),
     )
     padded = n + -n % 32
-    assert packed.weight.nbytes == padded * k * num_bits // 8
+    fills = {4: 8, 5: 32, 6: 16, 8: 8}  # inputs whose bits above four fill a word, beside a word of eight
+    stored = next(bits for bits, num_inputs in fills.items() if bits >= num_bits and k % num_inputs == 0)
+    assert packed.weight.nbytes == padded * k * stored // 8
     for num_rows in (1, 2, 7, 13, 129):
         x = normal(num_rows, k, seed=num_rows)
         assert torch.equal(ops.linear(x, packed), ops.linear(x, plain))
