@@ -187,7 +187,7 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
             block_scales = torch.linspace(0.5, 1.5, shape[0] * shape[1], device=inputs.device).view(shape)
             return ops.pack_quantized(weight.to(torch.float8_e4m3fn), block_scales, bias, forms.weights_dtype)
         if forms.weights_form is not None and forms.weights_form.endswith(" groups"):
-            num_bits = 4 if forms.weights_form.endswith("int4 groups") else 8
+            num_bits = int(forms.weights_form.removesuffix(" groups")[-1])
             return ops.pack_grouped(_grouped(weight, num_bits), bias, forms.weights_dtype)
         return ops.pack_linear(weight, bias)
 

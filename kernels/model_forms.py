@@ -13,8 +13,12 @@ WeightsForm = Literal[
     "fp8 checkpoint",
     "fp8 blocks",
     "int4 groups",
+    "int5 groups",
+    "int6 groups",
     "int8 groups",
     "int8 by int4 groups",
+    "int8 by int5 groups",
+    "int8 by int6 groups",
     "int8 by int8 groups",
 ]
 Gate = Literal["silu_and_mul", "gelu_and_mul"]
@@ -96,9 +100,10 @@ class ModelForms:
         """Allowed error of a linear layer."""
         if self.multiplies_in_bf16:
             return ALLOWED[torch.bfloat16]
-        if self.weights_form in (None, "int4 groups", "int8 groups"):  # inputs and results have the model's dtype
+        form = self.weights_form
+        has_int8_inputs = form is not None and (form == "int8" or form.startswith("int8 by "))
+        if form is None or (form.endswith(" groups") and not has_int8_inputs):  # all else has the model's dtype
             return ALLOWED[self.dtype]
-        has_int8_inputs = self.weights_form in ("int8", "int8 by int4 groups", "int8 by int8 groups")
         return max(ALLOWED[self.dtype], ALLOWED[torch.int8] if has_int8_inputs else ALLOWED_FLOAT8)
 
     @property

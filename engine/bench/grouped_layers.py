@@ -32,10 +32,10 @@ _INT8_INPUTS = ", inputs in int8"
 
 
 def _superblocks(num_out: int, num_in: int, group_size: int, num_bits: int) -> GroupedWeights:
-    """Makes random weights; those of 8 bits have a zero point, as in Q6_K."""
+    """Makes random weights; those of 6 bits have a zero point, as in Q6_K."""
     units = torch.full((num_out, num_in // 256), 1e-4, dtype=torch.float16)
     codes = torch.randint(1, 64, (num_out, num_in // group_size), dtype=torch.int8)
-    offset_units, offset_codes = (-32 * units, codes) if num_bits == 8 else (units, codes.flip(1))
+    offset_units, offset_codes = (-32 * units, codes) if num_bits == 6 else (units, codes.flip(1))
     blocks = Superblocks(units, codes, offset_units, offset_codes)
     values = torch.randint(0, 1 << num_bits, (num_out, num_in), dtype=torch.uint8)
     return GroupedWeights(values, blocks.scales, blocks.offsets, num_bits, superblocks=blocks)
@@ -50,7 +50,8 @@ def _groups(num_out: int, num_in: int, group_size: int, num_bits: int) -> Groupe
 
 _FORMS: dict[str, Callable[[int, int], GroupedWeights]] = {
     "Q4_K": lambda num_out, num_in: _superblocks(num_out, num_in, 32, 4),
-    "Q6_K": lambda num_out, num_in: _superblocks(num_out, num_in, 16, 8),
+    "Q5_K": lambda num_out, num_in: _superblocks(num_out, num_in, 32, 5),
+    "Q6_K": lambda num_out, num_in: _superblocks(num_out, num_in, 16, 6),
     "Q8_0": lambda num_out, num_in: _groups(num_out, num_in, 32, 8),
     "int4, groups of 128": lambda num_out, num_in: _groups(num_out, num_in, 128, 4),
 }

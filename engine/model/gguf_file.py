@@ -37,7 +37,7 @@ class BlockType(NamedTuple):
 
     Attributes:
         numbers, num_bytes: of a block.
-        num_bits: of an integer when it is unpacked, 4 or 8; 0: a number, or blocks of something else than integers.
+        num_bits: of an integer when it is unpacked, 4, 5, 6 or 8; 0: a number, or blocks of something else.
         group_size: numbers that share a scale.
     """
 
@@ -53,14 +53,14 @@ TYPES = {
     1: BlockType("F16", 1, 2),
     2: BlockType("Q4_0", 32, 18, 4, 32),
     3: BlockType("Q4_1", 32, 20, 4, 32),
-    6: BlockType("Q5_0", 32, 22, 8, 32),
-    7: BlockType("Q5_1", 32, 24, 8, 32),
+    6: BlockType("Q5_0", 32, 22, 5, 32),
+    7: BlockType("Q5_1", 32, 24, 5, 32),
     8: BlockType("Q8_0", 32, 34, 8, 32),
     10: BlockType("Q2_K", 256, 84, 4, 16),
     11: BlockType("Q3_K", 256, 110, 4, 16),
     12: BlockType("Q4_K", 256, 144, 4, 32),
-    13: BlockType("Q5_K", 256, 176, 8, 32),
-    14: BlockType("Q6_K", 256, 210, 8, 16),
+    13: BlockType("Q5_K", 256, 176, 5, 32),
+    14: BlockType("Q6_K", 256, 210, 6, 16),
     16: BlockType("IQ2_XXS", 256, 66),
     17: BlockType("IQ2_XS", 256, 74),
     18: BlockType("IQ3_XXS", 256, 98),

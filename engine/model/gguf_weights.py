@@ -66,13 +66,16 @@ class GgufWeights:
     def packed_bytes(self, names: Collection[str], num_weights: int, *, is_compact: bool) -> int:
         """Returns the bytes in memory of the matrix that layers form.
 
-        is_compact: whether scales and offsets take about the bytes of the file, as on a CPU, or two fp32 per group.
+        is_compact: whether the matrix takes about the bytes of the file, as on a CPU. Otherwise scales and offsets
+            are two fp32 per group, and integers have 4 or 8 bits.
         """
         if self.is_microscaled(names):
             block = QUANTIZED_TYPES["MXFP4"]
             return num_weights // block.numbers * block.num_bytes
         num_bits, group_size = self.form(names)
-        factor_bits = self._factor_bits(names) if is_compact else 64 / group_size
+        factor_bits = self._factor_bits(names)
+        if not is_compact:
+            num_bits, factor_bits = 4 if num_bits == 4 else 8, 64 / group_size
         return num_weights * num_bits // 8 + int(num_weights * factor_bits) // 8
 
     def _factor_bits(self, names: Iterable[str]) -> float:

@@ -26,6 +26,12 @@ from kernels.families import reference_ops
 from kernels.interface import ClampedGate, KernelOps, Routing
 from kernels.model_forms import ExpertForms, Gate, ModelForms, WeightsForm
 
+_GROUPS: dict[int, WeightsForm] = {4: "int4 groups", 5: "int5 groups", 6: "int6 groups", 8: "int8 groups"}
+_INT8_BY_GROUPS: dict[int, WeightsForm] = {
+    4: "int8 by int4 groups", 5: "int8 by int5 groups", 6: "int8 by int6 groups", 8: "int8 by int8 groups",
+}  # fmt: skip
+"""Forms by the bits of an integer."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -60,9 +66,9 @@ def model_forms(
             weights = "fp8 blocks" if stored.has_blocks else "fp8 checkpoint"
         if isinstance(stored, IntWeights | GgufWeights) and isinstance(stored, kept):
             if weights is None:
-                weights = "int4 groups" if stored.num_bits == 4 else "int8 groups"
+                weights = _GROUPS[stored.num_bits]
             elif weights == "int8":
-                weights = "int8 by int4 groups" if stored.num_bits == 4 else "int8 by int8 groups"
+                weights = _INT8_BY_GROUPS[stored.num_bits]
         gate: Gate = model.gate
         mixture = next((mixture for mixture in model.traits.mixtures if mixture is not None), None)
     else:

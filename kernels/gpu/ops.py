@@ -130,7 +130,8 @@ class GpuOps:
     def pack_grouped(
         self, weights: GroupedWeights, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PackedLinear | GroupedLinear:
-        """Packs the integers as they are, or dequantized if their groups are too small for a product."""
+        """Packs the integers in 4 or 8 bits, or dequantized if their groups are too small for a product."""
+        weights = weights._replace(num_bits=4 if weights.num_bits == 4 else 8)
         span = grouped_span(weights.values.shape[1], weights.group_size, weights.num_bits)
         if span is None:
             return pack_linear(weights.dequantized(dtype), bias, quantization=None, target=self._target)

@@ -28,18 +28,22 @@ MICROSCALED = {
 TWO_BYTES = [LARGE | {"weights_dtype": dtype} for dtype in (torch.bfloat16, torch.float16)]
 
 
+GROUPS = [{"weights_form": f"int{num_bits} groups"} for num_bits in (4, 5, 6, 8)]
+
+
 def check(ops, forms=SMALL, device=CPU):
     return find_mismatches(ops, reference_ops(device), forms, kernel_cases(forms, device))
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, EXPERTS, BIASED, MICROSCALED, NORMED, *TWO_BYTES]
+    "fields",
+    [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, *GROUPS, EXPERTS, BIASED, MICROSCALED, NORMED, *TWO_BYTES],
 )
 def test_cpu_kernels_pass(fields):
     assert not check(cpu_ops(), replace(SMALL, **fields))
 
 
-@pytest.mark.parametrize("form", ["int8", "int8 by int4 groups", "int8 by int8 groups"])
+@pytest.mark.parametrize("form", ["int8", *(f"int8 by int{num_bits} groups" for num_bits in (4, 5, 6, 8))])
 def test_8_bit_cpu_kernels_pass(form):
     forms = replace(SMALL, weights_form=form, kv_dtype=torch.int8, hidden_size=1024, intermediate_size=4096)
     assert not check(cpu_ops(quantization="int8"), forms)

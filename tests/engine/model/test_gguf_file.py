@@ -10,7 +10,7 @@ import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from engine.model.gguf_file import QUANTIZED_TYPES, REQUANTIZED_TYPES, read_gguf
 from engine.model.gguf_requantization import as_q8_0
 from engine.model.gguf_tensor_layout import TensorLayout
 from engine.model.gguf_tensors import GgufTensors
+from kernels.families import cpu_ops
 
 BLOCKS = Path(__file__).with_name("blocks.gguf")
 TABLE_BLOCKS = Path(__file__).with_name("table_blocks.gguf")
@@ -60,6 +61,20 @@ def test_blocks_stand_for_the_numbers_of_the_reference(kind: str) -> None:
     expected = read(BLOCKS, f"{kind}.expected")
     assert expected.dtype == torch.float32
     assert torch.equal(read(BLOCKS, kind).float(), expected)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"])
+def test_kernels_multiply_the_numbers_of_the_reference(kind: str, quantization: Literal["int8"] | None) -> None:
+    """Rows of the identity yield the weights themselves; 127 times 1 / 127 is rounded."""
+    ops, expected = cpu_ops(quantization=quantization), read(BLOCKS, f"{kind}.expected")
+    tensors = GgufTensors(BLOCKS, read_gguf_header(BLOCKS).tensors, lambda _: TensorLayout())
+    weights = unpack(kind, tensors.get_blocks(kind))
+    packed = ops.pack_grouped(weights, None, torch.float32)
+    assert packed.num_bits == int(kind[1])
+    found = ops.linear(torch.eye(expected.shape[1]), packed).T
+    error = 0 if quantization is None else 4 * 2**-24 * weights.scales.abs().max() * 256
+    assert (found - expected).abs().max() <= error
 
 
 @pytest.mark.parametrize("kind", TABLES)

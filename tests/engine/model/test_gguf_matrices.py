@@ -107,7 +107,7 @@ def test_matrices_stay_in_blocks_unless_one_beside_them_is_not(make_checkpoint: 
         f"{prefix}mlp.up_proj": "Q6_K",
         f"{prefix}mlp.down_proj": "Q4_K",
     }
-    assert stored.form([f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"]) == (8, 16)
+    assert stored.form([f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"]) == (6, 16)
     assert stored.form([f"{prefix}mlp.down_proj"]) == (4, 32)
     assert (config.checkpoint_dtype, cpu_checkpoint_dtype(path, config)) == ("bfloat16", "float32")
 
@@ -179,6 +179,26 @@ def test_a_cpu_keeps_about_the_bits_of_the_file(
         expected = linear.packed_bytes(is_quantized_on_load=False, kept=(GgufWeights,), is_compact=True)
         assert num_bytes <= expected
         assert num_bytes == expected or default == "MXFP4", "whose scales take fewer bytes if fp16 holds them"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "default", "bits"),
+    [
+        ({}, "Q5_0", 5.5),
+        ({}, "Q5_1", 6),
+        ({}, "Q5_K", 5.625),
+        ({}, "Q6_K", 6.5625),
+        ({"attn_v": "Q6_K"}, "Q4_K", 6 + 288 / 256),  # two codes of 16 groups, and two units
+        ({"attn_v": "Q5_K"}, "Q3_K", 5 + 288 / 256),
+    ],
+)
+def test_a_cpu_keeps_integers_of_5_and_6_bits_in_as_many(
+    make_checkpoint: Any, tmp_path: Path, kinds: dict[str, str], default: str, bits: float
+) -> None:
+    path, _ = twins(make_checkpoint, tmp_path, "llama", kinds, default)
+    (packed,) = load_model(path, ModelConfig.from_dir(path), cpu_ops()).layers[0].qkv.take_packed()
+    num_bytes = packed.weight.nbytes + packed.scales.nbytes + packed.codes.nbytes
+    assert 8 * num_bytes == bits * packed.in_features * packed.out_features
 
 
 def test_ranks_hold_shards_of_the_blocks(make_checkpoint: Any, tmp_path: Path) -> None:

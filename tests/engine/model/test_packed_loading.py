@@ -47,7 +47,8 @@ def checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable
             return copy
         if form == "GGUF":
             file = tmp_path / "model.gguf"
-            save_random_blocks(make_checkpoint("llama", intermediate_size=128), file, {}, "Q8_0")
+            sizes = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 256}
+            save_random_blocks(make_checkpoint("llama", **sizes), file, {"attn": "Q6_K", "ffn": "Q5_K"}, "Q8_0")
             return file
         architecture, dtype, is_tied = {
             "tied bf16": ("llama", "bfloat16", True),
