@@ -127,7 +127,7 @@ class Connection:
     def come(self, rng: random.Random) -> None:
         self._num_instances += 1
         self.engine = Engine(rng)
-        model: Any = SimpleNamespace(name="fake", key=KEY, vocab_size=MODEL.vocab_size)
+        model: Any = SimpleNamespace(name="fake", key=KEY, vocab_size=MODEL.vocab_size, aliases=())
         instance_id = f"{self.address} {self._num_instances}"
         session = EngineSession(
             vocab_size=MODEL.vocab_size,
