@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.adapter_slots import AdapterSlots
 from engine.core.request import Adapter
-from engine.errors import AdapterNotFound, EngineDraining, InvalidRequest
+from engine.errors import AdapterNotFound, EngineDraining, InvalidRequest, NoFreeAdapterSlot
 from engine.flags import MAX_ADAPTER_NAME_CHARS, is_adapter_name
 from engine.interfaces import Fence, Inbox
 from engine.serving.thread_priority import lower_priority
@@ -78,6 +78,7 @@ class EngineAdapters:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, one change at a time
         self._changes: set[asyncio.Task[object]] = set()
         self._fences: dict[int, frozenset[int]] = {}  # slots that each frees
+        self._freed = asyncio.Event()
         self._fence_numbers = itertools.count(1)
         self._is_closed = False
 
@@ -93,6 +94,7 @@ class EngineAdapters:
     def pass_fence(self, number: int) -> None:
         """Frees the slots of a fence that the step loop has reported."""
         self._slots.free(self._fences.pop(number))
+        self._freed.set()
 
     def listed(self) -> pb.AdapterList | None:
         """Returns the adapters that requests may use; None if they never change."""
@@ -157,7 +159,7 @@ class EngineAdapters:
             return pb.LoadAdapterResponse(adapters=self.listed(), sha256=known.adapter.digest)
         if known is not None and not request.replace:
             raise InvalidRequest(f"lora_name {name!r} has already been loaded; set load_inplace to replace it")
-        index = self._slots.reserve()
+        index = await self._reserve()
         try:
             digest = await asyncio.get_running_loop().run_in_executor(
                 self._threads, load, index, name, request.path, request.sha256
@@ -186,6 +188,18 @@ class EngineAdapters:
         _log.info("Unloaded adapter %s: %d requests finish with it", ascii(request.name), known.num_requests)
         self._on_change()
         return pb.UnloadAdapterResponse(adapters=self.listed())
+
+    async def _reserve(self) -> int:
+        """Reserves a slot; waits for one that is being freed, until the steps in flight end."""
+        while True:
+            try:
+                return self._slots.reserve()
+            except NoFreeAdapterSlot:
+                if not self._slots.freeing:
+                    raise
+            self._freed.clear()
+            await self._freed.wait()
+            self._changeable()
 
     def _changeable(self) -> AdapterLoader:
         if self._load is None:

@@ -174,15 +174,14 @@ async def test_a_request_keeps_a_replaced_adapter_whose_place_is_written_only_af
         await served.unload("first")
         place = served.loader.writes[-1][0]
         # The place of `first` is not free before a fence has passed, which the held step blocks.
-        assert (await refused(served.load("a", "two", replace=True)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        replacing = asyncio.create_task(served.load("a", "two", replace=True))
+        for _ in range(2):
+            await served.stub.GetEngineStatus(pb.GetEngineStatusRequest(), timeout=HANG_S)
+        assert served.loader.writes[-1][0] == place
         gate.open()
         (ended,) = await client.ended(1)
         assert ended.completion is not None
-        replaced = None
-        while replaced is None:
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                replaced = await served.load("a", "two", replace=True)
-        assert replaced.has_replaced
+        assert (await replacing).has_replaced
         assert served.loader.writes[-1][0] != place
 
 
@@ -194,10 +193,7 @@ async def test_a_slow_adapter_delays_no_request_and_no_other_adapter(served: Ser
     async with AttachClient.open(served.address) as client:
         (answer,) = await client.generate(submission(1, [1], 4))
         assert answer.completion is not None
-        loaded = None
-        while loaded is None:  # the place of `first` is free once a fence has passed
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                loaded = await served.load("quick", "path")
+        loaded = await served.load("quick", "path")  # in the place of `first`, which is free when a fence has passed
         assert names(loaded.adapters) == ["quick"]
     served.loader.may_go_on.set()
     assert names((await slow).adapters) == ["quick", "slow"]
