@@ -56,12 +56,12 @@ class Answer:
             if error_code(event) == INFEASIBLE:
                 raise RequestRefusedError(error_text(event), None, "")
             raise RequestFailedError(f"error in mid-answer: {error_text(event)}")
-        usage = _object(event, "usage")
+        usage = _object(event.get("usage"), "usage")
         choices = event.get("choices") or []
         if not isinstance(choices, list):
             raise RequestFailedError(f"choices is no list: {str(choices)[:60]!r}")
         for first in choices[:1]:
-            choice = _object({"choices[0]": first}, "choices[0]")
+            choice = _object(first, "choices[0]")
             count = self._new_tokens(choice, usage)
             if count > 0:
                 self._num_tokens += count
@@ -77,12 +77,12 @@ class Answer:
         """
         if not self._is_over:
             raise RequestFailedError("the stream broke off: neither a finish_reason nor [DONE] came")
-        details = _object(self._usage, "prompt_tokens_details")
+        details = _object(self._usage.get("prompt_tokens_details"), "prompt_tokens_details")
         self._sink.started(_number(self._usage, "prompt_tokens"), _number(details, "cached_tokens"))
         self._sink.finished(_number(self._usage, "completion_tokens"))
 
     def _new_tokens(self, choice: dict[str, Any], usage: dict[str, Any]) -> int:
-        delta = _object(choice, "delta")
+        delta = _object(choice.get("delta"), "delta")
         has_text = bool(choice.get("text") or any(delta.get(key) for key in _TEXT_KEYS) or delta.get("tool_calls"))
         if has_text and usage and choice.get("finish_reason") is None:
             self.is_counted_as_it_goes = True
@@ -108,12 +108,13 @@ def error_code(body: object) -> str:
     return str(inner.get("code") or "") if isinstance(inner, dict) else ""
 
 
-def _object(parent: dict[str, Any], name: str) -> dict[str, Any]:
+def _object(value: object, name: str) -> dict[str, Any]:
     """Returns an object of an event, empty if it is missing or null.
 
     Raises: RequestFailedError: it is something else.
     """
-    value = parent.get(name) or {}
+    if not value:
+        return {}
     if not isinstance(value, dict):
         raise RequestFailedError(f"{name} is no JSON object: {str(value)[:60]!r}")
     return value

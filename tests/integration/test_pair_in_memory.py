@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,14 +28,13 @@ from engine.serving.server import EngineService, ServingParts
 from engine.step_loop import StepLoop
 from frontend.errors import DeadlineExceeded, EngineUnavailable, QueueFull, RequestError, ServerDraining
 from frontend.routing import router, wire
-from frontend.routing.connection import Attachment
-from frontend.routing.held_adapters import HeldAdapters
 from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession
 from frontend.routing.stream import CancelReason
 from frontend.text.served_model import ModelKey
 from tests.support.engine.fake_engine import fake_engine_parts
 from tests.support.engine.fake_model import FakeModel, FakeModelRunner
+from tests.support.frontend.memory_connection import MemoryConnection
 
 TICK_S = 0.02
 MAX_MODEL_LEN = 96
@@ -94,65 +92,24 @@ class Engine:
         self.scheduler.check_integrity()
 
 
-class Connection:
+class Connection(MemoryConnection):
     """What `EngineConnection` does, with queues instead of a socket."""
 
-    def __init__(self, address: str, tokenizers: Any, metrics: Any, *, events: Any, **_: Any) -> None:
-        self.address, self.metrics, self._events = address, metrics, events
-        self.attachment: Attachment | None = None
-        self.engine_state = pb.ENGINE_STATE_UNSPECIFIED
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.engine: Engine | None = None
-        self._num_instances = 0
         self._to_engine: deque[bytes] = deque()
         self._to_frontend: deque[bytes] = deque()
 
-    @property
-    def serving(self) -> bool:
-        return self.attachment is not None and self.engine_state == pb.ENGINE_STATE_SERVING
-
-    @property
-    def state(self) -> str:
-        return pb.EngineState.Name(self.engine_state).removeprefix("ENGINE_STATE_").lower()
-
-    @property
-    def num_open(self) -> int:
-        return self.attachment.session.num_open if self.attachment is not None else 0
-
-    def start(self) -> None:
-        """The test starts engines."""
-
-    async def stop(self, error: RequestError) -> None:
-        self.die(error)
-
     def come(self, rng: random.Random) -> None:
-        self._num_instances += 1
         self.engine = Engine(rng)
-        model: Any = SimpleNamespace(name="fake", key=KEY, vocab_size=MODEL.vocab_size, aliases=())
-        instance_id = f"{self.address} {self._num_instances}"
-        session = EngineSession(
-            vocab_size=MODEL.vocab_size,
-            block_size=4,
-            step_window=64,
-            wake=lambda: None,
-            on_rejected=partial(self._events.on_rejected, instance_id),
-        )
-        adapters = HeldAdapters([], pb.EngineStatus())
-        self.attachment = Attachment(self.metrics.engine, instance_id, model, session, adapters)
-        self.engine_state = pb.ENGINE_STATE_SERVING
-        self._events.on_changed()
+        self.attach(KEY, block_size=4)
 
     def die(self, parting_error: RequestError | None = None) -> None:
-        """kill -9: what is on its way is lost."""
-        attachment, self.attachment, self.engine = self.attachment, None, None
+        self.engine = None
         self._to_engine.clear()
         self._to_frontend.clear()
-        self.engine_state = pb.ENGINE_STATE_UNSPECIFIED
-        if attachment is not None:
-            requests = attachment.session.end(EngineUnavailable("gone"))
-            for request in requests if parting_error is not None else ():
-                request.stream.fail(parting_error)
-            self._events.on_changed()
-            self._events.on_lost(self.address, attachment, requests if parting_error is None else [])
+        super().die(parting_error)
 
     def tick(self, rng: random.Random) -> None:
         if self.engine is None or self.attachment is None:
@@ -188,8 +145,7 @@ class Connection:
 
     def _note_state(self, state: "pb.EngineState") -> None:
         if state != self.engine_state:
-            self.engine_state = state
-            self._events.on_changed()
+            self.set_state(state)
 
 
 class Client:

@@ -7,7 +7,6 @@ the oracle expects, and no state is left.
 import asyncio
 import random
 import time
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,14 +15,12 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason
 from frontend.errors import DeadlineExceeded, EngineUnavailable, QueueFull, ServerDraining
 from frontend.routing import router, wire
-from frontend.routing.connection import Attachment
-from frontend.routing.held_adapters import HeldAdapters
 from frontend.routing.pending import PendingRequest
-from frontend.routing.session import EngineSession
 from frontend.routing.stream import CancelReason
 from frontend.text.served_model import ModelKey
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE
 from tests.support.frontend.fake_requests import FakeRequest
+from tests.support.frontend.memory_connection import MemoryConnection
 
 TICK_S = 0.05
 FAILOVER_TIMEOUT_S = 30.0
@@ -34,68 +31,21 @@ def key(name):
     return ModelKey(name, "none", b"", 4096, VOCAB_SIZE, (END_TOKEN_ID,), 20)
 
 
-class MemoryConnection:
-    """An engine and the connection to it, without a socket; messages take one tick."""
+class FakeConnection(MemoryConnection):
+    """An engine and the connection to it; messages take one tick."""
 
-    def __init__(self, address, tokenizers, metrics, *, events, **_):
-        self.address, self.metrics, self._events = address, metrics, events
-        self.attachment = None
-        self.engine_state = pb.ENGINE_STATE_UNSPECIFIED
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         self.requests = {}
         self.is_hung = False
         self.is_full = False
         self.ends_in = 0  # ticks, while it drains
         self._step_seq = 0
-        self._num_instances = 0
-
-    @property
-    def serving(self):
-        return self.attachment is not None and self.engine_state == SERVING
-
-    @property
-    def state(self):
-        return pb.EngineState.Name(self.engine_state).removeprefix("ENGINE_STATE_").lower()
-
-    @property
-    def num_open(self):
-        return self.attachment.session.num_open if self.attachment is not None else 0
-
-    def start(self):
-        pass
-
-    async def stop(self, error):
-        self.die(error)
 
     def come(self, name):
-        self._num_instances += 1
-        model = SimpleNamespace(name=name, key=key(name), vocab_size=VOCAB_SIZE, aliases=())
-        instance_id = f"{self.address} {self._num_instances}"
-        session = EngineSession(
-            vocab_size=VOCAB_SIZE,
-            block_size=16,
-            step_window=64,
-            wake=lambda: None,
-            on_rejected=partial(self._events.on_rejected, instance_id),
-        )
-        adapters = HeldAdapters([], pb.EngineStatus())
-        self.attachment = Attachment(self.metrics.engine, instance_id, model, session, adapters)
         self.requests, self._step_seq = {}, 0
         self.is_hung = self.is_full = False
-        self.set_state(SERVING)
-
-    def set_state(self, state):
-        self.engine_state = state
-        self._events.on_changed()
-
-    def die(self, parting_error=None):
-        attachment, self.attachment = self.attachment, None
-        self.engine_state = pb.ENGINE_STATE_UNSPECIFIED
-        if attachment is not None:
-            requests = attachment.session.end(EngineUnavailable("gone"))
-            for request in requests if parting_error is not None else ():
-                request.stream.fail(parting_error)
-            self._events.on_changed()
-            self._events.on_lost(self.address, attachment, requests if parting_error is None else [])
+        self.attach(key(name), block_size=16)
 
     def tick(self, rng):
         if self.attachment is None or self.is_hung:
@@ -288,7 +238,7 @@ def clock(monkeypatch):
     clock = SimpleNamespace(now_s=time.monotonic())
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: clock.now_s)
-        patch.setattr(router, "EngineConnection", MemoryConnection)
+        patch.setattr(router, "EngineConnection", FakeConnection)
         yield clock
 
 
