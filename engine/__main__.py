@@ -71,19 +71,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_node(config: EngineConfig, began_at_s: float) -> None:
     """Runs the ranks of a machine that serves no requests itself."""
+    signals = ShutdownSignals(config.shutdown_timeout_s)
 
     def end(error: EngineError) -> None:
-        report_error(_PROGRAM, error, config.log_format)
-        os._exit(_status_of(error))
+        if not signals.ends_load:
+            _report(error, config)
+            os._exit(_status_of(error))
 
-    signals = ShutdownSignals(config.shutdown_timeout_s)
     if config.exit_on_stdin_close:
         signals.watch_stdin()
     shown = terminal()
     startup = StartupProgress(
         show=shown.show if shown is not None else None, began_at_s=began_at_s, check=signals.check
     )
-    with startup.watched():
+    with startup.watched(), signals.loading():
         _check_model(config)
         startup.begin("imports", "loading libraries")
         from engine.startup.node import start_node
@@ -119,7 +120,7 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
     step_log = StepLog(config.step_log) if config.step_log is not None else None
     service, add_services = _services(config)
     io = IoThread(service, config.address, signals.stop, credentials, [handshakes], add_services)
-    end = _ending(service, io, config)
+    end = _ending(service, io, signals, config)
     try:
         io.start()
         _log.info("listening on %s, loading", io.address)
@@ -130,7 +131,7 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
             began_at_s=began_at_s,
             check=signals.check,
         )
-        with startup.watched():
+        with startup.watched(), signals.loading():
             _check_model(config)
             # Imports torch: seconds that a bad flag, a taken port or an unsupported model should not cost.
             startup.begin("imports", "loading libraries")
@@ -181,17 +182,31 @@ def _watchdog(engine: Engine, config: EngineConfig, end: Callable[[EngineError],
     return Watchdog(engine.mark, config.step_timeout_s, end, thread_id=thread_id)
 
 
-def _ending(service: EngineService, io: IoThread, config: EngineConfig) -> Callable[[EngineError], None]:
-    """Returns the handler of a failed rank or a hanging device, for which the main thread may wait without end."""
+def _ending(
+    service: EngineService, io: IoThread, signals: ShutdownSignals, config: EngineConfig
+) -> Callable[[EngineError], None]:
+    """Returns the handler of a failed rank or a hanging device, for which the main thread may wait without end.
+
+    It does nothing while a signal ends the load: the connections of this rank have gone, so the others fail.
+    """
 
     def end(error: EngineError) -> None:
-        report_error(_PROGRAM, error, config.log_format)
+        if signals.ends_load:
+            return
+        _report(error, config)
         with contextlib.suppress(RuntimeError):  # the event loop is gone too
             io.call(service.fail, str(error))
         io.stop(STOP_GRACE_S)
         os._exit(_status_of(error))
 
     return end
+
+
+def _report(error: EngineError, config: EngineConfig) -> None:
+    """Writes the error to stderr in one line, after the traceback if it is an internal error of another rank."""
+    for note in getattr(error, "__notes__", ()):
+        _log.error("%s", note)
+    report_error(_PROGRAM, error, config.log_format)
 
 
 def _status_of(error: EngineError) -> int:

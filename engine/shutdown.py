@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Protocol
 
@@ -62,6 +62,25 @@ class ShutdownSignals:
         """
         self._engine = engine
         self.check()
+
+    @property
+    def ends_load(self) -> bool:
+        """Whether a load is to end, or has ended, because of a signal: what fails now fails because of that."""
+        return self._must_stop and self._engine is None
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """The load, which is the body. An error in it after a signal is the signal's.
+
+        A library may wrap what a signal raises within it, and a rank that ends makes others fail.
+
+        Raises: StoppedWhileLoading: a signal arrived.
+        """
+        try:
+            yield
+        except Exception:
+            self.check()
+            raise
 
     def check(self) -> None:
         """Raises a pending signal; call it from time to time while loading. Does nothing on other threads.

@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError, EngineError, StepError
+from engine.errors import EngineError, StepError
 from engine.parallel.nodes import NodeLink
 from engine.parallel.peer import News, Peer
 from engine.parallel.rank_process import FOLLOWER_COMMAND, RankProcess
@@ -89,7 +89,7 @@ class Followers:
         try:
             for rank in ranks:
                 self._processes.append(RankProcess(rank, command))
-        except ConfigError:
+        except BaseException:
             for process in self._processes:
                 process.kill()
                 process.wait(_STOP_GRACE_S)
@@ -182,7 +182,10 @@ class Followers:
                 _log.info("%s was asked to stop: draining", peer.name)
                 self._on_stopping()
             case EngineError():
-                self._fail(type(report)(f"{peer.name}: {report}"))
+                error = type(report)(f"{peer.name}: {report}")
+                for note in getattr(report, "__notes__", ()):
+                    error.add_note(f"{peer.name}: {note}")
+                self._fail(error)
 
     def _check_clock(self) -> None:
         waiting = self._waiting  # read once: another thread writes it

@@ -2,8 +2,9 @@
 
 The last argument is the file descriptor of a channel to rank 0; standard input is a pipe that rank 0 holds open. The
 channel carries an `Assignment`, then None from the follower when its shard is loaded, then one message per call of the
-runner: a plan to launch, or COLLECT. If the follower fails, it sends the EngineError first. It exits when the channel
-closes, and immediately when standard input closes, because rank 0 has then ended.
+runner: a plan to launch, or COLLECT. If the follower fails, it sends the EngineError first. That of an internal error
+has the traceback as a note: rank 0 logs it unless the failure is a consequence of another. The follower exits when the
+channel closes, and immediately when standard input closes, because rank 0 has then ended.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
@@ -36,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _send_error(channel, error)
         return 1
     except Exception as error:
-        _log.exception("The follower failed with an internal error")
-        _send_error(channel, StepError(f"{type(error).__name__}: {error}"))
+        internal = StepError(f"{type(error).__name__}: {error}")
+        internal.add_note(f"internal error:\n{traceback.format_exc()}")
+        _send_error(channel, internal)
         return 1
     return 0
 

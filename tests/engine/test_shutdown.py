@@ -103,6 +103,27 @@ def test_a_signal_during_the_load_takes_effect_even_if_its_exception_is_suppress
         signals.control(Engine())  # type: ignore[arg-type]
 
 
+def test_an_error_of_the_load_after_a_signal_is_the_signals(signals: ShutdownSignals) -> None:
+    """Python 3.11 wraps what is raised in `__set_name__` in a RuntimeError, for one."""
+
+    class Field:
+        def __set_name__(self, owner: type, name: str) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(OSError, match="of its own"), signals.loading():
+        raise OSError("an error of its own")
+    assert not signals.ends_load
+    with pytest.raises(StoppedWhileLoading), signals.loading():
+        type("Owner", (), {"field": Field()})
+    assert signals.ends_load
+
+
+def test_a_signal_to_a_running_engine_ends_no_load(signals: ShutdownSignals) -> None:
+    signals.control(Engine())  # type: ignore[arg-type]
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert not signals.ends_load
+
+
 def test_a_signal_while_llvm_compiles_ends_the_load_at_its_next_progress(signals: ShutdownSignals) -> None:
     """An exception raised in a callback of LLVM is printed with a traceback and lost."""
     startup = StartupProgress(check=signals.check)

@@ -145,6 +145,21 @@ async def test_a_signal_while_loading_ends_both(tmp_path: Path, model_dir: Path)
 
 
 @pytest.mark.slow
+async def test_a_signal_while_the_ranks_connect_ends_both(tmp_path: Path, model_dir: Path) -> None:
+    """The signal takes effect when the library returns, which frees the connections: the follower fails by that."""
+    async with two_ranks(tmp_path, "--model", model_dir) as engine:
+        follower = await follower_pid(engine)
+        os.kill(follower, signal.SIGSTOP)
+        await engine.said("starting 2 ranks ...")
+        engine.signal(signal.SIGTERM)
+        os.kill(follower, signal.SIGCONT)
+        assert await engine.ended() == 0
+    assert has_ended(follower)
+    assert engine.complaints == []
+    assert "Traceback" not in "".join(engine.lines)
+
+
+@pytest.mark.slow
 async def test_a_broken_checkpoint_found_by_both_ranks_is_reported_in_one_line(tmp_path: Path, model_dir: Path) -> None:
     path = tmp_path / "broken"
     shutil.copytree(model_dir, path)

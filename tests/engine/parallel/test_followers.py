@@ -134,6 +134,22 @@ def test_an_error_of_a_follower_keeps_its_class_and_gets_its_rank(
     assert str(error) == f"rank 1 (process {started.followers.pids[0]}): no room for it"
 
 
+def test_an_internal_error_of_a_follower_brings_its_traceback() -> None:
+    """For rank 0 to log, unless it is a consequence of something else."""
+    failures: queue.Queue[EngineError] = queue.Queue()
+    program = "from engine.startup import follower; follower._follow = lambda _: [][7]; follower.main()"
+    command = [sys.executable, "-c", program]
+    followers = Followers([1], timeout_s=HANG_S, on_failure=failures.put, command=command)
+    try:
+        error = failures.get(timeout=HANG_S)
+    finally:
+        followers.close()
+    assert str(error).endswith("IndexError: list index out of range")
+    (note,) = error.__notes__
+    assert "Traceback" in note
+    assert "line 1, in <lambda>" in note
+
+
 def test_a_follower_that_hangs_in_a_step_is_a_failure(
     start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
