@@ -45,10 +45,11 @@ class _Sizes(NamedTuple):
     point: DecodePoint
     prefill_len: int
     num_prefills: int
+    num_prefill_rounds: int
 
 
-_SIZES = _Sizes((1, 1200), (8, 48), 24, 8192, 96, DecodePoint(64, 512, 48), 2048, 24)
-_QUICK = _Sizes((5, 24), (2, 3), 3, 32, 8, DecodePoint(2, 12, 2, 2), 12, 4)
+_SIZES = _Sizes((1, 1200), (8, 48), 24, 8192, 96, DecodePoint(64, 512, 48), 2048, 24, 3)
+_QUICK = _Sizes((5, 24), (2, 3), 3, 32, 8, DecodePoint(2, 12, 2, 2), 12, 4, 1)
 
 
 class _Costs(NamedTuple):
@@ -172,7 +173,7 @@ def _costs(setting: GpuSetting, sizes: _Sizes, parts: EngineParts) -> _Costs:
         step_s = statistics.median(decoding.steps(sizes.point.num_steps).step_s)
     prompt_s = [
         prefill_seconds(EngineDriver(schedule_anew(parts)), maker, sizes.prefill_len, sizes.num_prefills)
-        for _ in range(3)
+        for _ in range(sizes.num_prefill_rounds)
     ]
     return _Costs(step_s, statistics.median(prompt_s))
 

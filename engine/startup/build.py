@@ -99,7 +99,7 @@ def build_engine(
     scheduler_config = _scheduler_config(config, shape, kv_plan, limits, device)
     startup.begin("warm-up", "warming up")
     warm_up(runner, scheduler_config, shape.vocab_size)
-    if device.type == "cuda":
+    if device.type == "cuda" and (gpu is None or gpu.device.type == "cuda"):  # an interpreted GPU loads no kernels late
         sweep_sizes(runner, scheduler_config, shape.vocab_size)
     if scheduler_config.policy == "slo":
         scheduler_config = _with_step_times(scheduler_config, runner, shape.vocab_size)

@@ -68,6 +68,7 @@ class Case:
                 "num_gpu_blocks_override": 64,
                 "enable_prefix_caching": False,
                 "async_scheduling": False,
+                "kernel_check": "off",  # interpreted, it takes longer than the answers
                 **self._mode,
                 **fields,
             },
