@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from kernels.cpu.arrays import check_fp32
-from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, SHARES_PER_THREAD, Opcode, num_rows
+from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, SHARES_PER_THREAD, Opcode, item_kernel, num_rows
 from kernels.cpu.intrinsics import floats_at, longs_at, words_at
 from kernels.cpu.jit import kernel
 from kernels.cpu.multiply_tile import multiply_fp32
@@ -204,8 +205,8 @@ def num_adapt_items(row: "Longs") -> int:
     return int(-(-num_rows(row[ROWS]) // MAX_ROWS) * row[_SHARES])
 
 
-@kernel
-def adapt_item(row: "Longs", item: int, scratch: int) -> None:
+@item_kernel
+def adapt_item(row: "Longs", _value: np.float32, item: int, scratch: int) -> None:
     """Multiplies the tokens of a tile, those of one adapter at a time, with a share of the columns."""
     num_tokens = num_rows(row[ROWS])
     num_tiles = -(-num_tokens // MAX_ROWS)

@@ -44,10 +44,12 @@ def main(arguments: Sequence[str]) -> int:
 def _compile_here() -> int:
     """Compiles for the processor that numba was told, and says so in the folder."""
     import kernels.cpu.threads  # noqa: F401 - selects the layer of numba's threads
+    from kernels.cpu.execute import compile_items
     from kernels.cpu.sample import compile_sampler
-    from kernels.cpu.worker_pool import compile_steps
+    from kernels.cpu.worker_pool import compile_loop
 
-    compile_steps()
+    compile_loop()
+    compile_items()
     compile_sampler()
     folder = cache_folder()
     if folder is None:

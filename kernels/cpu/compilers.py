@@ -22,8 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from kernels.cpu.cpu_levels import target
 from kernels.cpu.kernel_cache import compiling_missing
 
-PARTS = ("steps", "sampling")
-"""What is compiled: the loop that runs recorded steps, and the sampler."""
+PARTS = ("products", "attention", "steps", "sampling")
+"""What is compiled: linear layers, attention, the other operations of steps with the loop that runs them, and the
+sampler. The first two take about as long as the others.
+"""
 
 OnCompiled = Callable[[int], None]
 
@@ -38,7 +40,7 @@ def compiling_elsewhere(num_processes: int, on_compiled: OnCompiled) -> Iterator
         num_processes: how many at most.
         on_compiled: called with the number of kernels compiled so far, on this thread.
     """
-    parts = [PARTS] if num_processes == 1 else [(part,) for part in PARTS]
+    parts = [PARTS] if num_processes == 1 else [PARTS[:2], PARTS[2:]]
     with compiling_missing(lambda: compile_parts(parts, on_compiled)):
         yield
 
@@ -89,11 +91,24 @@ def _end_with_starter() -> None:
 def _main(names: Sequence[str]) -> None:
     threading.Thread(target=_end_with_starter, daemon=True).start()
     import kernels.cpu.threads  # noqa: F401 - selects the layer of numba's threads
+    from kernels.cpu.execute import compile_items
+    from kernels.cpu.instruction import Opcode
     from kernels.cpu.jit import watch_compiles
     from kernels.cpu.sample import compile_sampler
-    from kernels.cpu.worker_pool import compile_steps
+    from kernels.cpu.worker_pool import compile_loop
 
-    compile_part = dict(zip(PARTS, (compile_steps, compile_sampler), strict=True))
+    products, attention = (Opcode.PACK_ROWS, Opcode.LINEAR), (Opcode.PLAN_ATTENTION, Opcode.PAGED_ATTENTION)
+
+    def compile_steps() -> None:
+        compile_items(opcode for opcode in Opcode if opcode not in (*products, *attention))
+        compile_loop()
+
+    compile_part = {
+        "products": lambda: compile_items(products),
+        "attention": lambda: compile_items(attention),
+        "steps": compile_steps,
+        "sampling": compile_sampler,
+    }
     with watch_compiles(lambda _done, _total: print("compiled", flush=True)):  # noqa: T201 - read by the starter
         for name in names:
             compile_part[name]()

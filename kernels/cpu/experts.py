@@ -21,9 +21,11 @@ from kernels.cpu.instruction import (
     WIDTH,
     Opcode,
     first_row,
+    item_code,
+    item_kernel,
     num_rows,
 )
-from kernels.cpu.intrinsics import floats_at, longs_at
+from kernels.cpu.intrinsics import call_item, floats_at, longs_at
 from kernels.cpu.jit import exp_nonpositive, inline, kernel
 from kernels.cpu.linear import (
     X_ROWS,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 _LOGITS, _EXPERTS, _TOP_K, _NORMALIZES, _WEIGHTS, _CHOSEN, _PLACES, _TOKENS, _STARTS, _NEXT, _COUNT = range(
     FIRST_OPERAND, FIRST_OPERAND + 11
 )
-_TABLE, _TABLE_SIZE, _TABLE_STARTS, _TABLE_TOKENS = range(FIRST_OPERAND, FIRST_OPERAND + 4)
+_TABLE, _TABLE_SIZE, _TABLE_STARTS, _TABLE_TOKENS, _CODE = range(FIRST_OPERAND, FIRST_OPERAND + 5)
 _Y, _OUT, _N, _Y_WEIGHTS, _Y_PLACES, _Y_TOP_K = range(FIRST_OPERAND, FIRST_OPERAND + 6)
 
 _OWN = SCRATCH_BYTES - 8 * (WIDTH + 1)
@@ -165,8 +167,9 @@ def emit_expert_linear(
         operands = linear_operands(x, layer, packed, row_scales, out)
         row[FIRST_OPERAND : FIRST_OPERAND + len(operands)] = operands
     where = tokens.data_ptr() if is_of_tokens else 0
-    for opcode in (Opcode.PACK_EXPERT_ROWS, Opcode.EXPERT_LINEAR):
-        recording.emit(opcode, tokens, table.ctypes.data, len(layers), routed.starts.data_ptr(), where)
+    for opcode, item in ((Opcode.PACK_EXPERT_ROWS, pack_item), (Opcode.EXPERT_LINEAR, linear_item)):
+        operands = table.ctypes.data, len(layers), routed.starts.data_ptr(), where, item_code(item)
+        recording.emit(opcode, tokens, *operands)
     recording.keep((table, tuple(layers)))
     return out
 
@@ -191,8 +194,8 @@ def emit_combine(recording: Recording, y: torch.Tensor, routed: Routed) -> torch
     return out
 
 
-@kernel
-def route_item(row: "Longs") -> None:
+@item_kernel
+def route_item(row: "Longs", _value: np.float32, _item: int, _scratch: int) -> None:
     """Chooses the experts of all tokens, and sorts the pairs by expert: counts them, then places each."""
     num_tokens, num_experts, top_k = num_rows(row[ROWS]), row[_EXPERTS], row[_TOP_K]
     starts, following = longs_at(row[_STARTS], num_experts + 1), longs_at(row[_NEXT], num_experts)
@@ -273,15 +276,16 @@ def num_expert_pack_items(row: "Longs") -> int:
     return total
 
 
-@kernel
-def expert_pack_item(row: "Longs", item: int, scratch: int) -> None:
+@item_kernel
+def expert_pack_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
     """Runs an item of the instruction PACK_ROWS of an expert."""
     table, starts = _table(row), longs_at(row[_TABLE_STARTS], row[_TABLE_SIZE] + 1)
     for expert in range(row[_TABLE_SIZE]):
         rows = starts[expert + 1] - starts[expert]
         num_items = num_pack_items_of(table[expert], rows) if rows else 0
         if item < num_items:
-            pack_item(_own_instruction(row, table[expert], starts[expert], rows, scratch), item, scratch)
+            own = _own_instruction(row, table[expert], starts[expert], rows, scratch)
+            call_item(row[_CODE], own, value, item, scratch)
             return
         item -= num_items
 
@@ -298,15 +302,16 @@ def num_expert_linear_items(row: "Longs") -> int:
     return total
 
 
-@kernel
-def expert_linear_item(row: "Longs", item: int, scratch: int) -> None:
+@item_kernel
+def expert_linear_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
     """Runs an item of the instruction LINEAR of an expert."""
     table, starts = _table(row), longs_at(row[_TABLE_STARTS], row[_TABLE_SIZE] + 1)
     for expert in range(row[_TABLE_SIZE]):
         rows = starts[expert + 1] - starts[expert]
         num_items = num_linear_items_of(table[expert], rows) if rows else 0
         if item < num_items:
-            linear_item(_own_instruction(row, table[expert], starts[expert], rows, scratch), item, scratch)
+            own = _own_instruction(row, table[expert], starts[expert], rows, scratch)
+            call_item(row[_CODE], own, value, item, scratch)
             return
         item -= num_items
 
@@ -318,8 +323,8 @@ def _table(row: "Longs") -> "Longs":
 
 
 @inline
-def _own_instruction(row: "Longs", template: "Longs", begin: int, rows: int, scratch: int) -> "Longs":
-    """Makes the instruction of an expert, on its rows, in the memory of this thread."""
+def _own_instruction(row: "Longs", template: "Longs", begin: int, rows: int, scratch: int) -> int:
+    """Makes the instruction of an expert, on its rows, in the memory of this thread; returns its address."""
     own: Longs = longs_at(scratch + _OWN, WIDTH)
     own[:] = template
     longs_at(scratch + _OWN + 8 * WIDTH, 1)[0] = rows
@@ -330,11 +335,11 @@ def _own_instruction(row: "Longs", template: "Longs", begin: int, rows: int, scr
         own[X] += longs_at(row[_TABLE_TOKENS], begin + 1)[begin] * own[X_STEP]
     else:
         own[X_ROWS] = row[_TABLE_TOKENS] + 8 * begin
-    return own
+    return scratch + _OWN
 
 
-@kernel
-def combine_item(row: "Longs", item: int) -> None:
+@item_kernel
+def combine_item(row: "Longs", _value: np.float32, item: int, _scratch: int) -> None:
     """Adds up the rows of some tokens."""
     n, top_k = row[_N], row[_Y_TOP_K]
     begin, end = first_row(item, row), first_row(item + 1, row)

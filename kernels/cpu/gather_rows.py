@@ -8,9 +8,9 @@ import torch
 from kernels.cpu.arrays import check_stored
 from kernels.cpu.group_factors import CODE_BYTES, UNIT_BYTES, FactorsForm, expand_factors
 from kernels.cpu.group_integers import integer_at
-from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
+from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row, item_kernel
 from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at, shorts_at
-from kernels.cpu.jit import inline, kernel
+from kernels.cpu.jit import inline
 from kernels.cpu.packed_linear import FLOAT_KINDS, Kind, PackedLinear
 from kernels.cpu.recording import Recording
 from kernels.cpu.tile import LANES
@@ -63,8 +63,8 @@ def emit_gather_rows(recording: Recording, table: torch.Tensor | PackedLinear, i
     return out
 
 
-@kernel
-def gather_rows_item(row: "Longs", item: int, scratch: int) -> None:
+@item_kernel
+def gather_rows_item(row: "Longs", _value: np.float32, item: int, scratch: int) -> None:
     """Copies some rows, widened to fp32."""
     begin, end, n, kind, step = first_row(item, row), first_row(item + 1, row), row[_N], row[_KIND], row[_STEP]
     indices = longs_at(row[_INDICES], end)

@@ -4,11 +4,14 @@ An instruction's work is divided into items, which any thread may process in any
 on the number of rows of the step, so the instruction holds the address of that number.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kernels.cpu.intrinsics import longs_at
-from kernels.cpu.jit import kernel
+from kernels.cpu.jit import address_of, kernel, kernel_around, spliced
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Longs
@@ -45,6 +48,30 @@ class Opcode(IntEnum):
     EXPERT_LINEAR = 14
     COMBINE = 15
     CLAMPED_GATE = 16
+
+
+ItemKernel = Callable[["Longs", np.float32, int, int], None]
+"""A kernel of items: takes the instruction, [WIDTH] int64, its fp32 operand, the number of the item, and the address of
+the thread's scratch memory.
+"""
+
+
+def item_kernel(function: ItemKernel) -> Callable[[int, np.float32, int, int], None]:
+    """Compiles a kernel that computes an item, with all that it calls; it takes the address of the instruction.
+
+    Programs call it through its address, so that its code is in no other kernel, and compiled once.
+    """
+    spliced_function = spliced(function)
+
+    def run(instruction: int, value: np.float32, item: int, scratch: int) -> None:
+        spliced_function(longs_at(instruction, WIDTH), value, item, scratch)
+
+    return kernel_around(run, function)
+
+
+def item_code(function: Callable[[int, np.float32, int, int], None]) -> int:
+    """Returns the address of the code of an `item_kernel`, for `call_item`; compiles it if it is not on the disk."""
+    return address_of(function, "int64, float32, int64, int64")
 
 
 @kernel

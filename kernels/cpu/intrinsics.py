@@ -59,6 +59,19 @@ read_bytes: Any = types.ExternalFunction("read", types.int64(types.int32, types.
 write_bytes: Any = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
 
 
+def _call_item(_typing_context: Any, _code: Any, _instruction: Any, _value: Any, _item: Any, _scratch: Any) -> Any:
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(8).as_pointer(), [argument.type for argument in args[1:]])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, types.int64, types.int64), codegen
+
+
+call_item: Any = intrinsic(_call_item)
+"""call_item(code, instruction, value, item, scratch): calls the kernel of items at the address `code`."""
+
+
 def _cycles(_typing_context: Any) -> Any:
     def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
         function = builder.module.declare_intrinsic("llvm.readcyclecounter", [], ir.FunctionType(_I64, []))

@@ -26,9 +26,15 @@ _OnCompiled = Callable[[int, int], None]
 _kernels: list[Any] = []  # all of this process; an engine uses every one of them
 
 
-def _compile(function: _Function, *, fastmath: set[str] | bool, parallel: bool = False) -> _Function:
+def _compile(
+    function: _Function,
+    *,
+    fastmath: set[str] | bool,
+    parallel: bool = False,
+    cached_as: Callable[..., Any] | None = None,
+) -> _Function:
     jitted: Any = njit(nogil=True, error_model="numpy", fastmath=fastmath, parallel=parallel)(function)
-    jitted._cache = KernelCache(function)
+    jitted._cache = KernelCache(cached_as or function)
     _kernels.append(jitted)
     return cast(_Function, jitted)
 
@@ -78,6 +84,12 @@ def kernel(function: _Function) -> _Function:
     return _compile(function, fastmath=FASTMATH)
 
 
+def kernel_around(outer: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles `outer`, a closure, as a kernel that has the name of `inner`, its only content."""
+    outer.__name__, outer.__qualname__, outer.__module__ = inner.__name__, inner.__qualname__, inner.__module__
+    return _compile(outer, fastmath=FASTMATH, cached_as=inner)
+
+
 def inline(function: _Function) -> _Function:
     """Compiles a function that is inlined into the kernels that call it.
 
@@ -98,6 +110,18 @@ def spliced(function: _Function) -> _Function:
 def compile_now(function: Callable[..., Any], signature: str) -> None:
     """Compiles a kernel, or loads it from the disk, for arguments of these types (numba's names)."""
     cast(Any, function).compile(f"({signature},)")
+
+
+def address_of(function: Callable[..., Any], signature: str) -> int:
+    """Returns where the code of a kernel is, for callers in C's convention; compiles it, or loads it from the disk.
+
+    Args:
+        function: the kernel; its code lives as long as it does.
+        signature: types of the arguments, in numba's names.
+    """
+    compile_now(function, signature)
+    (compiled,) = cast(Any, function).overloads.values()
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name))
 
 
 def compile_for(function: Callable[..., Any], *arguments: Any) -> None:

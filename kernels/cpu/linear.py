@@ -5,13 +5,14 @@ panel of weights.
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from kernels.cpu.arrays import check_fp32
 from kernels.cpu.group_factors import CODE_BYTES, FACTORS, MAX_EXPANDED, UNIT_BYTES, expand_factors
-from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SHARES, SHARES_PER_THREAD, Opcode, num_rows
+from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SHARES, SHARES_PER_THREAD, Opcode, item_kernel, num_rows
 from kernels.cpu.intrinsics import floats_at, longs_at, words_at
-from kernels.cpu.jit import inline, kernel
+from kernels.cpu.jit import inline, kernel, spliced
 from kernels.cpu.multiply_groups import multiply_grouped, multiply_int8_by_groups, multiply_microscaled
 from kernels.cpu.multiply_tile import (
     multiply_bf16,
@@ -151,8 +152,8 @@ def num_pack_items_of(row: "Longs", rows: int) -> int:
     return 0 if _is_packed(row, rows) else _num_tiles(row, rows)
 
 
-@kernel
-def pack_item(row: "Longs", item: int, scratch: int) -> None:
+@item_kernel
+def pack_item(row: "Longs", _value: np.float32, item: int, scratch: int) -> None:
     """Lays one tile of rows out as [depth, rows of the tile], first rounded to 8 bits or bf16 if the product is."""
     rows = num_rows(row[ROWS])
     num_tiles = _num_tiles(row, rows)
@@ -200,8 +201,8 @@ def num_linear_items_of(row: "Longs", rows: int) -> int:
     return num_blocks * min(int(row[SHARES]), int(-(-row[_N] // GROUP)))
 
 
-@kernel
-def linear_item(row: "Longs", item: int, scratch: int) -> None:
+@item_kernel
+def linear_item(row: "Longs", _value: np.float32, item: int, scratch: int) -> None:
     """Multiplies a block of tiles with some groups of columns, columns outermost."""
     rows = num_rows(row[ROWS])
     num_tiles, num_groups = _num_tiles(row, rows), -(-row[_N] // GROUP)
@@ -247,7 +248,7 @@ def _expand_factors(row: "Longs", group: int, num_wide: int, target: int) -> Non
     expand_factors(form, units, codes, row[_ZERO], num_groups, num_units, num_wide * GROUP // LANES, target)
 
 
-@kernel
+@spliced
 def _multiply(
     row: "Longs", rows: int, begin: int, end: int, group: int, num_wide: int, following: int, scratch: int
 ) -> None:

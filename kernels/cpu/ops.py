@@ -65,7 +65,7 @@ class CpuOps:
         self._multiplies_in_bf16 = multiplies_in_bf16
         total = num_kernels()
         with (
-            compiling_elsewhere(min(2, num_threads), lambda done: on_compiled(done, total)),
+            compiling_elsewhere(min(2, num_threads), lambda done: on_compiled(min(done, total), total)),
             watch_compiles(on_compiled),
         ):
             self._pool = WorkerPool(num_threads)

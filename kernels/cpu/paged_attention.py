@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.arrays import check_fp32
-from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, Opcode, num_rows
+from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, Opcode, item_kernel, num_rows
 from kernels.cpu.intrinsics import floats_at, longs_at, words_at
 from kernels.cpu.jit import bits_float, inline, kernel
 from kernels.cpu.kv_cache import CpuKVCache
@@ -115,8 +115,8 @@ def emit_paged_attention(
     return out
 
 
-@kernel
-def plan_item(row: "Longs") -> None:
+@item_kernel
+def plan_item(row: "Longs", _value: np.float32, _item: int, _scratch: int) -> None:
     """Fills a plan: request, first row, number of rows of each item."""
     num_reqs, group_size = num_rows(row[ROWS]), row[_GROUP_SIZE]
     query_start = words_at(row[_QUERY_START], num_reqs + 1)
@@ -287,7 +287,7 @@ def _add_values(row: "Longs", item: _Item, place: int, following: int, weights: 
         column += 2 * _STEP if wide else _STEP
 
 
-@kernel
+@item_kernel
 def attention_item(row: "Longs", scale: np.float32, number: int, scratch: int) -> None:
     """Computes attention of one KV head for some rows of one request."""
     item = _open_item(row, number, scratch)

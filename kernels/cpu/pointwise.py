@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from kernels.cpu.arrays import check_fp32, check_stored
-from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
+from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row, item_kernel
 from kernels.cpu.intrinsics import floats_at
-from kernels.cpu.jit import bits_float, exp_nonpositive, inline, kernel
+from kernels.cpu.jit import bits_float, exp_nonpositive, inline
 from kernels.cpu.recording import Recording
 from kernels.cpu.soft_cap import cap_scores
 from kernels.interface import ClampedGate
@@ -151,16 +151,16 @@ def norm_row(x: "Floats", weight: "Floats", eps: np.float32, out: "Floats") -> N
         out[i] = x[i] * factor * weight[i]
 
 
-@kernel
-def rms_norm_item(row: "Longs", eps: np.float32, item: int) -> None:
+@item_kernel
+def rms_norm_item(row: "Longs", eps: np.float32, item: int, _scratch: int) -> None:
     """Norms some rows."""
     weight, step = floats_at(row[_WEIGHT], row[_N]), row[_STEP]
     for i in range(first_row(item, row), first_row(item + 1, row)):
         norm_row(floats_at(row[_X] + i * step, row[_N]), weight, eps, floats_at(row[_OUT] + i * step, row[_N]))
 
 
-@kernel
-def add_rms_norm_item(row: "Longs", eps: np.float32, item: int) -> None:
+@item_kernel
+def add_rms_norm_item(row: "Longs", eps: np.float32, item: int, _scratch: int) -> None:
     """Adds and norms some rows."""
     weight, size = floats_at(row[_WEIGHT], row[_N]), 4 * row[_N]
     for i in range(first_row(item, row), first_row(item + 1, row)):
@@ -201,8 +201,8 @@ def _clamped_row(gate: "Floats", up: "Floats", alpha: np.float32, limit: np.floa
         out[j] = (u + np.float32(1)) * g * _sigmoid(alpha * g)
 
 
-@kernel
-def clamped_gate_item(row: "Longs", alpha: np.float32, item: int) -> None:
+@item_kernel
+def clamped_gate_item(row: "Longs", alpha: np.float32, item: int, _scratch: int) -> None:
     """Gates some rows by the clamped gate."""
     n, limit = row[_N], bits_float(np.int32(row[_LIMIT]))
     for i in range(first_row(item, row), first_row(item + 1, row)):
@@ -210,8 +210,8 @@ def clamped_gate_item(row: "Longs", alpha: np.float32, item: int) -> None:
         _clamped_row(gate, up, alpha, limit, floats_at(row[_OUT] + 4 * n * i, n))
 
 
-@kernel
-def silu_and_mul_item(row: "Longs", item: int) -> None:
+@item_kernel
+def silu_and_mul_item(row: "Longs", _value: np.float32, item: int, _scratch: int) -> None:
     """Gates some rows by SiLU."""
     n = row[_N]
     for i in range(first_row(item, row), first_row(item + 1, row)):
@@ -219,8 +219,8 @@ def silu_and_mul_item(row: "Longs", item: int) -> None:
         _silu_row(gate, up, floats_at(row[_OUT] + 4 * n * i, n))
 
 
-@kernel
-def gelu_and_mul_item(row: "Longs", item: int) -> None:
+@item_kernel
+def gelu_and_mul_item(row: "Longs", _value: np.float32, item: int, _scratch: int) -> None:
     """Gates some rows by GELU."""
     n = row[_N]
     for i in range(first_row(item, row), first_row(item + 1, row)):
@@ -228,8 +228,8 @@ def gelu_and_mul_item(row: "Longs", item: int) -> None:
         _gelu_row(gate, up, floats_at(row[_OUT] + 4 * n * i, n))
 
 
-@kernel
-def soft_cap_item(row: "Longs", soft_cap: np.float32, item: int) -> None:
+@item_kernel
+def soft_cap_item(row: "Longs", soft_cap: np.float32, item: int, _scratch: int) -> None:
     """Caps some rows."""
     n = row[_N]
     for i in range(first_row(item, row), first_row(item + 1, row)):

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from kernels.cpu.arrays import check_fp32
-from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
+from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row, item_kernel
 from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at, shorts_at
-from kernels.cpu.jit import inline, kernel
+from kernels.cpu.jit import inline
 from kernels.cpu.kv_cache import CpuKVCache
 from kernels.cpu.pointwise import check_rows, norm_row
 from kernels.cpu.quantize import inverse_scale, largest_magnitude, rounded
@@ -101,8 +101,8 @@ def _store(x: "Floats", size: int, target: int, step: int, scales: int, slot: in
     floats_at(scales + 4 * slot, 1)[0] = largest / np.float32(127)
 
 
-@kernel
-def rotate_and_store_item(row: "Longs", eps: np.float32, item: int) -> None:
+@item_kernel
+def rotate_and_store_item(row: "Longs", eps: np.float32, item: int, _scratch: int) -> None:
     """Rotates, norms and stores all heads of some tokens."""
     num_heads, num_kv_heads, head_dim, block_size = row[_HEADS], row[_KV_HEADS], row[_HEAD_DIM], row[_BLOCK_SIZE]
     begin, end = first_row(item, row), first_row(item + 1, row)

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.execute import COUNTER_BYTES, execute, wait_until
+from kernels.cpu.execute import COUNTER_BYTES, compile_items, execute, wait_until
 from kernels.cpu.instruction import SCRATCH_BYTES
 from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, cycles, longs_at, read_bytes, write_bytes
 from kernels.cpu.jit import compile_now, kernel, spliced
 from kernels.cpu.recording import Recording
 
-_IS_OPEN, _MINUS_INSIDE, _IS_OVER, _NUM_INSTRUCTIONS, _INSTRUCTIONS, _VALUES, _COUNTERS, _STARTED = range(8)
+_IS_OPEN, _MINUS_INSIDE, _IS_OVER, _NUM_INSTRUCTIONS, _INSTRUCTIONS, _VALUES, _COUNTERS, _STARTED, _CODES = range(9)
 _CONTROL_SIZE = 16
 
 
@@ -29,13 +29,14 @@ def _take_part(control: int, scratch: int) -> None:
     atomic_add(control + 8 * _MINUS_INSIDE, -1)
     if atomic_load(control + 8 * _IS_OPEN):
         fields = longs_at(control, _CONTROL_SIZE)
-        execute(fields[_INSTRUCTIONS], fields[_NUM_INSTRUCTIONS], fields[_VALUES], fields[_COUNTERS], scratch)
+        instructions, num_instructions = fields[_INSTRUCTIONS], fields[_NUM_INSTRUCTIONS]
+        execute(fields[_CODES], instructions, num_instructions, fields[_VALUES], fields[_COUNTERS], scratch)
     atomic_add(control + 8 * _MINUS_INSIDE, 1)
 
 
 @kernel
 def _run(control: int, scratch: int, pipe: int, pipes: "np.ndarray[Any, Any]") -> None:
-    """Takes part in programs; one kernel for both roles, because each would be compiled with all instructions.
+    """Takes part in programs; one kernel for both roles.
 
     A worker has a pipe: it waits at it for every program, and returns when the pool is closed. The calling thread has
     none (-1): it wakes the workers behind `pipes`, and returns when all threads have left the program.
@@ -53,8 +54,8 @@ def _run(control: int, scratch: int, pipe: int, pipes: "np.ndarray[Any, Any]") -
             return
 
 
-def compile_steps() -> None:
-    """Compiles the loop of a thread, and with it all instructions, or loads them from the disk."""
+def compile_loop() -> None:
+    """Compiles the loop of a thread, or loads it from the disk."""
     compile_now(_run, "int64, int64, int64, int64[::1]")
 
 
@@ -95,13 +96,15 @@ class WorkerPool:
         pipes = [os.pipe() for _ in range(num_threads - 1)]
         self._own_scratch = addresses[0]
         self._pipes = np.array([write for _, write in pipes], dtype=np.int64)
-        compile_steps()  # not in the workers, while a step waits for them
+        compile_loop()  # not in the workers, while a step waits for them
+        self._codes = compile_items()
+        self._control[_CODES] = self._codes.ctypes.data
         threads = []
         for (read, _), scratch in zip(pipes, addresses[1:], strict=True):
             arguments = (self._control.ctypes.data, scratch, read, self._pipes)
             threads.append(threading.Thread(target=_run, args=arguments, name="cpu-kernels", daemon=True))
             threads[-1].start()
-        weakref.finalize(self, _end, self._control, threads, pipes, self._scratch)
+        weakref.finalize(self, _end, self._control, threads, pipes, (self._scratch, self._codes))
 
     def run(self, program: Program) -> None:
         """Runs a program to its end."""
@@ -131,7 +134,7 @@ class WorkerPool:
 
 
 def _end(
-    control: "np.ndarray[Any, Any]", threads: list[threading.Thread], pipes: list[tuple[int, int]], _scratch: object
+    control: "np.ndarray[Any, Any]", threads: list[threading.Thread], pipes: list[tuple[int, int]], _memory: object
 ) -> None:
     control[_IS_OVER] = 1
     for _, write in pipes:

@@ -61,7 +61,9 @@ def missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], Non
     return compile_one
 
 
-@pytest.mark.parametrize(("num_processes", "parts"), [(1, [[*PARTS]]), (2, [["steps"], ["sampling"]])])
+@pytest.mark.parametrize(
+    ("num_processes", "parts"), [(1, [[*PARTS]]), (2, [["products", "attention"], ["steps", "sampling"]])]
+)
 def test_a_missing_kernel_has_all_compiled_once(
     commands: list[list[str]], missing: Callable[[], None], num_processes: int, parts: list[list[str]]
 ) -> None:
