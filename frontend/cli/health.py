@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from chairlift import Client, GenerationError, Tls
-from chairlift.client.connection import KEY_VARIABLE
+from chairlift.client.connection import KEY_VARIABLE, channel_options
 from chairlift.client.errors import generation_error
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
@@ -59,14 +59,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _channel(address: str, tls: Tls | None, *options: tuple[str, int]) -> grpc.Channel:
+def _channel(address: str, tls: Tls | None, options: Sequence[tuple[str, int]]) -> grpc.Channel:
     if tls is None:
         return grpc.insecure_channel(address, options)
     return grpc.secure_channel(address, tls.credentials(), options)
 
 
 def _takes_requests(target: str, tls: Tls | None, timeout_s: float) -> bool:
-    with _channel(target, tls) as channel:
+    with _channel(target, tls, channel_options(target)) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack the methods
         try:
             response = stub.Check(health_pb2.HealthCheckRequest(service=_SERVICE_NAME), timeout=timeout_s)
@@ -76,7 +76,7 @@ def _takes_requests(target: str, tls: Tls | None, timeout_s: float) -> bool:
 
 
 def _show_engine(address: str, tls: Tls | None, timeout_s: float) -> int:
-    with _channel(address, tls, ("grpc.enable_http_proxy", 0)) as channel:
+    with _channel(address, tls, [("grpc.enable_http_proxy", 0)]) as channel:
         try:
             response = EngineServiceStub(channel).GetEngineStatus(engine_pb.GetEngineStatusRequest(), timeout=timeout_s)
         except grpc.RpcError as error:

@@ -1,5 +1,6 @@
 """Channels, API keys and TLS of both clients."""
 
+import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import grpc
 KEY_VARIABLE = "CHAIRLIFT_API_KEY"
 DEFAULT_TARGET = "127.0.0.1:50051"
 MAX_MESSAGE_BYTES = 16 << 20
-CHANNEL_OPTIONS = (
+_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
@@ -42,6 +43,15 @@ class Tls:
         return grpc.ssl_channel_credentials(_bytes(self.ca), _bytes(self.key), _bytes(self.cert))
 
 
+def channel_options(target: str) -> tuple[tuple[str, int], ...]:
+    """Returns the options of a channel to `target`, in gRPC's form.
+
+    A proxy that the environment names (`grpc_proxy`, `https_proxy`, `http_proxy`) cannot reach this machine's loopback
+    addresses; gRPC would ask it anyway, unless `no_proxy` lists them.
+    """
+    return (*_OPTIONS, ("grpc.enable_http_proxy", 0)) if _is_loopback(target) else _OPTIONS
+
+
 def key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
     """Returns the metadata of every call: the key, by default that of the environment, if there is one.
 
@@ -52,6 +62,18 @@ def key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
     if not (key.isascii() and key.isprintable()):  # gRPC's own error would contain the key
         raise ValueError("the API key has other characters than printable ASCII")
     return (("authorization", f"Bearer {key}"),) if key else ()
+
+
+def _is_loopback(target: str) -> bool:
+    """Whether a target, such as `127.0.0.1:50051` or `ipv6:[::1]:50051`, is an address of this machine's loopback."""
+    address = target.rpartition("/")[2]  # of dns:///HOST:PORT
+    for scheme in ("dns:", "ipv4:", "ipv6:"):
+        address = address.removeprefix(scheme)
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _bytes(path: str | Path | None) -> bytes | None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 import grpc
 
-from chairlift.client.connection import CHANNEL_OPTIONS, DEFAULT_TARGET, Tls, key_metadata
+from chairlift.client.connection import DEFAULT_TARGET, Tls, channel_options, key_metadata
 from chairlift.client.errors import GenerationError, closed_error, generation_error
 from chairlift.client.progress import Progress
 from chairlift.client.prompt_batch import ManyOptions, Params, Prompt, PromptBatch
@@ -82,9 +82,9 @@ class Client:
     def __init__(self, target: str = DEFAULT_TARGET, *, api_key: str | None = None, tls: Tls | None = None) -> None:
         self._metadata = key_metadata(api_key)
         self._channel = (
-            grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+            grpc.insecure_channel(target, options=channel_options(target))
             if tls is None
-            else grpc.secure_channel(target, tls.credentials(), options=CHANNEL_OPTIONS)
+            else grpc.secure_channel(target, tls.credentials(), options=channel_options(target))
         )
         self._stub = GenerationServiceStub(self._channel)
         self._is_closed = False
