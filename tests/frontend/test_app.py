@@ -1,5 +1,6 @@
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,19 @@ async def test_broken_chat_template_is_logged_at_the_start_and_text_is_served(ca
         assert (await stub.Generate(pb.GenerateRequest(spec=text_request("new").spec))).text == "new"
     await app.stop()
     await engine.kill()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no sockets for both IP versions")
+@pytest.mark.parametrize("target", ["127.0.0.1", "::1"])
+async def test_unspecified_ipv6_host_serves_both_ip_versions(target):
+    app = FrontendApp(FrontendConfig(host="::", port=0, http_port=0, insecure_bind=True))
+    await app.start()
+    try:
+        for port in (app.port, app.http_port):
+            _, writer = await asyncio.open_connection(target, port)
+            writer.close()
+    finally:
+        await app.stop()
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
