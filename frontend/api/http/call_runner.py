@@ -10,7 +10,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.active_calls import ActiveCalls
 from frontend.api.http.bodies import SamplingBody
 from frontend.api.http.disconnect import cancelled_on_disconnect
-from frontend.api.http.errors import BodyError
+from frontend.api.http.errors import REQUEST_ID_HEADER, BodyError
 from frontend.api.http.event_stream import EventStream
 from frontend.api.http.fan_out import collect_all, stream_all
 from frontend.api.http.json_response import ChunkedJsonResponse, rendered, rendered_object
@@ -135,7 +135,7 @@ class CallRunner:
         with self.calls.call():
             async with cancelled_on_disconnect(request.receive):
                 body = await make_body()
-        headers = {"x-request-id": builder.request_id, **request.state.answer_headers}
+        headers = {REQUEST_ID_HEADER: builder.request_id, **request.state.answer_headers}
         return ChunkedJsonResponse(body, headers)
 
 
@@ -146,13 +146,24 @@ def _set_targets(request: Request, builder: EventBuilder) -> None:
             spec.latency_targets.CopyFrom(targets)
 
 
+def name_call(request: Request, prefix: str, body_request_id: str | None = None) -> str:
+    """Returns the prefixed id of a call; the response to an error has it too, so that the call is found in the log.
+
+    Raises:
+        BodyError: see `request_id_of`.
+    """
+    request_id = prefix + request_id_of(body_request_id, request.headers)
+    request.state.request_id = request_id
+    return request_id
+
+
 def request_id_of(body_request_id: str | None, headers: Mapping[str, str]) -> str:
     """Returns the client's request id from the body or the header, else a new one.
 
     Raises:
         BodyError: it is too long, or has characters that no header can carry.
     """
-    request_id = body_request_id or headers.get("x-request-id") or uuid.uuid4().hex
+    request_id = body_request_id or headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
     if len(request_id) > _MOST_ID_CHARS or not (request_id.isascii() and request_id.isprintable()):
         raise BodyError(
             400, f"request_id must have at most {_MOST_ID_CHARS} printable ASCII characters", param="request_id"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from chairlift.service.sampling_fields import STOPPING
 from frontend.errors import (
@@ -21,6 +22,9 @@ from frontend.errors import (
     TargetsInfeasible,
     Unauthenticated,
 )
+
+REQUEST_ID_HEADER = "x-request-id"
+"""Id of a call: the client's in a request, the log's in a response."""
 
 RETRY_MS_HEADER = "x-chairlift-retry-ms"
 """Milliseconds until the slot of a refused request; Retry-After has them in whole seconds, rounded up."""
@@ -148,9 +152,17 @@ def error_object(error: Exception, params: Mapping[str, str] = COMPLETION_PARAMS
     return ErrorObject(row.status, _body(row, message, param), headers)
 
 
-def error_response(error: Exception, params: Mapping[str, str] = COMPLETION_PARAMS) -> JSONResponse:
-    """Returns the response for an error; see `error_object`."""
+def error_response(
+    error: Exception, params: Mapping[str, str] = COMPLETION_PARAMS, *, scope: Scope | None = None
+) -> JSONResponse:
+    """Returns the response for an error; see `error_object`.
+
+    Args:
+        scope: of the request, whose id becomes a header if `name_call` has set one.
+    """
     status, body, headers = error_object(error, params)
+    if scope is not None and (request_id := scope.get("state", {}).get("request_id")):
+        headers[REQUEST_ID_HEADER] = request_id
     return JSONResponse(body, status, headers)
 
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from frontend.api.http.call_runner import CallRunner, request_id_of
+from frontend.api.http.call_runner import CallRunner, name_call
 from frontend.api.http.endpoint import STREAMED, Api, Endpoint
 from frontend.api.http.errors import CHAT_PARAMS, error_response
 from frontend.api.http.output_constraint import chat_constraint
@@ -33,9 +33,10 @@ class CompletionsHandler:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         arrived_at_s = time.monotonic()
+        name_call(request, "cmpl-")
         body = await self._runner.read(request, CompletionBody)
+        request_id = name_call(request, "cmpl-", body.request_id)
         model = self._runner.generations.model(body.model)
-        request_id = "cmpl-" + request_id_of(body.request_id, request.headers)
         specs = await in_slices(completion_specs(body, request_id))
         builder = CompletionBuilder(body, specs, model, request_id)
         deadline = self._runner.deadline(request, body, arrived_at_s)
@@ -44,14 +45,15 @@ class CompletionsHandler:
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         arrived_at_s = time.monotonic()
+        name_call(request, "chatcmpl-")
         body = await self._runner.read(request, ChatBody)
+        request_id = name_call(request, "chatcmpl-", body.request_id)
         generations = self._runner.generations
         model = generations.model(body.model)
         chat = await in_slices(body.prompt_of(body.messages))
         constraint = chat_constraint(
             body.output_constraint(), body.tool_use, generations.chat_format(model), model.tokenizer
         )
-        request_id = "chatcmpl-" + request_id_of(body.request_id, request.headers)
         builder = ChatBuilder(body, model, request_id, chat=chat, constraint=constraint)
         deadline = self._runner.deadline(request, body, arrived_at_s)
         return await self._runner.respond(request, builder, deadline, stream=bool(body.stream))
@@ -69,9 +71,9 @@ def openai_apis(
     return Api("/v1/chat", [chat], _chat_error), Api("", [completions, *others], _error)
 
 
-def _error(error: Exception, scope: Scope) -> Response:  # noqa: ARG001 - see ErrorResponse
-    return error_response(error)
+def _error(error: Exception, scope: Scope) -> Response:
+    return error_response(error, scope=scope)
 
 
-def _chat_error(error: Exception, scope: Scope) -> Response:  # noqa: ARG001
-    return error_response(error, CHAT_PARAMS)
+def _chat_error(error: Exception, scope: Scope) -> Response:
+    return error_response(error, CHAT_PARAMS, scope=scope)

@@ -87,6 +87,15 @@ async def test_line_of_an_http_request_names_its_path(make_pair, lines):
     assert line.finish_reason == "stop"
 
 
+async def test_refusal_is_found_by_the_id_in_its_response(make_pair, lines):
+    pair = await make_pair(http=True, log_requests=True)
+    head, _, _ = (await post(pair, "/v1/completions", prompt="abc", temperature=-1)).partition(b"\r\n\r\n")
+    await pair.idle()
+    (line,) = lines()
+    assert line.finish_reason == "INVALID_REQUEST"
+    assert f"x-request-id: {line.request_id}" in head.decode().splitlines()
+
+
 @pytest.mark.parametrize("log_prompts", [False, True])
 async def test_prompt_is_logged_only_with_log_prompts_and_up_to_a_limit(make_pair, text_request, lines, log_prompts):
     pair = await make_pair(log_requests=True, log_prompts=log_prompts)

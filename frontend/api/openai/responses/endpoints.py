@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.api.http.call_runner import CallRunner, request_id_of
+from frontend.api.http.call_runner import CallRunner, name_call
 from frontend.api.http.endpoint import STREAMED, Api, Endpoint
 from frontend.api.http.errors import RESPONSES_PARAMS, BodyError, error_response
 from frontend.api.http.output_constraint import chat_constraint
@@ -29,21 +29,22 @@ class Responses:
     async def create(self, request: Request) -> Response:
         """POST /v1/responses."""
         arrived_at_s = time.monotonic()
+        name_call(request, "resp_")
         body = await self._runner.read(request, ResponsesBody)
+        request_id = name_call(request, "resp_", body.request_id).removeprefix("resp_")
         chat = await in_slices(body.chat())
         generations = self._runner.generations
         model = generations.model(body.model)
         constraint = chat_constraint(
             body.output_constraint(), body.tool_use, generations.chat_format(model), model.tokenizer
         )
-        builder = ResponseObjectBuilder(
-            body, model, request_id_of(body.request_id, request.headers), chat=chat, constraint=constraint
-        )
+        builder = ResponseObjectBuilder(body, model, request_id, chat=chat, constraint=constraint)
         deadline = self._runner.deadline(request, body, arrived_at_s)
         return await self._runner.respond_single(request, builder, deadline, stream=bool(body.stream))
 
     async def input_tokens(self, request: Request) -> Response:
         """POST /v1/responses/input_tokens: counts the tokens of a request's prompt."""
+        name_call(request, "resp_")
         body = await self._runner.read(request, ConversationBody)
         chat = await in_slices(body.chat())
         with self._runner.calls.call():
@@ -86,5 +87,5 @@ def responses_api(responses: Responses) -> Api:
     )
 
 
-def _error(error: Exception, scope: Scope) -> Response:  # noqa: ARG001 - see ErrorResponse
-    return error_response(error, RESPONSES_PARAMS)
+def _error(error: Exception, scope: Scope) -> Response:
+    return error_response(error, RESPONSES_PARAMS, scope=scope)

@@ -57,6 +57,30 @@ async def test_other_model_is_not_found(shared_client):
     assert (error.code, error.param) == ("model_not_found", "model")
 
 
+CALLS = {
+    "cmpl-": lambda client, **changes: client.completions.create(**{"model": "fake", "prompt": "x"} | changes),
+    "chatcmpl-": lambda client, **changes: client.chat.completions.create(
+        **{"model": "fake", "messages": [{"role": "user", "content": "x"}]} | changes
+    ),
+    "resp_": lambda client, **changes: client.responses.create(**{"model": "fake", "input": "x"} | changes),
+}
+
+
+@pytest.mark.parametrize("prefix", CALLS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("bad", [{"model": "gpt-4"}, {"temperature": -1}, {"extra_body": {"top_p": "much"}}])
+async def test_error_has_the_id_of_its_call(shared_client, prefix, stream, bad):
+    call = CALLS[prefix](shared_client, stream=stream, extra_headers={"x-request-id": "mine"}, **bad)
+    assert (await refused(call)).request_id == f"{prefix}mine"
+
+
+@pytest.mark.parametrize("prefix", CALLS)
+async def test_error_without_an_id_of_the_client_gets_a_new_one_each_time(shared_client, prefix):
+    ids = {(await refused(CALLS[prefix](shared_client, model="gpt-4"))).request_id for _ in range(3)}
+    assert len(ids) == 3
+    assert all(request_id.startswith(prefix) for request_id in ids)
+
+
 async def test_full_queue_is_429_with_retry_after(make_pair, connect):
     pair = await make_pair(http=True, max_queued_requests=1)
     pair.engine.pause()
