@@ -20,6 +20,7 @@ import grpc.aio
 
 from chairlift.service.logs import log_to_stderr, report_error, terminal
 from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, check_process_limits
+from chairlift.service.variables import warn_of_unknown_variables
 from engine.config import EngineConfig, parse_config
 from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
 from engine.model.model_folder import check_folder, local_model
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began_at_s = time.monotonic()
     config = parse_config(sys.argv[1:] if argv is None else argv)
     log_to_stderr(_PROGRAM, config.log_level, config.log_format)
+    warn_of_unknown_variables()
     try:
         run = _run_node if config.layout.num_nodes > 1 and config.node_rank > 0 else _run
         run(config, began_at_s)

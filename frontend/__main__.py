@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from chairlift.service.logs import announce, log_to_stderr, report_error
 from chairlift.service.signals import StopSignals
+from chairlift.service.variables import warn_of_unknown_variables
 from frontend.config import FrontendConfig, parse_arguments
 from frontend.errors import ConfigError
 from frontend.workers.run import run_workers
@@ -23,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the frontend; returns the exit status."""
     config = parse_arguments(sys.argv[1:] if argv is None else argv)
     log_to_stderr(_PROGRAM, config.log_level, config.log_format)
+    warn_of_unknown_variables()
     os.setpriority(os.PRIO_PROCESS, 0, max(config.nice, os.getpriority(os.PRIO_PROCESS, 0)))
     try:
         if config.workers > 1:

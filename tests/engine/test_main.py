@@ -93,6 +93,13 @@ async def test_it_exits_when_its_parent_closes_stdin(tmp_path: Path, model_dir: 
         assert await process.ended() == 0
 
 
+def test_a_misspelt_variable_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "CHAIRLIFT_MAX_NUM_SEQ", "7")
+    said = run("--model", tmp_path / "absent", cwd=tmp_path).stderr
+    assert "WARNING chairlift.service.variables: environment variable CHAIRLIFT_MAX_NUM_SEQ has no effect" in said
+    assert "did you mean CHAIRLIFT_MAX_NUM_SEQS?" in said
+
+
 @pytest.fixture
 def endless_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A model on a hub that accepts connections and never answers."""

@@ -67,6 +67,18 @@ async def test_signal_drains_and_the_process_ends_with_status_0(number, flag):
     await engine.kill()
 
 
+async def test_misspelt_variable_is_a_warning(monkeypatch):
+    monkeypatch.setenv("CHAIRLIFT_TOKEN_WINDOWS", "7")
+    process = await start_process("--port", "0", "--no-http")
+    lines = [await process.stderr.readline()]
+    process.kill()
+    await process.communicate()
+    assert b"WARNING" in lines[0]
+    assert (
+        b"CHAIRLIFT_TOKEN_WINDOWS has no effect: no program reads it; did you mean CHAIRLIFT_TOKEN_WINDOW?" in lines[0]
+    )
+
+
 async def test_port_in_use_is_one_line_and_status_2(pair):
     process = await start_process("--port", str(pair.app.port), "--no-http")
     stdout, stderr = await process.communicate()
