@@ -4,9 +4,10 @@ import chairlift.service.silent_grpc  # noqa: F401 - before grpc
 
 # isort: split
 import importlib
-import os
 import sys
 from collections.abc import Sequence
+
+from chairlift.service.logs import discard_stdout
 
 COMMANDS = {
     "up": "run an engine and a frontend together, on this machine",
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status: int = module.main(arguments[1:])
             sys.stdout.flush()
         except BrokenPipeError:  # the reader (`| head`) has closed the pipe; the interpreter must not flush again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_stdout()
             return 1
         return status
     if name in ("-h", "--help"):

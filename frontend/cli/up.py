@@ -17,7 +17,7 @@ from pathlib import Path
 
 from chairlift import GenerationError
 from chairlift.service.flags import FlagError, FlagParser, add_flags, config_from, flag, switch, text
-from chairlift.service.logs import announce, log_to_stderr, report_error
+from chairlift.service.logs import TEXT, announce, discard_stdout, log_to_stderr, report_error
 from chairlift.service.signals import StopSignals
 from frontend.access.api_keys import load_keys
 from frontend.app import FrontendApp, loop_factory
@@ -166,7 +166,9 @@ class Pair:
                 await run_smoke_test(target, keys[0].text if keys else None)
             except GenerationError as error:
                 print(f"chairlift up: smoke test failed: {error_line(error, target)}", file=sys.stderr, flush=True)
-            print("\nServing; Ctrl-C drains and stops.", flush=True)
+            except BrokenPipeError:  # the reader (`| head`) has gone
+                discard_stdout()
+            announce("\nServing; Ctrl-C drains and stops.", TEXT)
 
 
 def _parser() -> FlagParser:

@@ -67,6 +67,16 @@ async def test_signal_drains_and_the_process_ends_with_status_0(number, flag):
     await engine.kill()
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_end_of_what_reads_stdout_is_no_failure(workers):
+    process = await start_process("--port", "0", "--no-http", "--workers", workers)
+    await read_port(process)
+    process._transport.get_pipe_transport(1).close()  # as `| tee` that Ctrl-C has ended
+    process.send_signal(signal.SIGINT)
+    stderr = await process.stderr.read()
+    assert (await process.wait(), b"Traceback" in stderr) == (0, False), stderr.decode()
+
+
 async def test_misspelt_variable_is_a_warning(monkeypatch):
     monkeypatch.setenv("CHAIRLIFT_TOKEN_WINDOWS", "7")
     process = await start_process("--port", "0", "--no-http")

@@ -141,6 +141,25 @@ def test_signal_drains_even_if_it_comes_twice_and_leaves_nothing_behind(start_up
     up.assert_nothing_left()
 
 
+@pytest.mark.parametrize("flags", [(), ("--smoke-test",)])
+def test_end_of_what_reads_stdout_does_not_keep_it_from_draining(start_up, flags):
+    """`make run | head`, or `| tee`, which Ctrl-C ends first."""
+    up = start_up("hold", "--no-http", *flags)
+    target = up.wait_serving()
+    up.process.stdout.close()
+    with Client(target) as client:
+        stream = client.stream("x" * 30)
+        texts = [next(stream).text]
+        up.process.send_signal(signal.SIGTERM)
+        wait_draining(client)
+        up.go_on()
+        texts += [chunk.text for chunk in stream]
+    assert "".join(texts) == "x" * 30
+    assert up.process.wait() == 0
+    assert "Traceback" not in up.stderr
+    up.assert_nothing_left()
+
+
 def test_workers_share_the_ports_and_drain_together(start_up):
     up = start_up("hold", "--workers", "2", "--no-http")
     target = up.wait_serving()
