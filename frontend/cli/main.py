@@ -4,6 +4,7 @@ import chairlift.service.silent_grpc  # noqa: F401 - before grpc
 
 # isort: split
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     name = arguments[0] if arguments else ""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an answer does not end at a character that a locale lacks
     if name in COMMANDS:
         try:
             module = importlib.import_module(f"frontend.cli.{name}")

@@ -38,6 +38,16 @@ async def test_prints_the_text_alone(target, capsys):
     assert capsys.readouterr() == ("hello wörld 🙂\n", "")
 
 
+async def test_characters_that_the_locale_lacks_are_replaced(target):
+    process = await asyncio.create_subprocess_exec(
+        *command("wörld 🙂!", "--target", target),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=ENVIRONMENT | {"PYTHONIOENCODING": "latin-1"},  # as in the locale de_DE.ISO-8859-1
+    )
+    assert await process.communicate() == ("wörld ?!\n".encode("latin-1"), b"")
+
+
 async def test_api_key_of_the_environment_is_sent_over_tls(make_pair, make_authority, monkeypatch, capsys):
     authority = make_authority("ours")
     served, mine = authority.sign("server"), authority.sign("client")
