@@ -28,8 +28,10 @@ def check_process_limits(num_threads: int = NUM_THREADS, num_files: int = NUM_FI
         )
     num_started = _start_threads(num_threads)
     if num_started < num_threads:
+        address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+        limits = "ulimit -u" if address_space == resource.RLIM_INFINITY else "ulimit -v for their stacks, ulimit -u"
         raise ProcessLimitError(
-            f"this process may start {num_started} more threads, it needs {num_threads}: raise the limit (ulimit -u, "
+            f"this process may start {num_started} more threads, it needs {num_threads}: raise the limit ({limits}, "
             "or a container's pids limit)"
         )
 

@@ -1,6 +1,10 @@
 """Too few threads or files: one line instead of a crash in a C library."""
 
+import os
+import re
 import resource
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -43,6 +47,22 @@ def test_too_few_files_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
         check_process_limits()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     check_process_limits()
+
+
+def test_address_space_that_threads_need_is_named_if_it_is_limited() -> None:
+    code = (
+        "import resource, threading; from chairlift.service.process_limits import check_process_limits;"
+        "threading.stack_size(8 << 20); resource.setrlimit(resource.RLIMIT_AS, (64 << 20,) * 2); check_process_limits()"
+    )
+    path = os.pathsep.join(path for path in sys.path if path)
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.search(r"may start \d+ more threads, it needs 24: raise the limit \(ulimit -v for", process.stderr)
 
 
 def test_too_few_threads_are_said_and_those_that_started_have_ended(threads: Threads) -> None:
