@@ -20,6 +20,7 @@ import grpc.aio
 
 from chairlift.service.logs import log_to_stderr, report_error, terminal
 from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, check_process_limits
+from chairlift.service.standard_streams import open_closed_streams
 from chairlift.service.variables import warn_of_unknown_variables
 from engine.config import EngineConfig, parse_config
 from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
@@ -49,6 +50,7 @@ _log = logging.getLogger("engine")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the engine until it is told to stop; returns the exit status."""
     began_at_s = time.monotonic()
+    open_closed_streams()
     config = parse_config(sys.argv[1:] if argv is None else argv)
     log_to_stderr(_PROGRAM, config.log_level, config.log_format)
     warn_of_unknown_variables()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from chairlift.service.logs import announce, log_to_stderr, report_error
 from chairlift.service.signals import StopSignals
+from chairlift.service.standard_streams import open_closed_streams
 from chairlift.service.variables import warn_of_unknown_variables
 from frontend.config import FrontendConfig, parse_arguments
 from frontend.errors import ConfigError
@@ -22,6 +23,7 @@ _PROGRAM = "chairlift-frontend"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the frontend; returns the exit status."""
+    open_closed_streams()
     config = parse_arguments(sys.argv[1:] if argv is None else argv)
     log_to_stderr(_PROGRAM, config.log_level, config.log_format)
     warn_of_unknown_variables()

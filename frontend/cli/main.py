@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from chairlift.service.logs import discard_stdout
+from chairlift.service.standard_streams import open_closed_streams
 
 COMMANDS = {
     "up": "run an engine and a frontend together, on this machine",
@@ -25,6 +26,7 @@ _ELSEWHERE = {"serve": "up --model MODEL"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
+    open_closed_streams()
     arguments = sys.argv[1:] if argv is None else list(argv)
     name = arguments[0] if arguments else ""
     if isinstance(sys.stdout, io.TextIOWrapper):
