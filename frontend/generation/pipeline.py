@@ -274,7 +274,7 @@ class GenerationPipeline:
                         answer_request,
                         model,
                         stream,
-                        num_prompt_tokens=len(prompt_ids),
+                        prompt_ids=prompt_ids,
                         times=AnswerTimes(
                             accepted_at_s=accepted_at_s, tokenized_s=tokenized_s, submitted_at_s=submitted_at_s
                         ),

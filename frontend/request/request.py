@@ -85,6 +85,11 @@ class GenerationRequest:
     adapter_sha256: bytes = b""
     targets: LatencyTargets | None = None
 
+    @property
+    def continues_text(self) -> bool:
+        """Whether answers continue the text of the prompt; an answer to a conversation starts a text of its own."""
+        return not isinstance(self.prompt, ChatPrompt) or self.prompt.options.continue_final_message
+
 
 def with_special_tokens(request: GenerationRequest) -> GenerationRequest:
     """Returns the request with special tokens kept in the answer's text."""

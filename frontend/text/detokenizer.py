@@ -1,7 +1,8 @@
 """Incremental detokenization: the text so far is always a prefix of the full decoding of the same ids.
 
-It gets only output ids, so text of the prompt cannot leak into the answer. `frontend/generation/answer/stop_texts.py`
-handles stop texts.
+Only output ids are decoded, so text of the prompt cannot leak into the answer. The prompt decides one thing: some
+decoders drop a leading space, which belongs to the answer if the answer continues other text.
+`frontend/generation/answer/stop_texts.py` handles stop texts.
 """
 
 from collections.abc import Sequence
@@ -26,11 +27,15 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(text: TokenText, *, keep_special_tokens: bool) -> Detokenizer:
-    """Returns a detokenizer for one answer."""
+def make_detokenizer(text: TokenText, *, keep_special_tokens: bool, after: Sequence[int] = ()) -> Detokenizer:
+    """Returns a detokenizer for one answer.
+
+    Args:
+        after: tokens whose text the answer continues; empty if it starts a text of its own.
+    """
     if isinstance(text, ByteTokenText):
         return ByteLevelDetokenizer(text, keep_special_tokens=keep_special_tokens)
-    return PieceDetokenizer(text, keep_special_tokens=keep_special_tokens)
+    return PieceDetokenizer(text, keep_special_tokens=keep_special_tokens, after=after)
 
 
 class ByteLevelDetokenizer:
@@ -57,17 +62,18 @@ class ByteLevelDetokenizer:
 class PieceDetokenizer:
     """Any other vocabulary: holds tokens in a short window until later tokens cannot change their text."""
 
-    def __init__(self, text: PieceTokenText, *, keep_special_tokens: bool) -> None:
+    def __init__(self, text: PieceTokenText, *, keep_special_tokens: bool, after: Sequence[int] = ()) -> None:
         self._text = text
         self._keep_special_tokens = keep_special_tokens
         self._window: list[int] = []  # visible tokens whose text is held back
-        self._at_start = True  # the next token may lose a leading space
+        # The next token may lose a leading space.
+        self._at_start = text.tail_rule is TailRule.ALL or not any(map(self._is_visible, after))
 
     def push(self, token_ids: Sequence[int]) -> str:
         """See `Detokenizer.push`."""
         parts = []
         for token_id in token_ids:
-            if self._text.is_visible(token_id, keep_special_tokens=self._keep_special_tokens):
+            if self._is_visible(token_id):
                 self._window.append(token_id)
                 num_certain = self._num_certain(token_id)
                 if num_certain:
@@ -78,6 +84,9 @@ class PieceDetokenizer:
         """See `Detokenizer.finish`."""
         window, self._window = self._window, []
         return self._text.text_at_end(window, is_start=self._at_start) if window else ""
+
+    def _is_visible(self, token_id: int) -> bool:
+        return self._text.is_visible(token_id, keep_special_tokens=self._keep_special_tokens)
 
     def _num_certain(self, newest: int) -> int:
         """Returns the number of tokens in the window whose text is final; `newest` is its last token."""

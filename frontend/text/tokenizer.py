@@ -153,9 +153,9 @@ class Tokenizer:
         """Returns the raw bytes of one token, which may be part of a character; empty for an id without a token."""
         return self._text.token_bytes(token_id)
 
-    def detokenizer(self, *, keep_special_tokens: bool) -> Detokenizer:
-        """Returns a detokenizer for one answer."""
-        return make_detokenizer(self._text, keep_special_tokens=keep_special_tokens)
+    def detokenizer(self, *, keep_special_tokens: bool, after: Sequence[int] = ()) -> Detokenizer:
+        """Returns a detokenizer for one answer; see `make_detokenizer`."""
+        return make_detokenizer(self._text, keep_special_tokens=keep_special_tokens, after=after)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens, including special ones. Call it in a thread."""

@@ -6,7 +6,7 @@ collect the same messages (`collect.py`); `group.py` joins several answers to on
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from chairlift.service.end_reason import EndReason
 from chairlift.v1 import generation_service_pb2 as pb
@@ -32,7 +32,7 @@ class Answer:
         request: the request with its final max_tokens.
         model: the served model.
         stream: the engine's tokens.
-        num_prompt_tokens: tokens of the prompt.
+        prompt_ids: tokens of the prompt.
         times: measured before submission.
         index: index of the answer.
         prompt: echo of the prompt; None: not requested.
@@ -46,7 +46,7 @@ class Answer:
         model: ServedModel,
         stream: RequestStream,
         *,
-        num_prompt_tokens: int,
+        prompt_ids: Sequence[int],
         times: AnswerTimes,
         index: int = 0,
         prompt: PromptEcho | None = None,
@@ -57,12 +57,12 @@ class Answer:
         self._request = request
         self._model = model
         self._stream = stream
-        self._num_prompt_tokens = num_prompt_tokens
+        self._num_prompt_tokens = len(prompt_ids)
         self._times = times
         self._index = index
         self._prompt = prompt
         self._parser = parser
-        self._text = AnswerText(request, model.tokenizer)
+        self._text = AnswerText(request, model.tokenizer, prompt_ids if request.continues_text else ())
         self._may_reason = parser is not None  # so far the answer is reasoning only
         self._num_reasoning_tokens = 0
 

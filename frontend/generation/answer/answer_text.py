@@ -1,5 +1,6 @@
 """Converts tokens to text that may be sent: detokenizes, matches stop texts, removes end and stop tokens."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from chairlift.service.end_reason import EndReason
@@ -24,15 +25,19 @@ class TextDelta(NamedTuple):
 
 
 class AnswerText:
-    """The text of one answer."""
+    """The text of one answer.
 
-    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+    Args:
+        after: tokens whose text the answer continues; empty if it starts a text of its own.
+    """
+
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
         self._wanted = request.output.text
         self._keep_special_tokens = request.output.keep_special_tokens
         stop = request.stop
         self._min_tokens = stop.min_tokens
         self._matcher = StopTextMatcher(stop.stop_texts, include=stop.include_stop_text) if stop.stop_texts else None
-        self._detokenizer = tokenizer.detokenizer(keep_special_tokens=self._keep_special_tokens)
+        self._detokenizer = tokenizer.detokenizer(keep_special_tokens=self._keep_special_tokens, after=after)
 
     def push(self, batch: TokenBatch) -> TextDelta:
         """Takes a batch; the last one releases the text that was held back."""

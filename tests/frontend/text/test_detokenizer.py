@@ -203,6 +203,37 @@ def test_leading_space_is_dropped_once_even_as_a_separate_token():
     assert pieces == ["", f" {word[1:]}", f" {word[1:]}"]
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("bpe-suffix", "unknown-decoder")])
+def test_continued_text_and_its_prompt_are_their_full_decoding(kind):
+    """A prompt and its continuation are one text: the spaces between them are neither lost nor doubled."""
+    make, _, num_streams = KINDS[kind]
+    tokenizer = make()
+    text, rng, num_spaces = token_text(tokenizer), random.Random(kind), 0
+    bos = [token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special][:1]
+    for _ in range(num_streams // 10):
+        words = rng.choice(CORPUS).split()[: rng.randrange(9)]
+        prompt = bos + tokenizer.encode(" ".join(words), add_special_tokens=False).ids
+        answer = random_stream(tokenizer, byte_ids(tokenizer), rng)
+        before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + answer)
+        if not before or not whole.startswith(before):  # the answer changes the prompt's last character
+            continue
+        detokenizer = make_detokenizer(text, keep_special_tokens=False, after=prompt)
+        pieces = [detokenizer.push([token_id]) for token_id in answer]
+        assert before + "".join(pieces) + detokenizer.finish() == whole, (prompt, answer)
+        num_spaces += whole[len(before) :].startswith(" ")
+    assert num_spaces
+
+
+def test_answer_after_special_tokens_alone_starts_a_text():
+    tokenizer = sentencepiece(strip=True)
+    ids = tokenizer.encode("the dog", add_special_tokens=False).ids
+    bos = [tokenizer.token_to_id("<s>")]
+    for keep in (False, True):
+        detokenizer = make_detokenizer(token_text(tokenizer), keep_special_tokens=keep, after=bos)
+        decoded = tokenizer.decode(bos + ids, skip_special_tokens=not keep)
+        assert detokenizer.push(ids) + detokenizer.finish() == decoded.removeprefix("<s>")
+
+
 def test_token_bytes_of_a_byte_level_answer_are_its_text():
     tokenizer = byte_level()
     text = token_text(tokenizer)
