@@ -1,6 +1,7 @@
 """Converts messages of content blocks to the turns of a conversation.
 
-A user's message may contain tool results, which are separate turns of a chat template.
+A user's message may contain tool results, which are separate turns of a chat template. Consecutive messages of one role
+are one turn, as in Anthropic's API: many templates accept only alternating roles.
 """
 
 import json
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from frontend.api.http.bodies import ConversationObject
-from frontend.api.http.conversation import Conversation, Turn
+from frontend.api.http.conversation import Conversation
 from frontend.api.http.errors import BodyError
 from frontend.api.http.opaque_reasoning import decoded
 from frontend.limits import MAX_CONTENT_PARTS
@@ -68,27 +69,24 @@ def turns(system: Content | None, messages: Sequence[Message]) -> Sliced[tuple[C
 
 def _add_user(conversation: Conversation, content: Content, where: str) -> None:
     if isinstance(content, str):
-        conversation.all.append(Turn("user", [content]))
+        conversation.turn_of("user").texts.append(content)
         return
-    turn: Turn | None = None
     for index, block in enumerate(content):
         at = f"{where}.content[{index}]"
         if block.type == "tool_result":
             if not block.tool_use_id:
                 raise _refused(f"{at} needs tool_use_id")
             conversation.add_result(block.tool_use_id, *_result_texts(block.content, at))
-            turn = None
-            continue
-        if turn is None:
-            turn = Turn("user")
-            conversation.all.append(turn)
-        turn.texts.append(_text(block, at))
+        else:
+            conversation.turn_of("user").texts.append(_text(block, at))
 
 
 def _add_assistant(conversation: Conversation, content: Content, where: str) -> None:
-    turn = Turn("assistant", [content] if isinstance(content, str) else [])
-    conversation.all.append(turn)
-    for index, block in enumerate(content if not isinstance(content, str) else ()):
+    turn = conversation.turn_of("assistant")
+    if isinstance(content, str):
+        turn.texts.append(content)
+        return
+    for index, block in enumerate(content):
         at = f"{where}.content[{index}]"
         match block.type:
             case "thinking":

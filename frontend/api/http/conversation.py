@@ -41,6 +41,12 @@ class Conversation:
         else:
             self.all.append(Turn("system", list(texts)))
 
+    def turn_of(self, role: str) -> Turn:
+        """Returns the last turn if it has this role, otherwise a new one."""
+        if not (self.all and self.all[-1].role == role):
+            self.all.append(Turn(role))
+        return self.all[-1]
+
     def add_call(self, turn: Turn, call: ToolCall) -> None:
         """Adds a call to an assistant's turn."""
         turn.calls.append(call)

@@ -71,6 +71,28 @@ def test_results_and_words_of_one_message_are_turns_in_order():
     ]
 
 
+def test_consecutive_messages_of_one_role_are_one_turn():
+    def said(role, *content):
+        return {"role": role, "content": list(content) if len(content) > 1 else content[0]}
+
+    text, thought = {"type": "text", "text": "c"}, {"type": "thinking", "thinking": "hm", "signature": "s"}
+    messages = [
+        *(said("user", "a"), said("user", "b"), said("user", text, text)),
+        *(said("assistant", "x"), said("assistant", thought, {**text, "text": "y"}), said("assistant", CALL, CALL)),
+        *(said("user", RESULT, RESULT), said("user", "d"), said("user", "e"), said("assistant", "z")),
+    ]
+    chat = conversation(messages=messages)
+    call = ToolCall("c1", "weather", '{"city": "Rome"}')
+    assert list(chat.messages) == [
+        ChatMessage("user", ("a", "b", "c", "c")),
+        ChatMessage("assistant", ("x", "y"), reasoning="hm", tool_calls=(call, call)),
+        *(ChatMessage("tool", "sunny", name="weather", tool_call_id="c1"),) * 2,
+        ChatMessage("user", ("d", "e")),
+        ChatMessage("assistant", "z"),
+    ]
+    assert chat.options.continue_final_message
+
+
 def test_only_a_last_word_of_the_assistant_is_continued():
     said, called = {"role": "assistant", "content": "x"}, {"role": "assistant", "content": [CALL]}
     assert conversation(messages=[said]).options.continue_final_message
