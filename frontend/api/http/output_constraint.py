@@ -11,10 +11,10 @@ from frontend.api.http.tool_use import ToolUse
 from frontend.limits import MAX_CONSTRAINT_BYTES
 from frontend.request.checks import check_at_most
 from frontend.request.convert_structured import text_constraint
-from frontend.text.chat import CallableTool, ChatFormat
+from frontend.text.chat import TOOL_NAME, CallableTool, ChatFormat
 from frontend.text.tokenizer import Tokenizer
 
-_TOOL_NAME = re.compile(r"[\w.\-]{1,64}")
+_TOOL_NAME = re.compile(TOOL_NAME)
 
 
 def chat_constraint(
@@ -103,7 +103,7 @@ def _callable(function: dict[str, Any]) -> CallableTool:
     if not _TOOL_NAME.fullmatch(name):
         raise BodyError(
             400,
-            f"a call of {name[:64]!r} cannot be enforced: the name must be 1 to 64 letters, digits, '_', '-' or '.'",
+            f"a call of {name[:64]!r} cannot be enforced: the name must be 1 to 128 letters, digits, '_', '-' or '.'",
             param="tools",
         )
     if not isinstance(parameters, dict):

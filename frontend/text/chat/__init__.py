@@ -8,7 +8,7 @@
 Pure: text in, deltas out. Knows no tokens, no protos, no HTTP.
 """
 
-from frontend.text.chat.call_family import CallableTool, CallRules
+from frontend.text.chat.call_family import TOOL_NAME, CallableTool, CallRules
 from frontend.text.chat.deltas import ContentText, Delta, ReasoningText, ToolCallArguments, ToolCallStart
 from frontend.text.chat.formats import REASONING_FORMATS, TOOL_FORMATS, ChatFormat, chat_format
 from frontend.text.chat.parser import AnswerParser
@@ -16,6 +16,7 @@ from frontend.text.chat.parser import AnswerParser
 __all__ = [
     "REASONING_FORMATS",
     "TOOL_FORMATS",
+    "TOOL_NAME",
     "AnswerParser",
     "CallRules",
     "CallableTool",

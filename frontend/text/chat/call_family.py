@@ -14,6 +14,10 @@ TokenIdOf = Callable[[str], int | None]
 """Returns the id of a special token; None if the text is not one."""
 
 
+TOOL_NAME = r"[\w.\-]{1,128}"
+"""Pattern of a tool's name. OpenAI's API allows 64 characters, Anthropic's 128."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallableTool:
     """A tool that may be called.

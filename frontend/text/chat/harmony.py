@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from frontend.text.chat.call_family import (
+    TOOL_NAME,
     CallableTool,
     CallRules,
     JsonSchema,
@@ -31,7 +32,7 @@ MARKS = frozenset({"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "
 _ENDS = frozenset({"<|start|>", "<|end|>", "<|call|>", "<|return|>"})
 _BEGINNINGS = ("<|start|>", "<|channel|>", "<|message|>", "assistant", "to=")
 _MOST_IN_HEADER = 300
-_RECIPIENT = r"(?:to=(?P<{}>[\w.\-]{{1,80}}) ?)?"
+_RECIPIENT = r"(?:to=(?P<{}>[\w.\-]{{1,140}}) ?)?"
 _HEADER = re.compile(  # after whitespace is collapsed to single blanks
     r"(?:<\|start\|> ?)?(?:assistant ?)?"
     + _RECIPIENT.format("early")
@@ -39,7 +40,7 @@ _HEADER = re.compile(  # after whitespace is collapsed to single blanks
     + _RECIPIENT.format("late")
     + r"(?:<\|constrain\|> ?)?\w*"
 )
-_FUNCTION = re.compile(r"functions\.([\w.\-]{1,64})")
+_FUNCTION = re.compile(rf"functions\.({TOOL_NAME})")
 
 
 class HarmonyFamily:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from frontend.text.chat.call_family import (
+    TOOL_NAME,
     CallableTool,
     CallRules,
     JsonSchema,
@@ -29,7 +30,7 @@ from frontend.text.chat.marks import mark_finder
 
 _MOST_BEFORE_CALL = 200
 
-NAME = r"(?P<name>[\w.\-]{1,64})"
+NAME = rf"(?P<name>{TOOL_NAME})"
 """The name of a tool, in the `header` of a form."""
 
 

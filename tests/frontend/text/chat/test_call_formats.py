@@ -150,6 +150,14 @@ def test_calls_are_parsed_in_order_with_their_arguments(parse, tools, writer):
     assert rest == [("call", 1, "put"), ("arguments", 1, "{}")]
 
 
+@pytest.mark.parametrize(("tools", "writer"), CASES)
+def test_names_may_have_the_length_that_anthropics_api_allows(parse, tools, writer):
+    name = "mcp__" + "a-_9" * 30 + "end"
+    assert len(name) == 128
+    parts = parse(tools, writer({"name": name, "arguments": {"a": 1}}), names=(name,))
+    assert parts == [("call", 0, name), ("arguments", 0, '{"a": 1}')]
+
+
 @pytest.mark.parametrize(("tools", "writer"), [case for case in CASES if "harmony" not in case.id])
 def test_without_offered_tools_calls_are_content(parse, tools, writer):
     assert parse(tools, writer(GET), names=()) == [("content", writer(GET))]
@@ -280,7 +288,7 @@ def test_answer_cut_inside_the_arguments_keeps_their_beginning(parse, tools, wri
         ("qwen3_coder", "<tool_call>\n<function=two words>\n</function>\n</tool_call>"),
         ("qwen3_coder", "<tool_call>\n<function=get\n<parameter=a>\n1\n</parameter>\n</function>"),
         ("qwen3_coder", "<tool_call>\n<function=" + "a" * 300 + ">\n<parameter=a>\n"),
-        ("qwen3_coder", "<function=" + "a" * 65 + ">\n<parameter=a>\n"),
+        ("qwen3_coder", "<function=" + "a" * 129 + ">\n<parameter=a>\n"),
         ("qwen3_coder", "<tool_call>\n<function=get>\n"),
         ("qwen3_coder", "<function=get> is a <parameter=a>, <parameter=b> or </parameter>"),
         ("qwen3_coder", "<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
