@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
 from frontend.text.chat.messages import ChatMessage, ChatOptions
 from frontend.text.chat.template_kwargs import OWN_NAMES
-from frontend.text.chat.template_turns import CallForm, find_call_form, template_messages
+from frontend.text.chat.template_turns import CallForm, find_call_form, template_messages, with_tools_in_system
 
 MAX_RENDERED_CHARS = 1_000_000
 """Maximum length of a rendered prompt; over 200,000 tokens of ordinary text."""
@@ -103,6 +104,9 @@ class ChatTemplate:
         self._loops_over_content = any(_is_content(loop.iter) for loop in tree.find_all(jinja2.nodes.For))
         tested = (test.node for test in tree.find_all(jinja2.nodes.Test) if test.name == "string")
         self._takes_parts_only = self._loops_over_content and not any(_is_content(node) for node in tested)
+        self._takes_tools_of_system = "tools" not in jinja2.meta.find_undeclared_variables(tree) and any(
+            map(_is_tools, tree.find_all((jinja2.nodes.Getattr, jinja2.nodes.Getitem)))
+        )
         self._reserved = {*OWN_NAMES, *variables, *environment.globals}
         self._check_names(default_kwargs or {}, " in --default-chat-template-kwargs")
         self._variables = {"documents": None, **variables, **(default_kwargs or {})}
@@ -112,7 +116,8 @@ class ChatTemplate:
 
         Content with several texts is passed as a list of parts if the template loops over content, otherwise as lines
         of one text. A single text is passed as a list with one part only if the template accepts nothing else. The role
-        "developer" becomes "system" if the template does not know it. Turns with tool calls have the form that the
+        "developer" becomes "system" if the template does not know it. A template that reads tools only from messages
+        gets them in the system message. Turns with tool calls have the form that the
         template renders (`find_call_form`).
 
         Args:
@@ -154,6 +159,8 @@ class ChatTemplate:
             knows_developer="developer" in self.source,
             call_form=form,
         )
+        if options.tools and self._takes_tools_of_system:
+            turns = with_tools_in_system(turns, options.tools)
         if options.continue_final_message:
             _mark_end(turns)
         prompt = self._generate(
@@ -201,6 +208,14 @@ def _is_content(node: jinja2.nodes.Node) -> bool:
             return True
         case jinja2.nodes.Filter(node=jinja2.nodes.Node() as filtered):
             return _is_content(filtered)
+    return False
+
+
+def _is_tools(node: jinja2.nodes.Node) -> bool:
+    """Returns whether an expression is the tools of something: `.tools` or `['tools']`."""
+    match node:
+        case jinja2.nodes.Getattr(attr="tools") | jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value="tools")):
+            return True
     return False
 
 

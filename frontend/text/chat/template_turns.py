@@ -6,7 +6,7 @@ omits the calls. Only the template itself shows its form, so `find_call_form` re
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,6 +102,21 @@ def template_messages(
         if turn["role"] == "developer" and not knows_developer:
             turn["role"] = "system"
     return turns
+
+
+def with_tools_in_system(turns: Sequence[Any], tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Returns turns whose system message has the tools' functions as a JSON list, as Phi-4-mini's template expects.
+
+    Args:
+        turns: see `template_messages`; a system message is added if there is none.
+        tools: see `ChatOptions`.
+    """
+    functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    is_system = [turn["role"] == "system" for turn in turns]
+    if not any(is_system):
+        return [{"role": "system", "content": "", "tools": functions}, *turns]
+    place = is_system.index(True)
+    return [*turns[:place], {**turns[place], "tools": functions}, *turns[place + 1 :]]
 
 
 def _with_one_call_per_turn(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

@@ -238,3 +238,21 @@ def test_defaults_of_variables_apply_where_a_request_sets_none():
             ChatTemplateError, match=f"'{name}' in --default-chat-template-kwargs is the template's own"
         ):
             ChatTemplate("{{ a }}", {"eos_token": "</s>"}, {name: 1})
+
+
+PHI4_MINI_LIKE = """\
+{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\
+{% if m['role'] == 'system' and 'tools' in m and m['tools'] is not none %}<|tool|>{{ m['tools'] }}<|/tool|>{% endif %}\
+<|end|>{% endfor %}<|assistant|>"""
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "system", "content": "Be brief."}]])
+def test_template_that_reads_tools_of_messages_gets_them_in_the_system_message(reference, messages):
+    described = json.dumps([TOOL["function"]], ensure_ascii=False)
+    prompt = render(PHI4_MINI_LIKE, [*messages, QUESTION], tools=[TOOL])
+    told = {**(messages[0] if messages else {"role": "system", "content": ""}), "tools": described}
+    assert prompt == reference.apply_chat_template(
+        [told, QUESTION], chat_template=PHI4_MINI_LIKE, tokenize=False, add_generation_prompt=True
+    )
+    assert f"<|tool|>{described}<|/tool|>" in prompt
+    assert "<|tool|>" not in render(PHI4_MINI_LIKE, [*messages, QUESTION])
