@@ -16,7 +16,7 @@ from frontend.api.http.unserved_parameters import is_off
 from frontend.limits import MAX_MESSAGES, MAX_TOOLS
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
-from frontend.text.chat.messages import ChatOptions
+from frontend.text.chat.messages import ChatOptions, thinking_variables
 
 _UINT32_MAX = 2**32 - 1
 _MAX_STOP_TEXTS = STOPPING["stop_texts"].rule.max_entries
@@ -93,9 +93,8 @@ class PromptBody(Body):
 
     def _template_variables(self) -> dict[str, Any]:
         variables: dict[str, Any] = {}
-        if self.thinking is not None:  # both names are used by templates
-            thinks = self.thinking.type != "disabled"
-            variables |= {"enable_thinking": thinks, "thinking": thinks}
+        if self.thinking is not None:
+            variables |= thinking_variables(thinks=self.thinking.type != "disabled")
         if self.output_config is not None and self.output_config.effort is not None:
             variables["reasoning_effort"] = self.output_config.effort
         return variables | (self.chat_template_kwargs or {})

@@ -81,4 +81,9 @@ def reasoning_variables(effort: str) -> dict[str, Any]:
     """
     if not effort:
         return {}
-    return {"reasoning_effort": effort, "enable_thinking": effort not in ("none", "minimal")}
+    return {"reasoning_effort": effort, **thinking_variables(thinks=effort not in ("none", "minimal"))}
+
+
+def thinking_variables(*, thinks: bool) -> dict[str, Any]:
+    """Returns template variables for whether to think: Qwen and GLM read the first, DeepSeek and Granite the second."""
+    return {"enable_thinking": thinks, "thinking": thinks}

@@ -15,7 +15,7 @@ from frontend.api.openai.responses.tools import tool_use
 from frontend.limits import MAX_MESSAGES, MAX_TOOLS
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
-from frontend.text.chat.messages import ChatOptions
+from frontend.text.chat.messages import ChatOptions, reasoning_variables
 
 _LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -119,12 +119,8 @@ class ConversationBody(Body):
         return self._tool_use
 
     def _template_variables(self) -> dict[str, Any]:
-        variables: dict[str, Any] = {}
-        if self.reasoning is not None and self.reasoning.effort is not None:
-            variables["reasoning_effort"] = self.reasoning.effort
-            if self.reasoning.effort == "none":
-                variables["enable_thinking"] = False  # for templates without levels
-        return variables | (self.chat_template_kwargs or {})
+        effort = self.reasoning.effort if self.reasoning is not None else None
+        return reasoning_variables(effort or "") | (self.chat_template_kwargs or {})
 
 
 class ResponsesBody(ConversationBody, SamplingBody):

@@ -251,7 +251,9 @@ async def test_template_gets_variables(connect_to):
 
 
 VARIABLES = (
-    "{{ messages[0].content }}:{{ reasoning_effort }}:{{ enable_thinking }}:{{ documents[0].title if documents }}"
+    "{{ messages[0].content }}:{{ reasoning_effort }}:{{ enable_thinking }}"
+    "{{ '' if thinking == enable_thinking else '!' }}:"
+    "{{ documents[0].title if documents }}"
 )
 
 
@@ -263,7 +265,7 @@ VARIABLES = (
         ({"reasoning_effort": "high"}, "hi:high:True:"),
         ({"reasoning_effort": "none"}, "hi:none:False:"),
         ({"reasoning_effort": "minimal", "chat_template_kwargs": {"mood": 1}}, "hi:minimal:False:"),
-        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "hi:none:True:"),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "hi:none:True!:"),
         ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "max"}}, "hi:max:True:"),
         ({"documents": [{"title": "A", "text": "b"}]}, "hi:::A"),
     ],

@@ -247,15 +247,16 @@ async def test_only_the_first_call_counts_without_parallel_calls(shared_pairs):
     assert not answer.parallel_tool_calls
 
 
-async def test_effort_and_tools_reach_the_template(shared_pairs):
-    template = "{{ reasoning_effort }} {{ enable_thinking }} {{ tools | tojson }}{# <tool_call> #}"
+@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("minimal", False), ("low", True)])
+async def test_effort_and_tools_reach_the_template(shared_pairs, effort, thinks):
+    template = "{{ reasoning_effort }} {{ enable_thinking }} {{ thinking }} {{ tools | tojson }}{# <tool_call> #}"
     client = (await shared_pairs(template))[1]
     answer = await client.responses.create(
-        model="fake", input="x", tools=[WEATHER, {"type": "function", "name": "f"}], reasoning={"effort": "none"}
+        model="fake", input="x", tools=[WEATHER, {"type": "function", "name": "f"}], reasoning={"effort": effort}
     )
     in_chat = {key: value for key, value in WEATHER.items() if key != "type"}
     tools = [{"type": "function", "function": in_chat}, {"type": "function", "function": {"name": "f"}}]
-    assert answer.output_text == f"none False {json.dumps(tools)}"
+    assert answer.output_text == f"{effort} {thinks} {thinks} {json.dumps(tools)}"
 
 
 @pytest.mark.parametrize("stream", [False, True])
