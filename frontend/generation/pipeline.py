@@ -41,7 +41,6 @@ from frontend.request.request import (
     TextPrompt,
     TokenPrompt,
     nth_answer,
-    with_special_tokens,
 )
 from frontend.request.token_prompt import token_prompt
 from frontend.routing import wire
@@ -51,6 +50,7 @@ from frontend.routing.stream import CancelReason, RequestStream
 from frontend.slices import in_slices
 from frontend.text.chat import ChatFormat, chat_format
 from frontend.text.chat_renderer import ChatRenderer
+from frontend.text.detokenizer import NO_MARKS
 from frontend.text.served_model import ServedModel
 from frontend.text.structured.compiler import GrammarCompiler
 from frontend.types import AnswerTimes
@@ -235,8 +235,6 @@ class GenerationPipeline:
                     )
                 constraints = await constraints_of(request, model, self._grammars, before=before)
                 echo = await _echo(request, prompt_ids, model)
-                if parsing is not None and parsing.needs_special_tokens:
-                    limited = with_special_tokens(limited)
 
                 def first_token(index: int) -> None:
                     now_s = time.monotonic()
@@ -281,6 +279,7 @@ class GenerationPipeline:
                         index=index,
                         prompt=None if index else echo,
                         parser=None if parsing is None else parsing.parser(prompt_ids),
+                        marks=NO_MARKS if parsing is None else parsing.marks,
                         turn_limiter=self._turn_limiter,
                     )
 
@@ -354,12 +353,7 @@ class GenerationPipeline:
     def _parsing(self, request: GenerationRequest, model: ServedModel) -> AnswerParsing | None:
         if not request.output.parse or not isinstance(request.prompt, ChatPrompt):
             return None
-        return AnswerParsing(
-            request.prompt,
-            self.chat_format(model),
-            model.tokenizer,
-            keep_special_tokens=request.output.keep_special_tokens,
-        )
+        return AnswerParsing(request.prompt, self.chat_format(model), model.tokenizer)
 
     def _observers(self, spec: pb.GenerationSpec, *, is_chat: bool) -> list[RequestEvents]:
         observers: list[RequestEvents] = [RequestMeter(self._metrics), self._metrics.traffic]

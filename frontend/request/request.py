@@ -91,11 +91,6 @@ class GenerationRequest:
         return not isinstance(self.prompt, ChatPrompt) or self.prompt.options.continue_final_message
 
 
-def with_special_tokens(request: GenerationRequest) -> GenerationRequest:
-    """Returns the request with special tokens kept in the answer's text."""
-    return replace(request, output=replace(request.output, keep_special_tokens=True))
-
-
 def nth_answer(request: GenerationRequest, index: int) -> GenerationRequest:
     """Returns the request for answer `index` alone, with its own seed.
 

@@ -5,10 +5,13 @@ decoders drop a leading space, which belongs to the answer if the answer continu
 `frontend/generation/answer/stop_texts.py` handles stop texts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from frontend.text.token_text import ByteTokenText, PieceTokenText, TailRule, TokenText, utf8_decoder
+
+NO_MARKS = frozenset[int]()
 
 
 class Detokenizer(Protocol):
@@ -27,22 +30,31 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(text: TokenText, *, keep_special_tokens: bool, after: Sequence[int] = ()) -> Detokenizer:
+def make_detokenizer(
+    text: TokenText, *, keep_special_tokens: bool, marks: frozenset[int] = NO_MARKS, after: Sequence[int] = ()
+) -> Detokenizer:
     """Returns a detokenizer for one answer.
 
     Args:
+        keep_special_tokens: whether special tokens have text.
+        marks: special tokens that have text in any case, because the answer's parser needs them.
         after: tokens whose text the answer continues; empty if it starts a text of its own.
     """
     if isinstance(text, ByteTokenText):
-        return ByteLevelDetokenizer(text, keep_special_tokens=keep_special_tokens)
-    return PieceDetokenizer(text, keep_special_tokens=keep_special_tokens, after=after)
+        return ByteLevelDetokenizer(text.table(keep_special_tokens=keep_special_tokens, marks=marks))
+    is_visible = partial(text.is_visible, keep_special_tokens=keep_special_tokens, marks=marks)
+    return PieceDetokenizer(text, is_visible, after)
 
 
 class ByteLevelDetokenizer:
-    """Byte-level BPE: looks up the bytes of each token and decodes UTF-8 incrementally."""
+    """Byte-level BPE: looks up the bytes of each token and decodes UTF-8 incrementally.
 
-    def __init__(self, text: ByteTokenText, *, keep_special_tokens: bool) -> None:
-        self._table = text.all_bytes if keep_special_tokens else text.visible_bytes
+    Args:
+        table: bytes of each token.
+    """
+
+    def __init__(self, table: Sequence[bytes]) -> None:
+        self._table = table
         self._decoder = utf8_decoder()
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -60,14 +72,20 @@ class ByteLevelDetokenizer:
 
 
 class PieceDetokenizer:
-    """Any other vocabulary: holds tokens in a short window until later tokens cannot change their text."""
+    """Any other vocabulary: holds tokens in a short window until later tokens cannot change their text.
 
-    def __init__(self, text: PieceTokenText, *, keep_special_tokens: bool, after: Sequence[int] = ()) -> None:
+    Args:
+        text: texts of the tokens.
+        is_visible: whether a token has text in the answer.
+        after: see `make_detokenizer`.
+    """
+
+    def __init__(self, text: PieceTokenText, is_visible: Callable[[int], bool], after: Sequence[int]) -> None:
         self._text = text
-        self._keep_special_tokens = keep_special_tokens
+        self._is_visible = is_visible
         self._window: list[int] = []  # visible tokens whose text is held back
         # The next token may lose a leading space.
-        self._at_start = text.tail_rule is TailRule.ALL or not any(map(self._is_visible, after))
+        self._at_start = text.tail_rule is TailRule.ALL or not any(map(is_visible, after))
 
     def push(self, token_ids: Sequence[int]) -> str:
         """See `Detokenizer.push`."""
@@ -84,9 +102,6 @@ class PieceDetokenizer:
         """See `Detokenizer.finish`."""
         window, self._window = self._window, []
         return self._text.text_at_end(window, is_start=self._at_start) if window else ""
-
-    def _is_visible(self, token_id: int) -> bool:
-        return self._text.is_visible(token_id, keep_special_tokens=self._keep_special_tokens)
 
     def _num_certain(self, newest: int) -> int:
         """Returns the number of tokens in the window whose text is final; `newest` is its last token."""

@@ -57,7 +57,6 @@ class ByteTokenText:
 
     Attributes:
         all_bytes: bytes of every id; empty for an id without a token.
-        visible_bytes: the same, but empty for special tokens.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -69,9 +68,21 @@ class ByteTokenText:
                 self.all_bytes[token_id] = bytes([alphabet[char] for char in token])
             except KeyError:  # an added token with characters outside the alphabet is plain text
                 self.all_bytes[token_id] = token.encode()
-        self.visible_bytes = list(self.all_bytes)
+        without_special = list(self.all_bytes)
         for token_id in _special_ids(backend, tokens):
-            self.visible_bytes[token_id] = b""
+            without_special[token_id] = b""
+        self._tables = {frozenset[int](): without_special}  # by marks, of which a model has few sets
+
+    def table(self, *, keep_special_tokens: bool, marks: frozenset[int]) -> list[bytes]:
+        """Returns the bytes of every id in an answer: empty for special tokens, unless they are kept or marks."""
+        if keep_special_tokens:
+            return self.all_bytes
+        if marks not in self._tables:
+            table = list(self._tables[frozenset()])
+            for token_id in marks:
+                table[token_id] = self.all_bytes[token_id]
+            self._tables[marks] = table
+        return self._tables[marks]
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the raw bytes of one token; empty for an id without a token."""
@@ -120,9 +131,10 @@ class PieceTokenText:
         text: str = self._backend.decode(ids, skip_special_tokens=False)
         return text
 
-    def is_visible(self, token_id: int, *, keep_special_tokens: bool) -> bool:
-        """Returns whether the token has text in an answer."""
-        return token_id in self._tokens and (keep_special_tokens or token_id not in self._special)
+    def is_visible(self, token_id: int, *, keep_special_tokens: bool, marks: frozenset[int]) -> bool:
+        """Returns whether the token has text in an answer: special tokens only if they are kept or marks."""
+        is_kept = keep_special_tokens or token_id not in self._special or token_id in marks
+        return is_kept and token_id in self._tokens
 
     def is_byte(self, token_id: int) -> bool:
         """Returns whether the token is a single byte, such as <0xE2>."""

@@ -18,7 +18,7 @@ from chairlift.service.engine_protocol import tokenizer_sha256
 from frontend.errors import RequestTooLong
 from frontend.limits import MAX_TOKEN_IDS
 from frontend.text.chat_template_files import ADDITIONAL_TEMPLATES, ChatFiles, load_object
-from frontend.text.detokenizer import Detokenizer, make_detokenizer
+from frontend.text.detokenizer import NO_MARKS, Detokenizer, make_detokenizer
 from frontend.text.token_text import token_text
 
 FILE_NAMES = (
@@ -153,9 +153,11 @@ class Tokenizer:
         """Returns the raw bytes of one token, which may be part of a character; empty for an id without a token."""
         return self._text.token_bytes(token_id)
 
-    def detokenizer(self, *, keep_special_tokens: bool, after: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(
+        self, *, keep_special_tokens: bool, marks: frozenset[int] = NO_MARKS, after: Sequence[int] = ()
+    ) -> Detokenizer:
         """Returns a detokenizer for one answer; see `make_detokenizer`."""
-        return make_detokenizer(self._text, keep_special_tokens=keep_special_tokens, after=after)
+        return make_detokenizer(self._text, keep_special_tokens=keep_special_tokens, marks=marks, after=after)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens, including special ones. Call it in a thread."""

@@ -21,6 +21,7 @@ from frontend.request.sampling import effective_sampling, effective_stop
 from frontend.routing.stream import CancelReason, RequestEnd, RequestStream, TokenBatch
 from frontend.slices import in_slices
 from frontend.text.chat import AnswerParser, Delta, ReasoningText
+from frontend.text.detokenizer import NO_MARKS
 from frontend.text.served_model import ServedModel
 from frontend.types import AnswerTimes
 
@@ -37,6 +38,7 @@ class Answer:
         index: index of the answer.
         prompt: echo of the prompt; None: not requested.
         parser: separates reasoning and tool calls; None: all is text.
+        marks: special tokens that the parser needs.
         turn_limiter: limits the answers that resume at once; None: no limit.
     """
 
@@ -51,6 +53,7 @@ class Answer:
         index: int = 0,
         prompt: PromptEcho | None = None,
         parser: AnswerParser | None = None,
+        marks: frozenset[int] = NO_MARKS,
         turn_limiter: TurnLimiter | None = None,
     ) -> None:
         self._turn_limiter = turn_limiter
@@ -62,7 +65,8 @@ class Answer:
         self._index = index
         self._prompt = prompt
         self._parser = parser
-        self._text = AnswerText(request, model.tokenizer, prompt_ids if request.continues_text else ())
+        after = prompt_ids if request.continues_text else ()
+        self._text = AnswerText(request, model.tokenizer, marks=marks, after=after)
         self._may_reason = parser is not None  # so far the answer is reasoning only
         self._num_reasoning_tokens = 0
 

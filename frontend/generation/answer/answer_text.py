@@ -7,6 +7,7 @@ from chairlift.service.end_reason import EndReason
 from frontend.generation.answer.stop_texts import StopTextMatcher
 from frontend.request.request import GenerationRequest
 from frontend.routing.stream import TokenBatch
+from frontend.text.detokenizer import NO_MARKS
 from frontend.text.tokenizer import Tokenizer
 
 
@@ -28,16 +29,26 @@ class AnswerText:
     """The text of one answer.
 
     Args:
-        after: tokens whose text the answer continues; empty if it starts a text of its own.
+        marks, after: see `make_detokenizer`.
     """
 
-    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        tokenizer: Tokenizer,
+        *,
+        marks: frozenset[int] = NO_MARKS,
+        after: Sequence[int] = (),
+    ) -> None:
         self._wanted = request.output.text
         self._keep_special_tokens = request.output.keep_special_tokens
+        self._marks = marks
         stop = request.stop
         self._min_tokens = stop.min_tokens
         self._matcher = StopTextMatcher(stop.stop_texts, include=stop.include_stop_text) if stop.stop_texts else None
-        self._detokenizer = tokenizer.detokenizer(keep_special_tokens=self._keep_special_tokens, after=after)
+        self._detokenizer = tokenizer.detokenizer(
+            keep_special_tokens=self._keep_special_tokens, marks=marks, after=after
+        )
 
     def push(self, batch: TokenBatch) -> TextDelta:
         """Takes a batch; the last one releases the text that was held back."""
@@ -67,9 +78,10 @@ class AnswerText:
         return TextDelta("".join(parts), len(batch.token_ids), matcher.matched)
 
     def _visible_ids(self, batch: TokenBatch) -> list[int]:
-        """Removes the token that ended the answer: a stop token always, an end token unless special tokens are kept."""
+        """Removes the token that ended the answer: a stop token always, an end token unless it has text."""
         if batch.end is None or not batch.token_ids:
             return batch.token_ids
         reason = batch.end.reason
-        hidden = reason is EndReason.STOP_TOKEN or (reason is EndReason.END_TOKEN and not self._keep_special_tokens)
+        has_text = self._keep_special_tokens or batch.token_ids[-1] in self._marks
+        hidden = reason is EndReason.STOP_TOKEN or (reason is EndReason.END_TOKEN and not has_text)
         return batch.token_ids[:-1] if hidden else batch.token_ids

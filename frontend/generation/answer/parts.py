@@ -62,18 +62,15 @@ class AnswerParsing:
         chat: the conversation.
         chat_format: how the model marks reasoning and calls.
         tokenizer: the model's.
-        keep_special_tokens: whether the text shows special tokens.
 
     Attributes:
-        needs_special_tokens: whether the text for `parser` must contain special tokens.
+        marks: special tokens that must have text for `parser`.
 
     Raises:
         InvalidRequest: the format of the model's tool calls is unknown.
     """
 
-    def __init__(
-        self, chat: ChatPrompt, chat_format: ChatFormat, tokenizer: Tokenizer, *, keep_special_tokens: bool
-    ) -> None:
+    def __init__(self, chat: ChatPrompt, chat_format: ChatFormat, tokenizer: Tokenizer) -> None:
         self._tools = dict(_tool(tool) for tool in chat.options.tools)
         if self._tools and chat_format.tools == "none":
             raise InvalidRequest(
@@ -82,10 +79,8 @@ class AnswerParsing:
                 field="spec.chat.tools_json",
             )
         marks = chat_format.marks(with_tools=bool(self._tools))
-        self.needs_special_tokens = not marks.isdisjoint(tokenizer.special_tokens)
-        self._hidden = frozenset[str]()
-        if self.needs_special_tokens and not keep_special_tokens:
-            self._hidden = tokenizer.special_tokens
+        token_ids = map(tokenizer.special_token_id, marks)
+        self.marks = frozenset(token_id for token_id in token_ids if token_id is not None)
         self._chat_format = chat_format
         self._tokenizer = tokenizer
 
@@ -105,9 +100,7 @@ class AnswerParsing:
         Args:
             prompt_ids: the prompt, which may have opened the reasoning.
         """
-        return self._chat_format.parser(
-            tools=self._tools, prompt=self._prompt_tail(prompt_ids), special_tokens=self._hidden
-        )
+        return self._chat_format.parser(tools=self._tools, prompt=self._prompt_tail(prompt_ids))
 
     def _prompt_tail(self, prompt_ids: Sequence[int]) -> str:
         detokenizer = self._tokenizer.detokenizer(keep_special_tokens=True)

@@ -1,13 +1,11 @@
 """Selects a model's answer format, by name or from its chat template, and makes its parser."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from frontend.text.chat import harmony
 from frontend.text.chat.call_family import CallableTool, CallFamily, CallRules, JsonSchema, TokenIdOf
 from frontend.text.chat.families import CALL_FAMILIES, REASONING_FAMILIES
-from frontend.text.chat.hidden import SpecialTokenFilter
-from frontend.text.chat.marks import mark_finder
 from frontend.text.chat.parser import AnswerParser, StagedParser
 from frontend.text.chat.reasoning import ReasoningMarks, ReasoningSplit
 from frontend.text.chat.reasoning_rules import reasoning_rules
@@ -39,9 +37,6 @@ class ChatFormat:
     def marks(self, *, with_tools: bool) -> frozenset[str]:
         """Returns the texts that a parser needs in the answer even if they are special tokens of the model.
 
-        If some are, detokenize with `keep_special_tokens` and pass the special tokens to `parser`, which removes the
-        others.
-
         Args:
             with_tools: whether the request offers tools.
         """
@@ -49,23 +44,18 @@ class ChatFormat:
         family = self._family
         return marks | family.marks if family is not None and (with_tools or self._is_harmony) else marks
 
-    def parser(
-        self, *, tools: Mapping[str, JsonSchema] | None = None, prompt: str = "", special_tokens: Collection[str] = ()
-    ) -> AnswerParser:
+    def parser(self, *, tools: Mapping[str, JsonSchema] | None = None, prompt: str = "") -> AnswerParser:
         """Returns a parser for one answer.
 
         Args:
             tools: names of the offered tools, and the schemas of their arguments, empty if unknown; without tools, no
                 text is parsed as a call.
             prompt: the rendered prompt, or its end, which may have opened the reasoning.
-            special_tokens: texts to remove from the answer, except marks that the parser needs.
         """
         tools = tools or {}
         family = self._family if tools or self._is_harmony else None
         marks = self._reasoning
-        hidden = frozenset(special_tokens) - self.marks(with_tools=bool(tools)) - {""}
         return StagedParser(
-            SpecialTokenFilter(mark_finder(hidden)) if hidden else None,
             ReasoningSplit(marks, opened=marks.opened_by(prompt)) if marks else None,
             family.parser(tools, prompt) if family is not None else None,
         )

@@ -1,11 +1,11 @@
-"""Removes special tokens from an answer that was detokenized with them because its marks are special tokens."""
+"""Removes marks from a text that arrives in pieces."""
 
 from collections.abc import Callable
 
 from frontend.text.chat.marks import Found, MarkFinder
 
 
-class SpecialTokenFilter:
+class MarkFilter:
     """Removes what `finder` matches from one answer."""
 
     def __init__(self, finder: MarkFinder) -> None:

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from frontend.text.chat.deltas import ContentText, ReasoningText
-from frontend.text.chat.hidden import SpecialTokenFilter
+from frontend.text.chat.hidden import MarkFilter
 from frontend.text.chat.marks import mark_finder
 
 
@@ -56,7 +56,7 @@ class ReasoningSplit:
         self._opening = marks.opening
         self._closing = mark_finder(frozenset({marks.closing}))
         self._answer_opening = marks.answer[0] if marks.answer else ""
-        self._answer_closing = SpecialTokenFilter(mark_finder(frozenset({marks.answer[1]}))) if marks.answer else None
+        self._answer_closing = MarkFilter(mark_finder(frozenset({marks.answer[1]}))) if marks.answer else None
         self._in_answer = False  # after the opening mark of the answer
         self._opened = opened
         self._place = _Place.BEFORE

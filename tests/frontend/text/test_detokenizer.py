@@ -194,6 +194,21 @@ def test_special_tokens_are_omitted_unless_kept():
     assert make_detokenizer(text, keep_special_tokens=True).push(ids) == "<s>the<|im_end|>"
 
 
+@pytest.mark.parametrize("make", [byte_level, lambda: sentencepiece(strip=True), word_piece])
+def test_marks_are_the_only_special_tokens_that_have_text(make):
+    tokenizer = make()
+    tokenizer.add_special_tokens(["[CALLS]", "[OTHER]"])
+    mark, other = map(tokenizer.token_to_id, ("[CALLS]", "[OTHER]"))
+    word = tokenizer.encode("dog", add_special_tokens=False).ids
+    ids = [*word, other, mark, *word, mark]
+    text = token_text(tokenizer)
+    for marks in (frozenset(), frozenset({mark}), frozenset({mark, other})):
+        detokenizer = make_detokenizer(text, keep_special_tokens=False, marks=marks)
+        pieces = [detokenizer.push([token_id]) for token_id in ids]
+        visible = [token_id for token_id in ids if token_id in marks or token_id not in (mark, other)]
+        assert "".join(pieces) + detokenizer.finish() == tokenizer.decode(visible, skip_special_tokens=False)
+
+
 def test_leading_space_is_dropped_once_even_as_a_separate_token():
     tokenizer = sentencepiece(strip=True)
     space = tokenizer.token_to_id("▁")

@@ -91,6 +91,12 @@ async def test_token_that_ends_the_answer(tokenizer, reason, keep, text, stop_te
     assert (delta.text, delta.num_tokens) == (text, 3)
 
 
+async def test_end_token_that_is_a_mark_has_text(tokenizer):
+    ids = [*await tokenizer.encode("ab"), END_TOKEN_ID]
+    answer = AnswerText(make_request(), tokenizer, marks=frozenset({END_TOKEN_ID}))
+    assert answer.push(TokenBatch(0, ids, None, end(EndReason.END_TOKEN))).text == "ab<|end|>"
+
+
 async def test_stop_texts_are_matched_without_text_output(tokenizer):
     ids = await tokenizer.encode("abcdef")
     delta = AnswerText(make_request(stop_texts=["cd"], text=False), tokenizer).push(TokenBatch(0, ids, None, None))

@@ -164,6 +164,22 @@ async def test_incomplete_mark_of_a_call_is_text(pair_of, text, tokens_per_step)
     assert parts(await generate(pair, spec(text))) == (text, "", [])
 
 
+@pytest.mark.parametrize("in_call", [False, True])
+async def test_text_that_spells_a_special_token_is_kept(make_pair, in_call):
+    """<s> is a token of Mistral's models and a tag of HTML."""
+    files = byte_tokenizer_files(MISTRAL)
+    tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    tokenizer.add_special_tokens(["[TOOL_CALLS]", "<s>"])
+    config = {**json.loads(files["tokenizer_config.json"]), "split_special_tokens": True}  # spells them, as the model
+    files = {"tokenizer.json": tokenizer.to_str().encode(), "tokenizer_config.json": json.dumps(config).encode()}
+    pair = await make_pair(engine=FakeEngine(files=files))
+    struck = "<s>old</s> new <|end|>"
+    text = '[TOOL_CALLS]weather[ARGS]{"city": "' + struck + '"}' if in_call else struck
+    answer = await generate(pair, spec(text))
+    calls = [("weather", '{"city": "' + struck + '"}')] if in_call else []
+    assert parts(answer) == ("" if in_call else struck, "", calls)
+
+
 def with_special_mark():
     """An engine whose model has the mark of calls as a special token."""
     files = byte_tokenizer_files(MISTRAL)

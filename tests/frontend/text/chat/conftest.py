@@ -8,12 +8,11 @@ from frontend.text.chat import ContentText, ReasoningText, ToolCallArguments, To
 class Parse:
     """Parses whole answers to tuples, without the ids of calls."""
 
-    def __call__(self, tools, text, *, cuts=(), reasoning="none", names=("get", "put"), prompt="", special_tokens=()):
+    def __call__(self, tools, text, *, cuts=(), reasoning="none", names=("get", "put"), prompt=""):
         """Returns the merged deltas as tuples."""
         parser = chat_format(None, tools=tools, reasoning=reasoning).parser(
             tools=names if isinstance(names, dict) else {name: {} for name in names},
             prompt=prompt,
-            special_tokens=special_tokens,
         )
         deltas, start = [], 0
         for stop in [*cuts, len(text)]:

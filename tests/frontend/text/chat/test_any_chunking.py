@@ -39,10 +39,9 @@ PIECES_OF = {
         *("<|channel|>commentary to=functions.get <|constrain|>json<|message|>", "to=python", "assistant", "<|start|>"),
     ],
 }
-SPECIAL = ("<s>", "</s>", "[INST]", "[INSTX]", "[TOOL_CALLS]", "<|python_tag|>", "<think>")
 PIECES = [
     *("<think>", "</think>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "<|python_tag|>"),
-    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", *SPECIAL[:4]),
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<s>", "</s>"),
     *('{"name": "get", "arguments": {"a": 1}}', '{"name":"put","parameters":{"b":[{}],"c":"}"}}', '{"name": "get"'),
     *('"arguments": "{}"', '"name": "put"', '{"a": "\\u00e9', "get", "put"),
     *'{}[],:;"\\</x \n\x00',
@@ -73,7 +72,6 @@ def test_result_does_not_depend_on_chunking(parse, tools, reasoning):
         settings = {
             "reasoning": rng.choice(["none", reasoning]),
             "prompt": rng.choice(["", "<think>\n", "[THINK]", "<|start|>assistant", "<|channel|>analysis<|message|>"]),
-            "special_tokens": rng.choice([(), SPECIAL]),
             "names": rng.choice([("get", "put"), {"get": {"properties": {"text": {"type": "string"}}}}, ()]),
         }
         whole = parse(tools, text, **settings)

@@ -391,15 +391,3 @@ def test_each_call_has_a_unique_id_that_templates_accept(tools, pattern):
     ids = [delta.call_id for delta in parser.feed(text) if isinstance(delta, ToolCallStart)]
     assert len(set(ids)) == 20
     assert all(re.fullmatch(pattern, call_id) for call_id in ids)
-
-
-def test_special_tokens_are_removed_except_the_marks(parse):
-    special = ["<s>", "</s>", "[TOOL_CALLS]", "[ARGS]", "[INST]", "[control_8]"]
-    text = '<s>Yes[INST].[TOOL_CALLS]get[ARGS]{"a": 1}</s>'
-    assert parse("mistral", text, special_tokens=special) == [
-        ("content", "Yes."),
-        ("call", 0, "get"),
-        ("arguments", 0, '{"a": 1}'),
-    ]
-    assert parse("mistral", text, names=(), special_tokens=special) == [("content", 'Yes.get{"a": 1}')]
-    assert parse("mistral", "half a </", special_tokens=special) == [("content", "half a </")]

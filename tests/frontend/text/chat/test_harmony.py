@@ -67,12 +67,6 @@ def test_either_setting_selects_the_whole_format():
         assert [*parser.feed(THOUGHT + FINAL), *parser.finish()] == [ReasoningText("Hm."), ContentText("Yes.")]
 
 
-def test_other_special_tokens_are_removed(parse):
-    special = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|endofprompt|>"]
-    text = THOUGHT + FINAL + "<|endofprompt|> Sure."
-    assert parse("harmony", text, special_tokens=special) == [("reasoning", "Hm."), ("content", "Yes. Sure.")]
-
-
 def test_reasoning_and_content_are_streamed():
     parser = chat_format(None, tools="harmony").parser(prompt=START)
     assert parser.feed("<|channel|>analysis<|message|>One") == [ReasoningText("One")]

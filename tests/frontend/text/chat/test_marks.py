@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from frontend.text.chat.hidden import SpecialTokenFilter
+from frontend.text.chat.hidden import MarkFilter
 from frontend.text.chat.marks import Found, mark_finder
 
 
@@ -46,7 +46,7 @@ def test_hidden_texts_are_removed_in_any_chunks(seed):
     for _ in range(30):
         marks = {"".join(rng.choice("ab<") for _ in range(rng.randrange(1, 5))) for _ in range(rng.randrange(1, 4))}
         text = "".join(rng.choice("ab<c") for _ in range(rng.randrange(30)))
-        hidden, parts, start = SpecialTokenFilter(mark_finder(frozenset(marks))), [], 0
+        hidden, parts, start = MarkFilter(mark_finder(frozenset(marks))), [], 0
         for stop in sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(8))):
             parts.append(hidden.feed(text[start:stop]))
             start = stop

@@ -54,9 +54,7 @@ def test_calls_in_the_reasoning_are_reasoning(parse):
 
 
 def test_mistral_has_its_own_marks(parse):
-    parts = parse(
-        "mistral", "[THINK]a[/THINK]b</s>", reasoning="mistral", special_tokens=["</s>", "[THINK]", "[/THINK]"]
-    )
+    parts = parse("mistral", "[THINK]a[/THINK]b", reasoning="mistral")
     assert parts == [("reasoning", "a"), ("content", "b")]
 
 
