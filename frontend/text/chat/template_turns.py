@@ -4,8 +4,10 @@ Templates expect different forms of an assistant's turn with tool calls. One tha
 omits the calls. Only the template itself shows its form, so `find_call_form` renders probe conversations with it.
 """
 
+import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,12 +24,14 @@ class CallForm:
         none_for_no_content: pass None instead of an empty content.
         content_in_reasoning: append the content to the reasoning.
         one_call_per_turn: divide a turn with several calls into turns of one call, each followed by its results.
+        short_ids: replace ids of calls that are not nine letters and digits.
     """
 
     arguments_as_text: bool = False
     none_for_no_content: bool = False
     content_in_reasoning: bool = False
     one_call_per_turn: bool = False
+    short_ids: bool = False
 
 
 _FORMS = [CallForm(text, none != text, *rest) for text, none, *rest in itertools.product((False, True), repeat=4)]
@@ -47,6 +51,9 @@ _PROBES = (
 )
 """Turns that the form must render, the most important first."""
 
+_OTHER_IDS = ("1", "call_0123456789abcdef01234567")
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
 _PROBE_TOOL = {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}}
 _PROBE_OPTIONS = ChatOptions(tools=({"type": "function", "function": _PROBE_TOOL},))
 
@@ -55,16 +62,22 @@ def find_call_form(render: Callable[[Sequence[ChatMessage], ChatOptions, CallFor
     """Returns the first form in which a template renders the calls of all probes.
 
     If no form renders a probe, that probe does not count. For a template that renders no calls this is the default.
+    Ids are short if the template renders the probes' own, but not those of other servers.
 
     Args:
         render: renders a conversation; returns an empty text if the template rejects it.
     """
+
+    def renders(turn: ChatMessage, form: CallForm) -> bool:
+        results = [ChatMessage("tool", "result", tool_call_id=call.call_id) for call in turn.tool_calls]
+        return _has_calls(render([ChatMessage("user", "question"), turn, *results], _PROBE_OPTIONS, form), turn)
+
     forms = _FORMS
     for turn in _PROBES:
-        results = [ChatMessage("tool", "result", tool_call_id=call.call_id) for call in turn.tool_calls]
-        conversation = [ChatMessage("user", "question"), turn, *results]
-        forms = [form for form in forms if _has_calls(render(conversation, _PROBE_OPTIONS, form), turn)] or forms
-    return forms[0]
+        forms = [form for form in forms if renders(turn, form)] or forms
+    form, turn = forms[0], _PROBES[0]
+    others = [replace(turn, tool_calls=(replace(turn.tool_calls[0], call_id=call_id),)) for call_id in _OTHER_IDS]
+    return replace(form, short_ids=renders(turn, form) and not all(renders(other, form) for other in others))
 
 
 def _has_calls(prompt: str, turn: ChatMessage) -> bool:
@@ -163,12 +176,23 @@ def _template_message(
             turn["content"] = None
         arguments_of = _arguments_text if call_form.arguments_as_text else _arguments
         turn["tool_calls"] = [
-            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
+            {
+                "id": _id(call.call_id, call_form),
+                "type": "function",
+                "function": {"name": call.name, "arguments": arguments_of(call)},
+            }
             for call in message.tool_calls
         ]
     if message.tool_call_id:
-        turn["tool_call_id"] = message.tool_call_id
+        turn["tool_call_id"] = _id(message.tool_call_id, call_form)
     return turn
+
+
+def _id(call_id: str, call_form: CallForm) -> str:
+    """Returns the id of a call for the template; equal ids stay equal in all requests, for the prefix cache."""
+    if not call_form.short_ids or _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _part(text: str) -> dict[str, str]:

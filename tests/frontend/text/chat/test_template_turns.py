@@ -1,5 +1,8 @@
 """Turns with tool calls have the form that the chat template renders."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall
@@ -56,6 +59,18 @@ ONE_CALL_PER_TURN = """\
 {%- if message.tool_calls %}
 {%- if message.tool_calls | length != 1 %}{{- raise_exception('one call only') }}{% endif %}
 {{- message.tool_calls[0].function.name + message.tool_calls[0].function.arguments | tojson }}
+{%- endif %}
+{%- endfor %}"""
+
+IDS_OF_NINE = """\
+{%- for message in messages %}
+{%- for call in message.tool_calls %}
+{%- if call.id | length CONDITION %}{{- raise_exception('ids have 9 letters and digits') }}{% endif %}
+{{- '[' + call.id + ']' + call.function.name + call.function.arguments | tojson }}
+{%- endfor %}
+{%- if message.role == 'tool' %}
+{%- if message.tool_call_id | length CONDITION %}{{- raise_exception('ids have 9 letters and digits') }}{% endif %}
+{{- '[' + message.tool_call_id + ']' + message.content }}
 {%- endif %}
 {%- endfor %}"""
 
@@ -183,3 +198,26 @@ def test_a_template_that_renders_no_calls_gets_the_default_form():
 def test_the_error_of_the_conversation_itself_is_reported():
     with pytest.raises(ChatTemplateError, match=r"^no calls here$"):
         render("{% if messages[1].tool_calls %}{{ raise_exception('no calls here') }}{% endif %}", QUESTION, CALL)
+
+
+@pytest.mark.parametrize("condition", ["!= 9", "< 9"])
+@pytest.mark.parametrize("call_id", ["1", "call_0123456789abcdef01234567", "toolu_01A09q90qw90lq917835lq9", "é\n"])
+def test_ids_of_other_servers_get_the_length_that_the_template_requires(condition, call_id):
+    source = IDS_OF_NINE.replace("CONDITION", condition)
+    turns = [
+        QUESTION,
+        ChatMessage("assistant", tool_calls=(replace(KOELN, call_id=call_id), BONN)),
+        *(replace(RESULT, tool_call_id=call_id), TIME),
+    ]
+    prompt = render(source, *turns)
+    assert prompt == render(source, *turns)
+    first, second, *results = re.findall(r"\[(\w+)\]", prompt)
+    assert results == [first, second]
+    assert re.fullmatch("[A-Za-z0-9]{9}", first)
+    assert second == BONN.call_id != first
+
+
+def test_ids_stay_unchanged_if_the_template_takes_them():
+    for source in (IDS_OF_NINE.replace("CONDITION", "< 1"), "{{ messages[-1].tool_call_id }}"):
+        call = replace(CALL, tool_calls=(replace(KOELN, call_id="call_1"),))
+        assert "call_1" in render(source, QUESTION, call, replace(RESULT, tool_call_id="call_1"))
