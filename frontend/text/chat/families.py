@@ -129,7 +129,7 @@ CALL_FAMILIES: dict[str, CallFamily] = {
     ),
     "granite": MarkedCallFamily(
         seen=TemplateSigns((("<|tool_call|>",),)),
-        openings=frozenset({"<|tool_call|>"}),
+        openings=frozenset({"<|tool_call|>", "<tool_call>"}),  # Granite 3.1 writes the latter
         lists=True,
         before="<|tool_call|>[",
         written="{object}",

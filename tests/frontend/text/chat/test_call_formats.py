@@ -68,6 +68,10 @@ def granite(*calls):
     return "<|tool_call|>" + json.dumps(list(calls))
 
 
+def granite31(*calls):
+    return "<tool_call>" + json.dumps(list(calls))
+
+
 def phi4_mini(*calls):
     return "functools" + json.dumps(list(calls))
 
@@ -130,7 +134,7 @@ WRITERS = {
     "deepseek_v3": [deepseek_v3],
     "deepseek_v31": [deepseek_v31],
     "kimi_k2": [kimi_k2],
-    "granite": [granite],
+    "granite": [granite, granite31],
     "phi4_mini": [phi4_mini, phi4_mini_tagged],
     "glm45": [glm45, glm47],
     "qwen3_coder": [qwen3_coder, qwen3_coder_in_one_line],
