@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import CheckpointError
 from engine.model.architectures import FAMILIES
-from engine.model.checkpoint import Checkpoint, open_checkpoint
+from engine.model.checkpoint import open_checkpoint
 from engine.model.config_fields import ConfigFields
 from engine.model.family import GATES, DecoderTraits, Family, Gate
 from engine.model.model_shape import LayerShape, ModelShape
+from engine.model.output_head import has_own_head
 from engine.model.quantization_config import QuantizedWeights, read_quantization_config
 from engine.model.text_part import end_token_defaults, text_fields, ties_by_class
 
@@ -109,7 +109,7 @@ class ModelConfig:
             max_position_embeddings=positions,
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             tie_word_embeddings=(
-                not _has_output_head(checkpoint) if ties_by_class(whole) else fields.flag("tie_word_embeddings", False)
+                (ties_by_class(whole) or fields.flag("tie_word_embeddings", False)) and not has_own_head(checkpoint)
             ),
             gate=GATES[family.activation(fields)],
             traits=traits,
@@ -128,16 +128,6 @@ class ModelConfig:
             end_token_ids=self.end_token_ids,
             checkpoint_dtype=self.checkpoint_dtype,
         )
-
-
-def _has_output_head(checkpoint: Checkpoint) -> bool:
-    """Whether a file of weights has a tensor for it; without files, as of dummy weights, there is none."""
-    decoder_name = checkpoint.decoder_names()
-    try:
-        files = checkpoint.weights_files()
-    except CheckpointError:
-        return False
-    return any(decoder_name(name) == "lm_head.weight" for file in files for name in checkpoint.tensors(file))
 
 
 def _family(fields: ConfigFields) -> Family:

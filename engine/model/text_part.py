@@ -25,8 +25,7 @@ class TextPart:
         end_token_id: the end token of its class, where that is not the one of its decoder.
         ties_by_either: whether embeddings are tied if the file or its `text_config` says so; otherwise the file decides
             where it has the field.
-        ties_by_class: whether embeddings are tied where the file does not say, unless the checkpoint has an output
-            head: then `transformers` keeps that head too.
+        ties_by_class: whether embeddings are tied where the file does not say.
     """
 
     architecture: str

@@ -7,13 +7,11 @@ from engine.model.config import ModelConfig
 from engine.model.gguf_matrix import GgufMatrix
 from engine.model.gguf_weights import GgufWeights
 from engine.model.linear import Kept
+from engine.model.output_head import EMBEDDING, HEAD
 from engine.model.sharding import Sharding
 from engine.parallel.group import ParallelGroup
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import KernelOps, LinearWeights, Table
-
-EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
-"""Names of the two in the checkpoint."""
 
 _META = torch.device("meta")
 

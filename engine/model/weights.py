@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from engine.model.checkpoint_part import CheckpointPart
 from engine.model.gguf_checkpoint import GgufCheckpoint
 from engine.model.gguf_file import LOADED_TYPES, REQUANTIZED_TYPES
 from engine.model.gguf_tensors import GgufTensors
+from engine.model.output_head import EMBEDDING_WEIGHT, HEAD_WEIGHT
 from engine.model.safetensors_file import FP8_NAME
 from engine.model.tensor_entry import TensorEntry
 from kernels.fp8_weights import FP8_DTYPE
@@ -170,10 +171,14 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
     checkpoint = open_checkpoint(path)
     decoder_name = checkpoint.decoder_names()
     num_activation_scales = num_kv_scales = 0
-    for file in checkpoint.weights_files():
+    files = checkpoint.weights_files()
+    is_head_embedding = _is_head_embedding(checkpoint, files, parts)
+    for file in files:
         sampled = {}
         for stored, entry in checkpoint.tensors(file).items():
             name = decoder_name(stored)
+            if name == HEAD_WEIGHT and is_head_embedding:
+                name = EMBEDDING_WEIGHT
             if name is None:
                 continue
             if name not in parts:
@@ -199,7 +204,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
 
 
 def exact_dtype(path: Path) -> torch.dtype:
-    """Returns the dtype that holds all tensors of a checkpoint, but for redundant ones, without rounding.
+    """Returns the dtype that holds all tensors of a checkpoint, but for rotary frequencies, without rounding.
 
     It is that of all tensors, or float32 if they differ. Vectors in float32, such as the norms of GGUF files in 16
     bits, count as tensors of another dtype that holds their numbers.
@@ -213,7 +218,7 @@ def exact_dtype(path: Path) -> torch.dtype:
     for file in checkpoint.weights_files():
         for stored, entry in checkpoint.tensors(file).items():
             name = decoder_name(stored)
-            if name is None or _is_ignorable(name):
+            if name is None or _is_of_rotation(name):
                 continue
             if entry.dtype == "F32" and len(entry.shape) == 1:
                 vectors.append((file, entry))
@@ -285,6 +290,22 @@ def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart
         raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, supported for this tensor are F32, F16, BF16")
 
 
+def _is_head_embedding(checkpoint: Checkpoint, files: Sequence[Path], parts: Container[str]) -> bool:
+    """Whether files have the one matrix of tied embeddings under the name of the output head.
+
+    `safetensors` names it so where it removes one of two names of shared memory; `transformers` reads it too.
+    """
+    if EMBEDDING_WEIGHT not in parts or HEAD_WEIGHT in parts:
+        return False
+    decoder_name = checkpoint.decoder_names()
+    names = {decoder_name(stored) for file in files for stored in checkpoint.tensors(file)}
+    return HEAD_WEIGHT in names and EMBEDDING_WEIGHT not in names
+
+
 def _is_ignorable(name: str) -> bool:
     """Whether a tensor is redundant: a second copy of a tied output head, or rotary frequencies."""
-    return name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")
+    return name == HEAD_WEIGHT or _is_of_rotation(name)
+
+
+def _is_of_rotation(name: str) -> bool:
+    return name.endswith("rotary_emb.inv_freq")

@@ -44,9 +44,10 @@ def test_a_cpu_stores_weights_in_the_dtype_that_all_tensors_have_in_the_files(ma
     frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}  # not read
     save_file(tensors | frequencies, mixed / "model.safetensors")
     assert cpu_checkpoint_dtype(mixed, config) == "bfloat16"
-    matrix, norm = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
-    save_file(tensors | {matrix: tensors[matrix].float()}, mixed / "model.safetensors")
-    assert cpu_checkpoint_dtype(mixed, config) == "float32"
+    norm = "model.norm.weight"
+    for matrix in ("model.layers.0.mlp.up_proj.weight", "lm_head.weight"):
+        save_file(tensors | {matrix: tensors[matrix].float()}, mixed / "model.safetensors")
+        assert cpu_checkpoint_dtype(mixed, config) == "float32"
     save_file(tensors | {norm: tensors[norm].float()}, mixed / "model.safetensors")
     assert cpu_checkpoint_dtype(mixed, config) == "bfloat16", "which holds its numbers"
     save_file(tensors | {norm: tensors[norm].float() * (1 + 2**-20)}, mixed / "model.safetensors")

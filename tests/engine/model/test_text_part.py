@@ -113,14 +113,14 @@ def test_embeddings_of_qwen_are_tied_if_either_place_says_so(folder, model_type,
 @pytest.mark.parametrize("beside", [None, False, True])
 @pytest.mark.parametrize("inside", [None, False])
 @pytest.mark.parametrize("has_head", [False, True])
-def test_embeddings_of_mistral_are_tied_where_the_file_is_silent_and_has_no_head(folder, beside, inside, has_head):
-    """`transformers` ties by the class, but keeps a head that the file has."""
+def test_embeddings_of_mistral_are_tied_unless_the_file_denies_it_or_has_a_head(folder, beside, inside, has_head):
+    """`transformers` ties by the class, but keeps a head that differs from the embedding."""
     own, text = ({} if value is None else {"tie_word_embeddings": value} for value in (beside, inside))
     path = folder("mistral3", {"model_type": "mistral", "vocab_size": 300, **SHAPE, **text}, **own)
     assert transformers.AutoConfig.from_pretrained(path).tie_word_embeddings == (beside is not False)
     names = ["language_model.model.embed_tokens.weight", *(["language_model.lm_head.weight"] if has_head else [])]
-    save_file({name: torch.zeros(300, 64) for name in names}, path / "model.safetensors")
-    assert ModelConfig.from_dir(path).tie_word_embeddings == (not has_head if beside is None else beside)
+    save_file({name: torch.full((300, 64), float(i)) for i, name in enumerate(names)}, path / "model.safetensors")
+    assert ModelConfig.from_dir(path).tie_word_embeddings == (beside is not False and not has_head)
 
 
 def test_the_end_token_of_a_class_is_for_files_that_name_none(folder):

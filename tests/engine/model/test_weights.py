@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
@@ -100,12 +101,35 @@ def test_extra_tensors_that_no_model_needs_are_ignored(single):
     load(single)
 
 
-def test_tied_head_stored_again_is_ignored(make_checkpoint, tmp_path):
-    path = shutil.copytree(make_checkpoint("llama", tie_word_embeddings=True), tmp_path / "model")
-    rewrite(path / SINGLE_FILE, lambda tensors: tensors.update({"lm_head.weight": torch.ones(211, 64)}))
+@pytest.mark.parametrize("stored", ["embedding", "both", "head", "both, different"])
+@pytest.mark.parametrize("max_shard_size", ["1GB", "40KB"])
+def test_tied_embeddings_are_those_of_transformers_whichever_matrices_are_stored(
+    make_checkpoint, tmp_path, stored, max_shard_size
+):
+    """A head that differs is kept, as of a model whose head was trained alone. One of both matrices serves as both."""
+    path = shutil.copytree(
+        make_checkpoint("llama", tie_word_embeddings=True, max_shard_size=max_shard_size), tmp_path / "model"
+    )
+    names = {name: file for file in path.glob("*.safetensors") for name in load_file(file)}
+    file = names["model.embed_tokens.weight"]
+    tensors = load_file(file)
+    embedding = tensors["model.embed_tokens.weight"]
+    if stored != "embedding":
+        tensors["lm_head.weight"] = (embedding.flip(0) if stored == "both, different" else embedding).clone()
+        names["lm_head.weight"] = file
+    if stored == "head":
+        del tensors["model.embed_tokens.weight"], names["model.embed_tokens.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    if (path / INDEX_FILE).exists():
+        index = {"metadata": {}, "weight_map": {name: file.name for name, file in names.items()}}
+        (path / INDEX_FILE).write_text(json.dumps(index))
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    hidden = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     model = load(path)
-    logits = model.compute_logits(torch.ones(1, 64))
-    torch.testing.assert_close(logits[0], model.vocabulary.table.sum(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(model.compute_logits(hidden), oracle.lm_head(hidden))
+    assert torch.equal(model.vocabulary.table, oracle.model.embed_tokens.weight)
+    assert model.vocabulary.shares_head == (stored != "both, different")
 
 
 def test_missing_weights_are_named_and_a_pickle_is_not_loaded(single, monkeypatch):
