@@ -50,9 +50,7 @@ class RopeConfig:
 
         Raises: CheckpointError: the scaling is not supported, or a field is missing.
         """
-        return cls.from_section(
-            fields.section("rope_parameters" if "rope_parameters" in fields else "rope_scaling"), fields
-        )
+        return cls.from_section(rope_section(fields), fields)
 
     @classmethod
     def from_section(cls, section: ConfigFields, fields: ConfigFields) -> "RopeConfig":
@@ -78,15 +76,14 @@ class RopeConfig:
             return cls(theta, rotated=rotated)
         if rope_type == "linear":
             return cls(theta, rope_type, section.number("factor"), rotated=rotated)
+        positions = fields.integer("max_position_embeddings")
+        source = fields if "original_max_position_embeddings" in fields else section
+        original = source.integer("original_max_position_embeddings", positions)
         if rope_type == "llama3":
             low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
             if low >= high:
                 raise section.error("low_freq_factor", f"is {low}, expected less than high_freq_factor {high}")
-            original = section.integer("original_max_position_embeddings")
             return cls(theta, rope_type, section.number("factor"), low, high, original, rotated=rotated)
-        positions = fields.integer("max_position_embeddings")
-        source = fields if "original_max_position_embeddings" in fields else section
-        original = source.integer("original_max_position_embeddings", positions)
         factor = section.number("factor", positions / original)
         if rope_type == "longrope":
             spread = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
@@ -106,7 +103,7 @@ class RopeConfig:
         if theta <= 1:
             raise section.error("rope_theta", f"is {theta}, expected more than 1")
         temperature = _yarn_temperature(factor, 1.0)
-        if "mscale" in section and "mscale_all_dim" in section:
+        if section.raw("mscale", 0) and section.raw("mscale_all_dim", 0):  # 0 counts as absent
             temperature = _yarn_temperature(factor, section.number("mscale")) / _yarn_temperature(
                 factor, section.number("mscale_all_dim")
             )
@@ -151,6 +148,22 @@ class RopeConfig:
     def uses_long_factors(self, max_positions: int) -> bool:
         """Tells which factors of longrope apply to all requests of a model that serves so many positions."""
         return max_positions > self.original_max_position_embeddings
+
+
+def rope_section(fields: ConfigFields) -> ConfigFields:
+    """Returns the section with the scaling: as in `transformers`, `rope_scaling` replaces `rope_parameters`.
+
+    Raises: CheckpointError: both are there, and what only `rope_parameters` has would be lost.
+    """
+    new, old = fields.section("rope_parameters"), fields.section("rope_scaling")
+    if not old.names:
+        return new
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if name in new and name not in old and name not in fields:
+            raise new.error(
+                name, f"is {new.raw(name)!r} and rope_scaling, which replaces rope_parameters, has none: move it there"
+            )
+    return old
 
 
 def _factors(section: ConfigFields, name: str) -> tuple[float, ...]:

@@ -1,7 +1,16 @@
-"""Mistral (arXiv:2310.06825): a sliding window in every layer if the checkpoint has one (7B v0.1 only)."""
+"""Mistral (arXiv:2310.06825): a window in every layer (7B v0.1), or in those of `layer_types` (Ministral 8B)."""
+
+from dataclasses import replace
 
 from engine.model.config_fields import ConfigFields
-from engine.model.family import DecoderTraits, Family, num_layers, same_ropes, sliding_window
+from engine.model.family import (
+    DecoderTraits,
+    Family,
+    num_layers,
+    same_ropes,
+    sliding_window,
+    windows_by_layer_type,
+)
 
 
 def mistral_traits(fields: ConfigFields) -> DecoderTraits:
@@ -12,6 +21,12 @@ def mistral_traits(fields: ConfigFields) -> DecoderTraits:
     )
 
 
-MISTRAL = Family(
-    "MistralForCausalLM", mistral_traits, {"sliding_window": 4096, "num_key_value_heads": 8, "eos_token_id": 2}
-)
+def _traits(fields: ConfigFields) -> DecoderTraits:
+    """`transformers` reads a file with `layer_types` as one of Ministral."""
+    common = mistral_traits(fields)
+    return replace(
+        common, sliding_windows=windows_by_layer_type(fields, sliding_window(fields), common.sliding_windows)
+    )
+
+
+MISTRAL = Family("MistralForCausalLM", _traits, {"sliding_window": 4096, "num_key_value_heads": 8, "eos_token_id": 2})

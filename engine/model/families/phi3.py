@@ -2,14 +2,13 @@
 
 from engine.model.config_fields import ConfigFields
 from engine.model.family import DecoderTraits, Family, num_layers, sliding_window
-from engine.model.rope import RopeConfig
+from engine.model.rope import RopeConfig, rope_section
 
 
 def _traits(fields: ConfigFields) -> DecoderTraits:
-    name = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
-    section = fields.section(name)
+    section = rope_section(fields)
     if section.raw("rope_type", section.raw("type", "default")) in ("su", "yarn"):  # older names of longrope
-        section = ConfigFields(f"config.json: {name}", {**section.values, "rope_type": "longrope"})
+        section = section.replaced({"rope_type": "longrope"})
     return DecoderTraits(
         sliding_windows=(sliding_window(fields),) * num_layers(fields),
         ropes=(RopeConfig.from_section(section, fields),) * num_layers(fields),

@@ -146,6 +146,37 @@ def test_rope_fields_of_old_and_new_checkpoints(read, old, new):
     assert read(**old).traits == read(rope_parameters=new).traits
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": {**LLAMA3, "rope_theta": 3e4}},
+        {"rope_parameters": {"rope_type": "default"}, "rope_theta": 5e5, "rope_scaling": LLAMA3},
+        {"rope_parameters": LLAMA3, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_parameters": {**LLAMA3, "rope_theta": 3e4}, "rope_scaling": {}},
+        {"rope_scaling": LLAMA3, "original_max_position_embeddings": 256},
+    ],
+    ids=["its own theta", "theta beside it", "another type", "empty", "original context beside it"],
+)
+def test_a_scaling_that_is_added_to_rope_parameters_replaces_them_as_in_transformers(read, tmp_path, fields):
+    """Model cards advise to add `rope_scaling` to config.json, which may be a newer file with `rope_parameters`."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = read(model_type="llama", head_dim=64, **fields)
+    theirs = LlamaRotaryEmbedding(transformers.AutoConfig.from_pretrained(tmp_path))
+    torch.testing.assert_close(inverse_frequencies(config.traits.ropes[0], 64), theirs.inv_freq)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Phi3ForCausalLM"])
+def test_a_scaling_without_the_theta_of_rope_parameters_is_refused(read, architecture):
+    """`transformers` rotates with the default theta, and answers with noise."""
+    with pytest.raises(CheckpointError, match=r"rope_theta is 1000000\.0 and rope_scaling, which replaces"):
+        read(
+            architectures=[architecture],
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+            rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+        )
+
+
 def test_llama3_frequencies_keep_short_wavelengths_and_divide_long_ones():
     rope = RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192)
     plain, scaled = inverse_frequencies(RopeConfig(5e5), 128), inverse_frequencies(rope, 128)
@@ -287,6 +318,7 @@ def test_longrope_has_the_factors_of_a_request_of_the_served_length(read, tmp_pa
         {"beta_fast": 8, "beta_slow": 2},
         {"truncate": False},
         {"mscale": 1.0, "mscale_all_dim": 0.5},
+        {"mscale": 1.0, "mscale_all_dim": 0},
         {"attention_factor": 1.2},
     ],
     ids=str,

@@ -59,6 +59,10 @@ CHECKPOINTS = {
     "llama yarn rope": ("llama", {"rope_parameters": YARN_ROPE}),
     "mistral": ("mistral", {}),
     "mistral window": ("mistral", {"sliding_window": 24}),
+    "ministral, window in some layers": (
+        "mistral",
+        {"sliding_window": 24, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
     "qwen2": ("qwen2", {"sliding_window": 24}),  # not in use
     "qwen2 tied, window in some layers": ("qwen2", {"tie_word_embeddings": True, **WINDOW_FROM_LAYER_1}),
     "qwen3": ("qwen3", {}),
