@@ -109,16 +109,19 @@ class CheckpointFolder:
     def weights_files(self) -> list[Path]:
         """Returns the one file, or those that the index names.
 
+        Beside the one file an index is of other weights, such as those that a tool has quantised to it: `transformers`
+        ignores it too.
+
         Raises: CheckpointError: there are none, the index cannot be read, or a file is missing.
         """
+        if exists(self.path / SINGLE_FILE):
+            return [self.path / SINGLE_FILE]
         index_path = self.path / INDEX_FILE
         if not exists(index_path):
-            if not exists(self.path / SINGLE_FILE):
-                raise CheckpointError(
-                    f"{self.path}: has neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors are read"
-                    f"{_instead(self.path, _WEIGHTS_ADVICE)}"
-                )
-            return [self.path / SINGLE_FILE]
+            raise CheckpointError(
+                f"{self.path}: has neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors are read"
+                f"{_instead(self.path, _WEIGHTS_ADVICE)}"
+            )
         try:
             names = sorted(set(read_json(index_path, MAX_INDEX_BYTES)["weight_map"].values()))
         except (KeyError, TypeError, AttributeError) as error:

@@ -17,7 +17,13 @@ MAX_HEADER_BYTES = 100_000_000
 
 FP8_NAME = "F8_E4M3"
 
-ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, FP8_NAME: 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+_ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", FP8_NAME, "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 1),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+}
+"""Types of whole bytes. Tensors that no model reads, such as old masks of attention, may be of any type."""
 
 
 def read_safetensors_header(path: Path) -> dict[str, TensorEntry]:
@@ -61,9 +67,9 @@ def _entry(path: Path, name: str, values: Any, data: int) -> TensorEntry:
             raise ValueError("shape and data_offsets must be integers >= 0")
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: corrupt header entry of tensor {name}: {error!r}") from error
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise CheckpointError(f"{path}: tensor {name} is {dtype}, supported are {', '.join(ITEM_BYTES)}")
-    expected, span = math.prod(shape) * ITEM_BYTES[dtype], stop - start
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        raise CheckpointError(f"{path}: tensor {name} is {dtype}, supported are {', '.join(_ITEM_BYTES)}")
+    expected, span = math.prod(shape) * _ITEM_BYTES[dtype], stop - start
     if expected != span:
         raise CheckpointError(
             f"{path}: tensor {name} of shape {list(shape)} in {dtype} takes {expected} bytes, its offsets span {span}"

@@ -12,6 +12,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_folder import INDEX_FILE, SINGLE_FILE
 from engine.model.config import ModelConfig
 from engine.model.loader import load_model
+from engine.model.weights import check_headers
 from kernels.families import reference_ops
 from tests.support.engine.weights import loaded_parts
 
@@ -144,6 +145,12 @@ def test_missing_shard_is_named(sharded):
     check_fails(sharded, file, "missing, one of 12 files that model.safetensors.index.json names")
 
 
+def test_an_index_beside_the_one_file_is_not_read(single, sharded):
+    """Tools that quantise a model copy all JSON files beside their own one file of weights."""
+    shutil.copy(sharded / INDEX_FILE, single)
+    assert torch.equal(loaded_tensors(single)[NAME], load_file(single / SINGLE_FILE)[NAME])
+
+
 @pytest.mark.parametrize(
     "content", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "../../model.safetensors"}}']
 )
@@ -178,6 +185,20 @@ def test_tensor_in_two_shards_is_named(sharded):
 def test_unsupported_dtype_is_named(single):
     rewrite(single / SINGLE_FILE, lambda tensors: tensors.update({NAME: torch.ones(64, 112, dtype=torch.int8)}))
     check_fails(single, SINGLE_FILE, NAME, "is I8, supported for this tensor are F32, F16, BF16")
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int16, torch.uint16, torch.uint32, torch.float64, torch.uint64, torch.float8_e5m2]
+)
+def test_tensors_that_are_not_read_may_have_any_dtype(single, dtype):
+    """Such as the masks of GPT-NeoX, which `transformers` computes; a tensor that is read may not."""
+    masks = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8).to(dtype)}
+    rewrite(single / SINGLE_FILE, lambda tensors: tensors.update(masks))
+    check_headers(single)
+    load(single)
+    rewrite(single / SINGLE_FILE, lambda tensors: tensors.update({NAME: torch.ones(64, 112).to(dtype)}))
+    check_headers(single)
+    check_fails(single, SINGLE_FILE, NAME, "supported for this tensor are F32, F16, BF16")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 8, 100, 0.5, 0.999, -1])
