@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.model.config_fields import ConfigFields
-from engine.model.module_patterns import module_patterns
+from engine.model.module_patterns import module_patterns, skipped_modules
 
 Layout = Literal["gptq", "awq", "packed", "int8"]
 
@@ -59,13 +59,12 @@ class IntWeights:
         stored = section.raw(format_field, "gptq")
         if stored not in _GPTQ_FORMATS:
             raise section.error(format_field, f"is {stored!r}, supported are {', '.join(_GPTQ_FORMATS)}")
-        if section.raw("dynamic", {}):
-            raise section.error("dynamic", "has other settings for some layers, supported are the same for all")
         _refuse_head(section)
         return cls(
             layout="gptq",
             num_bits=_num_bits(section, "bits", (4, 8)),
             group_size=_group_size(section, "group_size"),
+            exceptions=skipped_modules(section, "dynamic"),
             only=_only(section, "modules_in_block_to_quantize"),
             stored_zero=1 if stored == "gptq" else 0,
             has_input_order=True,  # g_idx is there with desc_act and without
@@ -120,7 +119,7 @@ class IntWeights:
             group_size=_group_size(weights, "group_size") if strategy == "group" else None,
             exceptions=module_patterns(section, "ignore"),
             has_zero_points=not weights.flag("symmetric", True),
-            has_input_order=weights.raw("actorder", None) == "group",
+            has_input_order=weights.raw("actorder", None) in ("group", "dynamic", True),  # names of the same
             quantizes_inputs=bool(inputs.names),
         )
 

@@ -5,7 +5,9 @@ import re
 from engine.model.config_fields import ConfigFields
 
 _MAX_NAMES = 4096
+_MAX_LENGTH = 1000
 _MAX_REPEATS = 4
+_MAX_WILDCARDS = 3  # besides the one for the parents of a module
 _REPEAT = re.compile(r"[*+?{]")
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 
@@ -13,23 +15,51 @@ _REPEATED_GROUP = re.compile(r"\)[*+{]")
 def module_patterns(section: ConfigFields, field: str) -> tuple[re.Pattern[str], ...]:
     """Compiles a list of names of layers or their parents, suffixes of such names, and patterns after "re:".
 
+    A `*` in a name stands for any characters, and a dot at its end for nothing.
+
     Raises: CheckpointError: the field is no such list, or has too many or too complex patterns.
     """
     names = section.raw(field, [])
-    if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= 1000 for name in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= _MAX_LENGTH for name in names):
         raise section.error(field, f"is {names!r}, expected a list of module names")
     if len(names) > _MAX_NAMES:
         raise section.error(field, f"has {len(names)} entries, at most {_MAX_NAMES} are allowed")
     patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
+    names = [name for name in names if not name.startswith("re:")]
+    if complex_name := next((name for name in names if name.count("*") > _MAX_WILDCARDS), None):
+        raise section.error(field, f"has the name {complex_name!r}, supported are {_MAX_WILDCARDS} of '*'")
+    plain = (re.escape(name.rstrip(".")).replace(r"\*", ".*") for name in names)
+    return _compiled(section, field, patterns) + tuple(re.compile(rf"(.*\.)?{name}(\.|$)") for name in plain)
+
+
+def skipped_modules(section: ConfigFields, field: str) -> tuple[re.Pattern[str], ...]:
+    """Compiles rules of GPTQModel that skip modules: an object whose names are patterns after "-:".
+
+    Raises: CheckpointError: another rule, or see `module_patterns`.
+    """
+    rules = section.raw(field, {})
+    if not isinstance(rules, dict):
+        raise section.error(field, f"is {rules!r}, expected an object of rules")
+    if len(rules) > _MAX_NAMES:
+        raise section.error(field, f"has {len(rules)} entries, at most {_MAX_NAMES} are allowed")
+    if other := next((rule for rule in rules if not rule.startswith("-:")), None):
+        raise section.error(
+            field, f"has other settings for {other!r}, supported are the same for all modules, and '-:' that skips some"
+        )
+    return _compiled(section, field, [rule.removeprefix("-:") for rule in rules])
+
+
+def _compiled(section: ConfigFields, field: str, patterns: list[str]) -> tuple[re.Pattern[str], ...]:
     for pattern in patterns:  # matching may otherwise take exponential time
-        if len(_REPEAT.findall(pattern)) > _MAX_REPEATS or _REPEATED_GROUP.search(pattern):
+        if (
+            len(pattern) > _MAX_LENGTH
+            or len(_REPEAT.findall(pattern)) > _MAX_REPEATS
+            or _REPEATED_GROUP.search(pattern)
+        ):
             raise section.error(
                 field, f"has the pattern {pattern!r}, supported are {_MAX_REPEATS} repeats and no repeated groups"
             )
-    names = [name for name in names if not name.startswith("re:")]
     try:
-        return tuple(
-            re.compile(pattern) for pattern in patterns + [rf"(.*\.)?{re.escape(name)}(\.|$)" for name in names]
-        )
+        return tuple(map(re.compile, patterns))
     except re.error as error:
         raise section.error(field, f"has the invalid pattern {error.pattern!r}: {error}") from error

@@ -160,8 +160,19 @@ def test_groups_in_another_order_are_refused_for_ranks(make_twins):
         load_model(integers, ModelConfig.from_dir(integers), reference_ops(), group=rank(0))
 
 
-def test_layers_that_are_not_quantised_stay_as_they_are(make_twins):
-    integers, twin = make_twins(Scheme("packed"))
+@pytest.mark.parametrize(
+    ("scheme", "fields"),
+    [
+        (Scheme("packed"), {"ignore": ["lm_head", "re:.*down_proj"]}),
+        (Scheme("gptq"), {"dynamic": {"-:.*\\.down_proj": {}, "-:.*\\.router": None}}),
+        (Scheme("awq"), {"modules_to_not_convert": ["lm_head", "mlp.down_proj"]}),
+        (Scheme("awq"), {"modules_to_not_convert": ["model.layers.*.mlp.down_proj", "lm_head"]}),
+        (Scheme("awq"), {"modules_to_not_convert": [f"model.layers.{layer}.mlp.down_proj." for layer in range(3)]}),
+    ],
+    ids=str,
+)
+def test_layers_that_are_not_quantised_stay_as_they_are(make_twins, scheme, fields):
+    integers, twin = make_twins(scheme)
     plain, stored = load_file(twin / FILE), load_file(integers / FILE)
     names = [name for name in stored if ".down_proj." in name]
     for name in names:
@@ -169,12 +180,22 @@ def test_layers_that_are_not_quantised_stay_as_they_are(make_twins):
     stored |= {name: tensor.half() for name, tensor in plain.items() if ".down_proj." in name}
     save_file(stored, integers / FILE)
     config = json.loads((integers / "config.json").read_text())
-    config["quantization_config"]["ignore"] = ["lm_head", "re:.*down_proj"]
+    config["quantization_config"] |= fields
     (integers / "config.json").write_text(json.dumps(config))
     save_file(plain | {name: tensor.half() for name, tensor in plain.items() if ".down_proj." in name}, twin / FILE)
     expected, got = outputs(twin, reference_ops()), outputs(integers, reference_ops())
     assert torch.equal(got["down"], expected["down"])
     assert torch.equal(got["qkv"], expected["qkv"])
+
+
+@pytest.mark.parametrize("actorder", ["dynamic", True])
+def test_an_order_of_inputs_has_several_names(make_twins, actorder):
+    integers, twin = make_twins(SCHEMES["packed in the order of activations"])
+    config = json.loads((integers / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = actorder
+    (integers / "config.json").write_text(json.dumps(config))
+    expected, got = outputs(twin, reference_ops()), outputs(integers, reference_ops())
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(("scheme", "bits"), [(Scheme("gptq"), 4), (Scheme("packed", num_bits=8), 8)])
@@ -224,7 +245,13 @@ def compressed(weights=None, inputs=None, **fields):
         (gptq(group_size=24), "group_size is 24, expected -1 or a multiple of 16"),
         (gptq(checkpoint_format="marlin"), "checkpoint_format is 'marlin', supported are gptq, gptq_v2"),
         (gptq(lm_head=True), "lm_head is true: a quantised output head is not supported"),
-        (gptq(dynamic={"-:.*": {}}), "dynamic has other settings for some layers"),
+        (gptq(dynamic={"-:.*gate": {}, "+:.*up_proj": {"bits": 8}}), "dynamic has other settings for '+:.*up_proj'"),
+        (gptq(dynamic={"-:(a+)+b": {}}), "dynamic has the pattern '(a+)+b', supported are 4 repeats and no repeated"),
+        (gptq(dynamic=["-:.*"]), "dynamic is ['-:.*'], expected an object of rules"),
+        (
+            Scheme("awq").config | {"modules_to_not_convert": ["*" * 4]},
+            "modules_to_not_convert has the name '****', supported are 3 of '*'",
+        ),
         (gptq(modules_in_block_to_quantize="q_proj"), "modules_in_block_to_quantize is 'q_proj', expected a list"),
         (Scheme("awq").config | {"version": "gemv"}, "version is 'gemv', supported is 'gemm'"),
         (Scheme("awq").config | {"bits": 8}, "bits is 8, supported is 4"),
