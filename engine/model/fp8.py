@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from engine.model.config_fields import ConfigFields
-from engine.model.module_patterns import module_patterns
+from engine.model.module_patterns import is_selected, module_patterns, targeted_modules
 from kernels.fp8_block import BLOCK
 
 
@@ -24,11 +24,13 @@ class Fp8Weights:
         exceptions: patterns for the names of the layers that are not.
         has_blocks: whether scales are per block of 128 x 128 weights; otherwise per tensor or output channel.
         scale_name: last part of the names of scales in the checkpoint, beside `weight`.
+        only: patterns for the names of the layers that are; None: all others.
     """
 
     exceptions: tuple[re.Pattern[str], ...]
     has_blocks: bool = False
     scale_name: str = "weight_scale"
+    only: tuple[re.Pattern[str], ...] | None = None
 
     @classmethod
     def from_fp8(cls, section: ConfigFields) -> "Fp8Weights":
@@ -70,11 +72,11 @@ class Fp8Weights:
             raise activations.error("strategy", f"is {strategy!r}, supported are {supported}")
         if strategy == "group" and (size := activations.raw("group_size", None)) != BLOCK:
             raise activations.error("group_size", f"is {size!r}, supported is {BLOCK}")
-        return cls(module_patterns(section, "ignore"), has_blocks)
+        return cls(module_patterns(section, "ignore"), has_blocks, only=targeted_modules(group))
 
     def holds(self, module: str) -> bool:
         """Whether a linear layer is stored in 8 bits; `module` is its name, such as `model.layers.0.mlp.up_proj`."""
-        return not any(exception.match(module) for exception in self.exceptions)
+        return is_selected(module, self.exceptions, self.only)
 
 
 def _check_float8(part: ConfigFields) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.model.config_fields import ConfigFields
-from engine.model.module_patterns import module_patterns, skipped_modules
+from engine.model.module_patterns import is_selected, module_patterns, skipped_modules, targeted_modules
 
 Layout = Literal["gptq", "awq", "packed", "int8"]
 
@@ -27,7 +27,7 @@ class IntWeights:
         num_bits: 4 or 8.
         group_size: inputs that share a scale; None: all.
         exceptions: patterns for the names of the layers that are not quantised.
-        only: suffixes of the names of those that are; None: all others.
+        only: patterns for the names of those that are; None: all others.
         has_zero_points: whether zero points are stored; always for gptq and awq.
         stored_zero: what is added to stored zero points: 1 in the first format of GPTQ.
         has_input_order: whether groups are of inputs in another order, which `g_idx` tells.
@@ -38,7 +38,7 @@ class IntWeights:
     num_bits: int
     group_size: int | None
     exceptions: tuple[re.Pattern[str], ...] = ()
-    only: tuple[str, ...] | None = None
+    only: tuple[re.Pattern[str], ...] | None = None
     has_zero_points: bool = True
     stored_zero: int = 0
     has_input_order: bool = False
@@ -60,12 +60,13 @@ class IntWeights:
         if stored not in _GPTQ_FORMATS:
             raise section.error(format_field, f"is {stored!r}, supported are {', '.join(_GPTQ_FORMATS)}")
         _refuse_head(section)
+        only = "modules_in_block_to_quantize"
         return cls(
             layout="gptq",
             num_bits=_num_bits(section, "bits", (4, 8)),
             group_size=_group_size(section, "group_size"),
             exceptions=skipped_modules(section, "dynamic"),
-            only=_only(section, "modules_in_block_to_quantize"),
+            only=module_patterns(section, only) if only in section else None,
             stored_zero=1 if stored == "gptq" else 0,
             has_input_order=True,  # g_idx is there with desc_act and without
         )
@@ -118,6 +119,7 @@ class IntWeights:
             num_bits=num_bits,
             group_size=_group_size(weights, "group_size") if strategy == "group" else None,
             exceptions=module_patterns(section, "ignore"),
+            only=targeted_modules(group),
             has_zero_points=not weights.flag("symmetric", True),
             has_input_order=weights.raw("actorder", None) in ("group", "dynamic", True),  # names of the same
             quantizes_inputs=bool(inputs.names),
@@ -129,9 +131,7 @@ class IntWeights:
 
     def holds(self, module: str) -> bool:
         """Whether a linear layer is quantised; `module` is its name, such as `model.layers.0.mlp.up_proj`."""
-        if self.only is not None and not module.endswith(self.only):
-            return False
-        return not any(exception.match(module) for exception in self.exceptions)
+        return is_selected(module, self.exceptions, self.only)
 
 
 def _num_bits(section: ConfigFields, field: str, supported: tuple[int, ...]) -> int:
@@ -154,18 +154,3 @@ def _group_size(section: ConfigFields, field: str) -> int | None:
 def _refuse_head(section: ConfigFields) -> None:
     if section.flag("lm_head", False):
         raise section.error("lm_head", "is true: a quantised output head is not supported")
-
-
-def _only(section: ConfigFields, field: str) -> tuple[str, ...] | None:
-    """Reads names of modules, such as `self_attn.q_proj`, in a list or a list of lists."""
-    if field not in section:
-        return None
-    names = section.raw(field)
-    flat = (
-        [name for item in names for name in (item if isinstance(item, list) else [item])]
-        if isinstance(names, list)
-        else [None]
-    )
-    if not all(isinstance(name, str) and name for name in flat):
-        raise section.error(field, f"is {names!r}, expected a list of module names")
-    return tuple(f".{name}" for name in flat)

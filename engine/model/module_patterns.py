@@ -15,13 +15,15 @@ _REPEATED_GROUP = re.compile(r"\)[*+{]")
 def module_patterns(section: ConfigFields, field: str) -> tuple[re.Pattern[str], ...]:
     """Compiles a list of names of layers or their parents, suffixes of such names, and patterns after "re:".
 
-    A `*` in a name stands for any characters, and a dot at its end for nothing.
+    A `*` in a name stands for any characters, and a dot at its end for nothing. Names may be in lists of their own.
 
     Raises: CheckpointError: the field is no such list, or has too many or too complex patterns.
     """
-    names = section.raw(field, [])
-    if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= _MAX_LENGTH for name in names):
-        raise section.error(field, f"is {names!r}, expected a list of module names")
+    value = section.raw(field, [])
+    items = value if isinstance(value, list) else [value]
+    names = [name for item in items for name in (item if isinstance(item, list) else [item])]
+    if not isinstance(value, list) or not all(isinstance(name, str) and len(name) <= _MAX_LENGTH for name in names):
+        raise section.error(field, f"is {value!r}, expected a list of module names")
     if len(names) > _MAX_NAMES:
         raise section.error(field, f"has {len(names)} entries, at most {_MAX_NAMES} are allowed")
     patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
@@ -47,6 +49,21 @@ def skipped_modules(section: ConfigFields, field: str) -> tuple[re.Pattern[str],
             field, f"has other settings for {other!r}, supported are the same for all modules, and '-:' that skips some"
         )
     return _compiled(section, field, [rule.removeprefix("-:") for rule in rules])
+
+
+def targeted_modules(group: ConfigFields) -> tuple[re.Pattern[str], ...] | None:
+    """Compiles the `targets` of compressed-tensors; None: all linear layers.
+
+    Raises: CheckpointError: see `module_patterns`.
+    """
+    return None if "Linear" in group.raw("targets", ["Linear"]) else module_patterns(group, "targets")
+
+
+def is_selected(module: str, exceptions: tuple[re.Pattern[str], ...], only: tuple[re.Pattern[str], ...] | None) -> bool:
+    """Whether a module is none of the exceptions and one of `only`; None: all others."""
+    if only is not None and not any(pattern.match(module) for pattern in only):
+        return False
+    return not any(pattern.match(module) for pattern in exceptions)
 
 
 def _compiled(section: ConfigFields, field: str, patterns: list[str]) -> tuple[re.Pattern[str], ...]:

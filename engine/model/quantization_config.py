@@ -44,8 +44,11 @@ def _compressed_tensors(section: ConfigFields) -> QuantizedWeights:
     if len(groups.names) != 1:
         raise section.error("config_groups", f"has {len(groups.names)} groups, supported is one")
     group = groups.section(groups.names[0])
-    if (targets := group.raw("targets", ["Linear"])) != ["Linear"]:
-        raise group.error("targets", f"is {targets!r}, supported is ['Linear']")
+    targets = group.raw("targets", ["Linear"])
+    if not isinstance(targets, list) or not targets or not all(map(_is_target, targets)):
+        raise group.error(
+            "targets", f"is {targets!r}, supported are 'Linear', names of modules, and patterns after 're:'"
+        )
     weights = group.section("weights")
     kind, num_bits = weights.raw("type", "absent"), weights.raw("num_bits", 0)
     if kind == "int":
@@ -57,3 +60,8 @@ def _compressed_tensors(section: ConfigFields) -> QuantizedWeights:
             f"8; {_INSTEAD}",
         )
     return Fp8Weights.from_compressed_tensors(section, group)
+
+
+def _is_target(target: object) -> bool:
+    """Whether a target is supported: of the classes of modules, which have no dots, linear layers are."""
+    return isinstance(target, str) and (target == "Linear" or target.startswith("re:") or "." in target)

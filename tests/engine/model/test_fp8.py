@@ -183,6 +183,15 @@ def test_layers_that_are_not_quantised_keep_their_dtype(make_twins, field, patte
     assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
 
 
+def test_only_layers_that_targets_name_are_in_8_bits(make_twins):
+    except_for = ("model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj")
+    names = ["re:.*self_attn.*", "re:.*mlp.(gate|up)_proj$"]
+    small, twin = make_twins("channel", compressed_tensors(group={"targets": names}), except_for=except_for)
+    assert loaded_parts(small)["model.layers.1.mlp.down_proj.weight"].tensor.dtype is torch.float32
+    outputs, expected = layer_outputs(small, cpu_ops()), layer_outputs(twin, cpu_ops())
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
+
+
 def test_projections_of_one_matrix_must_all_be_in_8_bits(make_twins):
     small, _ = make_twins("tensor", {**DYNAMIC, "ignored_layers": [PROJECTION]}, except_for=(PROJECTION,))
     with pytest.raises(CheckpointError, match=f"they form one matrix; {PROJECTION} is not"):
@@ -300,7 +309,10 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins, ki
             compressed_tensors(kv_cache_scheme={"num_bits": 8, "type": "int"}),
             "kv_cache_scheme: type is 'int' with num_bits 8, supported is 'float' with num_bits 8",
         ),
-        (compressed_tensors(group={"targets": ["Embedding"]}), "targets is ['Embedding'], supported is ['Linear']"),
+        (
+            compressed_tensors(group={"targets": ["Embedding"]}),
+            "targets is ['Embedding'], supported are 'Linear', names of",
+        ),
         (compressed_tensors(weights={"num_bits": 4}), "weights: type is 'float' with num_bits 4"),
         (
             compressed_tensors(weights={"strategy": "block"}),

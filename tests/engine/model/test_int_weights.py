@@ -160,10 +160,18 @@ def test_groups_in_another_order_are_refused_for_ranks(make_twins):
         load_model(integers, ModelConfig.from_dir(integers), reference_ops(), group=rank(0))
 
 
+def targets(*names, scheme="packed"):
+    """Returns fields of a `quantization_config` by which only these modules are quantised."""
+    group = Scheme(scheme, num_bits=8 if scheme == "int8" else 4).config["config_groups"]["group_0"]
+    return {"config_groups": {"group_0": group | {"targets": list(names)}}, "ignore": []}
+
+
 @pytest.mark.parametrize(
     ("scheme", "fields"),
     [
         (Scheme("packed"), {"ignore": ["lm_head", "re:.*down_proj"]}),
+        (Scheme("packed"), targets("re:.*self_attn.*", "re:.*(gate|up)_proj$")),
+        (Scheme("int8", num_bits=8), targets("re:.*self_attn.*", "mlp.gate_proj", "mlp.up_proj", scheme="int8")),
         (Scheme("gptq"), {"dynamic": {"-:.*\\.down_proj": {}, "-:.*\\.router": None}}),
         (Scheme("awq"), {"modules_to_not_convert": ["lm_head", "mlp.down_proj"]}),
         (Scheme("awq"), {"modules_to_not_convert": ["model.layers.*.mlp.down_proj", "lm_head"]}),
