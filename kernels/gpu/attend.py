@@ -163,13 +163,17 @@ def _slots(block_ids, keys, kv_head, num_kv_heads, BLOCK_SIZE: tl.constexpr):  #
 
 
 @triton.jit
-def add_sink(row_max, row_sum, sinks_ptr, heads, is_used):  # type: ignore[no-untyped-def]
-    """Returns the sum of weights with that of each row's sink, a score without a value; it counts once per row.
+def add_sink(acc, row_max, row_sum, sinks_ptr, heads, is_used):  # type: ignore[no-untyped-def]
+    """Returns the state of `attend` with each row's sink, a score without a value, which counts once per row.
 
-    A sink far above all scores, or the only score, makes the sum large enough for a result of zero, and stays finite.
+    The largest score may become that of the sink, so that the sum stays finite, and the state has a weight in a merge
+    of chunks even if the row has seen no key in this one.
     """
-    sinks = tl.load(sinks_ptr + heads, mask=is_used, other=0.0).to(tl.float32) * LOG2_E
-    return row_sum + tl.exp2(tl.minimum(sinks[:, None] - row_max, 100.0))
+    sinks = tl.load(sinks_ptr + heads, mask=is_used, other=0.0).to(tl.float32)[:, None] * LOG2_E
+    new_max = tl.maximum(row_max, sinks)
+    finite_max = tl.where(new_max == -float("inf"), 0.0, new_max)
+    correction = tl.exp2(row_max - finite_max)
+    return acc * correction, new_max, row_sum * correction + tl.exp2(sinks - finite_max)
 
 
 @triton.jit

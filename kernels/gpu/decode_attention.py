@@ -188,7 +188,7 @@ def _decode_attention_kernel(  # type: ignore[no-untyped-def]
     acc, row_max, row_sum = state[0], state[1], state[2]
 
     if HAS_SINKS and end_key == seq_len:  # with the last chunk
-        row_sum = add_sink(row_max, row_sum, sinks_ptr, heads, group < GROUP_SIZE)
+        acc, row_max, row_sum = add_sink(acc, row_max, row_sum, sinks_ptr, heads, group < GROUP_SIZE)
     out = weighted_mean(acc, row_sum, IS_QUANTIZED)
     num_heads = num_kv_heads * GROUP_SIZE
     if is_whole_row:

@@ -301,11 +301,12 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     acc, row_max, row_sum, _ = state
 
     if HAS_SINKS:
+        is_used = rows < BLOCK_Q * GROUP_SIZE
         if IS_DIVIDED:  # with the first chunk
             if index % num_chunks == 0:
-                row_sum = add_sink(row_max, row_sum, sinks_ptr, heads, rows < BLOCK_Q * GROUP_SIZE)
+                acc, row_max, row_sum = add_sink(acc, row_max, row_sum, sinks_ptr, heads, is_used)
         else:
-            row_sum = add_sink(row_max, row_sum, sinks_ptr, heads, rows < BLOCK_Q * GROUP_SIZE)
+            acc, row_max, row_sum = add_sink(acc, row_max, row_sum, sinks_ptr, heads, is_used)
     out = weighted_mean(acc, row_sum, IS_QUANTIZED)
     if IS_DIVIDED and num_chunks > 1:
         part_rows = ((part.to(tl.int64) * num_kv_heads + kv_head) * BLOCK_M + rows)[:, None]

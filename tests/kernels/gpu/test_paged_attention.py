@@ -280,6 +280,20 @@ def test_chunks_of_a_row_are_merged_to_its_attention(device, float8, monkeypatch
         assert_close(out, expect(batch, batch.q, stored, **options))
 
 
+def test_a_sink_may_be_far_above_the_scores_of_the_chunk_that_adds_it(device):
+    """The last of two chunks adds the sink, which is near the scores of the first."""
+    batch = make_ragged_batch([1], [256], num_heads=1, num_kv_heads=1)
+    (k,) = batch.k
+    direction = batch.q[0] / batch.q[0].square().sum() / batch.scale
+    k = torch.cat((k[:128] * 0.01 + 60 * direction, k[128:] * 0.01 - 60 * direction))
+    batch = replace(batch, k=(k,))
+    cache, stored = make_cache(batch, torch.float32, device)
+    options = {"scale": batch.scale, "sinks": torch.tensor([62.0])}
+    out = run_decode(batch.q, cache, batch.metadata, device, **options)
+    extra_atol = score_error(batch.q.shape[2], largest_score(batch))
+    assert_close(out, expect(batch, batch.q, stored, **options), extra_atol=extra_atol)
+
+
 def test_a_long_row_beside_short_ones_equals_reference(device):
     """The long row has several chunks of 256 keys; scores are capped."""
     batch = make_ragged_batch([1] * 4, [20, 1500, 1, 130], num_heads=4, num_kv_heads=1, head_dim=64)
@@ -326,6 +340,8 @@ PREFIXED = {
     "fp8": {"kv_dtype": True},
     "sinks": {"sinks": torch.tensor([-1.0, 2.0, 1000.0])},
     "window, fp8": {"sliding_window": 700, "kv_dtype": True},
+    # the first chunk has keys that only some tokens of the tile see
+    "window, sinks": {"sliding_window": 1088, "sinks": torch.tensor([-1.0, 2.0, 4.0])},
 }
 
 
