@@ -1,6 +1,7 @@
 """The runner of the first of several pipeline stages, which has the embedding and the output head, and samples."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,8 @@ from engine.runner.kv_cache import KVCachePlan
 from engine.runner.model_runner import StepInFlight, TorchModelRunner
 from engine.runner.step_model import FirstStage
 from engine.runner.stream import Stream
-from kernels.interface import KernelOps
+from kernels.interface import KernelOps, Step
+from kernels.metadata import StepInputs
 from kernels.sampling import TokenMasks
 
 
@@ -61,8 +63,19 @@ class FirstStageRunner(TorchModelRunner):
             max_steps_in_flight=max_steps_in_flight,
             max_logprobs=max_logprobs,
         )
-        self._model = model
         self._group = group
+        self._residual = torch.zeros(
+            max_num_seqs, model.hidden_size, dtype=model.residual_dtype, device=self._stream.device
+        )
+
+        def head(inputs: StepInputs) -> torch.Tensor:
+            assert inputs.residual is not None
+            return model.head(inputs.residual)
+
+        # A step of its own, so that the kernels of the head and of the sampler are compiled at start too.
+        self._head: Step = ops.compile_step(
+            head, replace(self._builder.largest(), residual=self._residual), mixes_torch=True
+        )
 
     def _begin(self, step: StepInFlight) -> None:
         self._stream.run(partial(self._compute, step))
@@ -82,12 +95,9 @@ class FirstStageRunner(TorchModelRunner):
         assert is_queued, "the tokens before a sample are known when no other row of its request is in flight"
 
     def _sample(self, step: StepInFlight, masks: Callable[[], TokenMasks] | None) -> None:
-        num_logits, model = step.batch.num_logits, self._model
-        if num_logits:
+        if num_logits := step.batch.num_logits:
             step.batch.upload_sampling()
-            residual = torch.empty(
-                num_logits, model.hidden_size, dtype=model.residual_dtype, device=self._stream.device
-            )
+            residual = self._residual[:num_logits]
             self._group.receive(residual)
-            step.logits = model.head(residual)
+            step.logits = self._head(replace(step.batch.inputs, residual=residual))
         super()._sample(step, masks)
