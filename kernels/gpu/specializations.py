@@ -88,6 +88,9 @@ def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShap
         yield replace(shape, head_dim=80, group_size=7, dtype=fp16, kv_dtype=fp16, sliding_window=1024, soft_cap=50.0)
         if target.fp8_dtype is not None:
             yield replace(shape, kv_dtype=target.fp8_dtype, block_size=128)
+            yield replace(
+                shape, head_dim=64, group_size=8, kv_dtype=target.fp8_dtype, sliding_window=128, has_sinks=True
+            )
             yield replace(shape, head_dim=256, kv_dtype=target.fp8_dtype, sliding_window=1024)
         return
     for kv_dtype in (bf16, target.fp8_dtype):

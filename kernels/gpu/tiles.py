@@ -41,7 +41,7 @@ _PREFILL_TILES: dict[str, dict[_Shape, AttentionTile]] = {
     # 128 x 64 for heads of 128.
     "sm_90": {
         (64, 16): AttentionTile(128, 128, 8, 3),
-        (64, 8): AttentionTile(128, 128, 8, 3),
+        (64, 8): AttentionTile(128, 64, 8, 3),  # 128 keys, widened, take too many registers
         (128, 16): AttentionTile(128, 64, 8, 3),
         (128, 8): AttentionTile(128, 64, 8, 3),
         (256, 16): AttentionTile(128, 32, 8, 2),
@@ -60,7 +60,7 @@ _PREFILL_TILES: dict[str, dict[_Shape, AttentionTile]] = {
     # The same instructions with 99 KB of shared memory: fewer keys under way, and half the rows for heads of 256.
     "sm_86": {
         (64, 16): AttentionTile(128, 64, 4, 2),
-        (64, 8): AttentionTile(128, 64, 4, 2),
+        (64, 8): AttentionTile(128, 32, 8, 2),
         (128, 16): AttentionTile(128, 32, 8, 2),
         (128, 8): AttentionTile(128, 32, 8, 2),
         (256, 16): AttentionTile(64, 32, 8, 2),
