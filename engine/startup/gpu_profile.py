@@ -116,7 +116,7 @@ def log_memory_in_use(gpu: Gpu) -> None:
 def smallest_cache(limits: StepLimits, block_size: int, bytes_per_token: int, max_model_len: int) -> KVCachePlan:
     """Returns a cache for the prompts of the largest step and one token after each.
 
-    max_model_len has its final value, because buffers of a runner grow with it.
+    max_model_len is at least its final value, because buffers of a runner grow with it.
     """
     tokens_per_request = -(-limits.max_num_batched_tokens // limits.max_num_seqs) + 1
     blocks_per_request = -(-tokens_per_request // block_size)

@@ -194,12 +194,10 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         if is_measured:
             what = "measuring the largest step" if is_torch else "compiling kernels and measuring the largest step"
             startup.begin("kernels", what)
-            cache = smallest_cache(
-                task.limits,
-                config.block_size,
-                kv_bytes_per_token(shape, task.kv_dtype),
-                config.max_model_len or shape.max_position_embeddings,
-            )
+            bytes_per_token = kv_bytes_per_token(shape, task.kv_dtype)
+            # No cache of this GPU holds a longer request than its budget, whatever the model's context.
+            longest_len = min(shape.max_position_embeddings, max(1, gpu.memory.budget_bytes // bytes_per_token))
+            cache = smallest_cache(task.limits, config.block_size, bytes_per_token, config.max_model_len or longest_len)
             longest = longest_attention(ops, shape, task.limits, cache, task.dtype, task.kv_dtype, gpu.device)
             use = measure_memory(
                 gpu,

@@ -12,6 +12,7 @@ import torch
 
 import kernels.gpu.ops
 from engine.errors import ConfigError
+from engine.startup.gpu_profile import measure_memory
 from kernels.check import kernel_cases
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.ops import GpuOps
@@ -34,6 +35,24 @@ def test_the_cache_gets_the_memory_left_by_context_weights_graphs_and_the_larges
     step_bytes = STEP_BYTES - 2 * block_bytes
     used_bytes = MIB + WEIGHTS_BYTES + step_bytes + FakeGraphs.num_bytes
     assert parts.info.num_kv_blocks == (48 * MIB - used_bytes) // block_bytes
+
+
+def test_buffers_are_measured_for_no_longer_requests_than_the_budget_could_hold(
+    gpu: SimpleNamespace, servable: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers of a runner have a place for every token of every request: of a context of millions they take gigabytes
+    that no request can use.
+    """
+    measured: list[int] = []
+    monkeypatch.setattr(
+        "engine.startup.gpu_profile.measure_memory",
+        lambda *args, **options: measured.append(options["cache"].max_model_len) or measure_memory(*args, **options),
+    )
+    path = servable(num_hidden_layers=1, max_position_embeddings=400_000)
+    parts = build(path, gpu_memory_utilization=0.75, max_model_len=None)
+    token_bytes = 2 * 2 * 16 * 4
+    assert measured == [48 * MIB // token_bytes]
+    assert parts.info.max_model_len == parts.info.num_kv_blocks * 16 < measured[0]
 
 
 def test_torch_kernels_run_without_graphs_and_pay_for_attention_over_the_longest_context(
