@@ -94,12 +94,15 @@ KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("name", [*FILES, "model.safetensors.index.json", "added_tokens.json"])
 def test_a_file_that_is_not_regular_is_rejected(model_dir: Path, name: str, kind: str) -> None:
     make, says = KINDS[kind]
+    if name == "model.safetensors.index.json":
+        (model_dir / "model.safetensors").unlink()  # beside which no index is read
     make(model_dir / name)
     assert complaint(model_dir) == f"{model_dir / name}: {says}"
 
 
 def test_a_shard_that_is_not_regular_is_rejected(model_dir: Path) -> None:
     index = {"weight_map": {"model.norm.weight": "shard.safetensors"}}
+    (model_dir / "model.safetensors").unlink()
     (model_dir / "model.safetensors.index.json").write_text(json.dumps(index))
     fifo(model_dir / "shard.safetensors")
     assert complaint(model_dir) == f"{model_dir / 'shard.safetensors'}: is a named pipe, expected a regular file"
