@@ -60,8 +60,8 @@ class ShutdownSignals:
 
         Raises: StoppedWhileLoading: see `check`.
         """
-        self._engine = engine
         self.check()
+        self._engine = engine
 
     @property
     def ends_load(self) -> bool:

@@ -101,6 +101,7 @@ def test_a_signal_during_the_load_takes_effect_even_if_its_exception_is_suppress
         os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(StoppedWhileLoading):
         signals.control(Engine())  # type: ignore[arg-type]
+    assert signals.ends_load, "ranks that fail by its end are not reported"
 
 
 def test_an_error_of_the_load_after_a_signal_is_the_signals(signals: ShutdownSignals) -> None:
