@@ -15,9 +15,19 @@ def try_port(host: str, port: int, *, reuse_port: bool) -> None:
         ConfigError: the port cannot be opened.
     """
     try:
-        socket.create_server((host, port), family=_family(host), reuse_port=reuse_port).close()
+        open_port(host, port, reuse_port=reuse_port).close()
     except OSError as error:
         raise cannot_listen(host, port, error, GRPC_ADVICE) from error
+
+
+def open_port(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """Returns a socket that listens on the port; on `::` over IPv4 too, as gRPC does.
+
+    Raises:
+        OSError: the port cannot be opened.
+    """
+    is_dual = _is_dual(host)
+    return socket.create_server((host, port), family=_family(host), reuse_port=reuse_port, dualstack_ipv6=is_dual)
 
 
 def reserve_port(host: str, port: int, advice: str, *, shared: bool) -> socket.socket:
@@ -34,13 +44,13 @@ def reserve_port(host: str, port: int, advice: str, *, shared: bool) -> socket.s
     """
     try:
         if not shared:  # or a second server would get half of the first one's clients
-            socket.create_server((host, port), family=_family(host)).close()
+            open_port(host, port).close()
         reserved = socket.socket(_family(host), socket.SOCK_STREAM)
         try:
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if reserved.family == socket.AF_INET6:
-                reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not _is_dual(host))
             reserved.bind((host, port))
         except OSError:
             reserved.close()
@@ -59,3 +69,7 @@ def cannot_listen(host: str, port: int, error: Exception, advice: str) -> Config
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _is_dual(host: str) -> bool:
+    return host == "::" and socket.has_dualstack_ipv6()

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from frontend.api.http.connection import HEAD_TIMEOUT_S, HttpConnection
+from frontend.api.ports import open_port
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +74,7 @@ class HttpServer:
         Raises:
             OSError: the port cannot be opened.
         """
-        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
-        listener = socket.create_server(
-            self._address,
-            family=family,
-            reuse_port=self._reuse_port,
-            dualstack_ipv6=self._address[0] == "::" and socket.has_dualstack_ipv6(),  # as gRPC does
-        )
+        listener = open_port(*self._address, reuse_port=self._reuse_port)
         # Connections inherit it. asyncio sets it for sockets that name their protocol, which this one does not.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # for bytes still unsent when the application has timed out

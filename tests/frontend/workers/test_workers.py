@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from frontend.api.ports import GRPC_ADVICE, reserve_port
+from frontend.api.ports import GRPC_ADVICE, reserve_port, try_port
 from frontend.errors import ConfigError
 from tests.hang import HANG_S
 from tests.support.processes import is_alive
@@ -132,6 +132,17 @@ async def test_port_of_another_server_is_in_use_unless_sharing_is_requested():
             reserve_port("127.0.0.1", port, GRPC_ADVICE, shared=False)
         with reserve_port("127.0.0.1", port, GRPC_ADVICE, shared=True) as second:
             assert second.getsockname() == first.getsockname()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no sockets for both IP versions")
+async def test_port_of_both_ip_versions_is_in_use_if_another_server_has_it_over_ipv4():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        for shared in (False, True):
+            with pytest.raises(ConfigError, match="Address already in use; choose another --port"):
+                reserve_port("::", port, GRPC_ADVICE, shared=shared)
+        with pytest.raises(ConfigError, match="Address already in use; choose another --port"):
+            try_port("::", port, reuse_port=False)
 
 
 async def test_flag_that_only_a_worker_can_check_is_one_line_and_status_2(start, tmp_path):
