@@ -9,7 +9,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.anthropic.bodies import MessagesBody, PromptBody
 from frontend.api.anthropic.errors import REQUEST_ID_HEADER, error_response
 from frontend.api.anthropic.message_response import MessageBuilder
-from frontend.api.http.call_runner import CallRunner, request_id_of
+from frontend.api.http.call_runner import CallRunner, name_call
 from frontend.api.http.endpoint import STREAMED, Api, Endpoint
 from frontend.api.http.output_constraint import chat_constraint
 from frontend.slices import in_slices
@@ -28,32 +28,29 @@ class Messages:
     async def create(self, request: Request) -> Response:
         """POST /v1/messages."""
         arrived_at_s = time.monotonic()
-        request_id = request_id_of(None, request.headers)
-        request.state.request_id = f"req_{request_id}"
+        name_call(request, "req_")
         body = await self._runner.read(request, MessagesBody)
-        if body.request_id:
-            request_id = request_id_of(body.request_id, request.headers)
-            request.state.request_id = f"req_{request_id}"
+        call_id = name_call(request, "req_", body.request_id)
         chat = await in_slices(body.chat())
         generations = self._runner.generations
         model = generations.model(body.model)
         constraint = chat_constraint(
             body.output_constraint(), body.tool_use, generations.chat_format(model), model.tokenizer
         )
-        builder = MessageBuilder(body, model, request_id, chat=chat, constraint=constraint)
+        builder = MessageBuilder(body, model, call_id.removeprefix("req_"), chat=chat, constraint=constraint)
         deadline = self._runner.deadline(request, body, arrived_at_s)
         response = await self._runner.respond_single(request, builder, deadline, stream=bool(body.stream))
-        response.headers[REQUEST_ID_HEADER] = request.state.request_id
+        response.headers[REQUEST_ID_HEADER] = call_id
         return response
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens."""
-        request.state.request_id = f"req_{request_id_of(None, request.headers)}"
+        call_id = name_call(request, "req_")
         body = await self._runner.read(request, PromptBody)
         chat = await in_slices(body.chat())
         with self._runner.calls.call():
             token_ids = await self._runner.generations.count_tokens(pb.CountTokensRequest(model=body.model), chat)
-        headers = {**request.state.answer_headers, REQUEST_ID_HEADER: request.state.request_id}
+        headers = {**request.state.answer_headers, REQUEST_ID_HEADER: call_id}
         return JSONResponse({"input_tokens": len(token_ids)}, headers=headers)
 
 

@@ -150,14 +150,14 @@ def name_call(request: Request, prefix: str, body_request_id: str | None = None)
     """Returns the prefixed id of a call; the response to an error has it too, so that the call is found in the log.
 
     Raises:
-        BodyError: see `request_id_of`.
+        BodyError: see `_request_id_of`.
     """
-    request_id = prefix + request_id_of(body_request_id, request.headers)
+    request_id = prefix + _request_id_of(body_request_id, request.headers)
     request.state.request_id = request_id
     return request_id
 
 
-def request_id_of(body_request_id: str | None, headers: Mapping[str, str]) -> str:
+def _request_id_of(body_request_id: str | None, headers: Mapping[str, str]) -> str:
     """Returns the client's request id from the body or the header, else a new one.
 
     Raises:
