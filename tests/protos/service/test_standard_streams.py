@@ -22,6 +22,14 @@ with socket.socket() as other, open(sys.argv[1], "w") as file:
     print([sys.stdin.fileno(), sys.stdout.fileno(), sys.stderr.fileno()], other.fileno() > 2, file=file)
 """
 
+STARTER = """\
+import subprocess, sys
+from chairlift.service.standard_streams import open_closed_streams
+open_closed_streams()
+code = "import sys; print(None in (sys.stdin, sys.stdout, sys.stderr), file=open(sys.argv[1], 'w'))"
+subprocess.run([sys.executable, "-c", code, sys.argv[1]], check=True)
+"""
+
 
 def status(closed: str, *command: object) -> int:
     """Runs a command with closed streams; returns its exit status."""
@@ -33,6 +41,13 @@ def status(closed: str, *command: object) -> int:
 def test_closed_streams_have_their_own_descriptors(closed: str, tmp_path: Path) -> None:
     assert status(closed, sys.executable, "-c", REPORT, tmp_path / "report") == 0
     assert (tmp_path / "report").read_text() == "[0, 1, 2] True\n"
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_processes_that_are_started_have_open_streams(closed: str, tmp_path: Path) -> None:
+    """Workers, ranks of an engine and compilers do not open them themselves."""
+    assert status(closed, sys.executable, "-c", STARTER, tmp_path / "report") == 0
+    assert (tmp_path / "report").read_text() == "False\n"
 
 
 @pytest.mark.parametrize("closed", CLOSED)
