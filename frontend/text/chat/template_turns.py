@@ -62,22 +62,23 @@ def find_call_form(render: Callable[[Sequence[ChatMessage], ChatOptions, CallFor
     """Returns the first form in which a template renders the calls of all probes.
 
     If no form renders a probe, that probe does not count. For a template that renders no calls this is the default.
-    Ids are short if the template renders the probes' own, but not those of other servers.
+    Ids are short if the template accepts the probes' own, but rejects those of other servers. A prompt without the name
+    of a call is no rejection: Kimi's template renders the id in its place.
 
     Args:
         render: renders a conversation; returns an empty text if the template rejects it.
     """
 
-    def renders(turn: ChatMessage, form: CallForm) -> bool:
+    def prompt(turn: ChatMessage, form: CallForm) -> str:
         results = [ChatMessage("tool", "result", tool_call_id=call.call_id) for call in turn.tool_calls]
-        return _has_calls(render([ChatMessage("user", "question"), turn, *results], _PROBE_OPTIONS, form), turn)
+        return render([ChatMessage("user", "question"), turn, *results], _PROBE_OPTIONS, form)
 
     forms = _FORMS
     for turn in _PROBES:
-        forms = [form for form in forms if renders(turn, form)] or forms
+        forms = [form for form in forms if _has_calls(prompt(turn, form), turn)] or forms
     form, turn = forms[0], _PROBES[0]
     others = [replace(turn, tool_calls=(replace(turn.tool_calls[0], call_id=call_id),)) for call_id in _OTHER_IDS]
-    return replace(form, short_ids=renders(turn, form) and not all(renders(other, form) for other in others))
+    return replace(form, short_ids=bool(prompt(turn, form)) and not all(prompt(other, form) for other in others))
 
 
 def _has_calls(prompt: str, turn: ChatMessage) -> bool:

@@ -221,3 +221,13 @@ def test_ids_stay_unchanged_if_the_template_takes_them():
     for source in (IDS_OF_NINE.replace("CONDITION", "< 1"), "{{ messages[-1].tool_call_id }}"):
         call = replace(CALL, tool_calls=(replace(KOELN, call_id="call_1"),))
         assert "call_1" in render(source, QUESTION, call, replace(RESULT, tool_call_id="call_1"))
+
+
+def test_ids_that_have_the_name_of_the_tool_stay_unchanged():
+    """Kimi K2's template renders the id of a call instead of the name."""
+    source = "{% for m in messages %}{% for call in m.tool_calls %}{{ call.id }}{{ call.function.arguments | tojson }}"
+    source += "{% endfor %}{{ m.tool_call_id }}{% endfor %}"
+    call_id = "functions.weather:0"
+    call = replace(CALL, tool_calls=(replace(KOELN, call_id=call_id),))
+    prompt = render(source, QUESTION, call, replace(RESULT, tool_call_id=call_id))
+    assert prompt.count(call_id) == 2
