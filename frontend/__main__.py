@@ -4,7 +4,6 @@ import chairlift.service.silent_grpc  # noqa: F401 - before grpc
 
 # isort: split
 import asyncio
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from chairlift.service.standard_streams import open_closed_streams
 from chairlift.service.variables import warn_of_unknown_variables
 from frontend.config import FrontendConfig, parse_arguments
 from frontend.errors import ConfigError
+from frontend.garbage import collect_when_idle
 from frontend.workers.run import run_workers
 from frontend.workers.supervisor import WorkerFailed
 
@@ -50,7 +50,7 @@ def _run(config: FrontendConfig) -> int:
         signals.watch()
         try:
             await app.start()
-            gc.freeze()  # a collection over the objects of the imports would block the event loop for 30 ms
+            collect_when_idle(app.calls)
             await signals.stop.wait()
             return await app.drain(config.shutdown_timeout_s)
         finally:

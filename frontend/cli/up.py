@@ -6,7 +6,6 @@ They communicate over a unix socket in a private folder. Flags that the frontend
 import asyncio
 import contextlib
 import dataclasses
-import gc
 import logging
 import os
 import shutil
@@ -26,6 +25,7 @@ from frontend.cli.error_line import error_line
 from frontend.cli.smoke_test import run_smoke_test
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
+from frontend.garbage import collect_when_idle
 from frontend.workers.supervisor import Supervisor, WorkerFailed
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: ignore a folder named engine here
@@ -116,7 +116,8 @@ class Pair:
         grace_s = self._config.shutdown_timeout_s
         try:
             await self._app.start()
-            gc.freeze()  # as chairlift-frontend does
+            if isinstance(self._app, FrontendApp):
+                collect_when_idle(self._app.calls)
             supervision = asyncio.create_task(engine.run())
             announcement = asyncio.create_task(self._announce(with_smoke_test))
             signalled = asyncio.create_task(signals.stop.wait())

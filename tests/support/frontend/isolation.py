@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from frontend.garbage import collect_when_idle
 from tests.hang import HANG_S
 from tests.support.frontend.fake_engine import FakeEngine
 from tests.support.frontend.large_requests import LARGE_REQUESTS, MAX_MODEL_LEN, Outcome, send
@@ -74,13 +75,15 @@ async def _frontend() -> AsyncIterator[FrontendApp]:
     engine.start()
     address = await asyncio.to_thread(ours.recv)
     app = FrontendApp(FrontendConfig(port=0, http_port=0, engine=(address,), nice=0))
+    thresholds = gc.get_threshold()
     try:
         await app.start()
         await app.wait_serving(HANG_S)
         gc.collect()
-        gc.freeze()  # as the frontend does
+        collect_when_idle(app.calls)
         yield app
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
         await app.stop()
         ours.close()
