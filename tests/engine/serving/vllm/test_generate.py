@@ -186,11 +186,10 @@ async def test_a_slow_reader_pauses_its_answer(start: Any, monkeypatch: pytest.M
 
 async def test_abort_ends_a_call_with_what_it_has(start: Any) -> None:
     gate = Gate()
-    gate.open()
+    gate.let_pass(20)
     served = await start(max_model_len=256, on_step=gate)
     stream = aiter(served.gateway.stub.Generate(wanted(PROMPT, max_tokens=220, n=2)))
     responses = [await anext(stream)]
-    gate.close()
     await gate.holds()
     await served.gateway.stub.Abort(vllm_pb.AbortRequest(request_ids=["r", "unknown"]))
     gate.open()
