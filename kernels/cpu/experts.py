@@ -6,7 +6,7 @@ COMBINE adds up what the experts of a token have computed. The bits of a token d
 those of `kernels.cpu.linear`, and experts are added in the order of their numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,6 +51,8 @@ _LOGITS, _EXPERTS, _TOP_K, _NORMALIZES, _WEIGHTS, _CHOSEN, _PLACES, _TOKENS, _ST
 )
 _TABLE, _TABLE_SIZE, _TABLE_STARTS, _TABLE_TOKENS, _CODE = range(FIRST_OPERAND, FIRST_OPERAND + 5)
 _Y, _OUT, _N, _Y_WEIGHTS, _Y_PLACES, _Y_TOP_K = range(FIRST_OPERAND, FIRST_OPERAND + 6)
+
+_NumItemsOf = Callable[["Longs", int], int]
 
 _OWN = SCRATCH_BYTES - 8 * (WIDTH + 1)
 """Where the scratch memory of a thread holds the instruction of an expert, and behind it its number of rows."""
@@ -267,48 +269,46 @@ def _weigh(
 @kernel
 def num_expert_pack_items(row: "Longs") -> int:
     """Returns the items of PACK_EXPERT_ROWS: those of all experts."""
-    table, starts = _table(row), longs_at(row[_TABLE_STARTS], row[_TABLE_SIZE] + 1)
-    total = 0
-    for expert in range(row[_TABLE_SIZE]):
-        rows = starts[expert + 1] - starts[expert]
-        if rows:
-            total += num_pack_items_of(table[expert], rows)
-    return total
+    return _num_items_of_all(row, num_pack_items_of)
 
 
 @item_kernel
 def expert_pack_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
     """Runs an item of the instruction PACK_ROWS of an expert."""
-    table, starts = _table(row), longs_at(row[_TABLE_STARTS], row[_TABLE_SIZE] + 1)
-    for expert in range(row[_TABLE_SIZE]):
-        rows = starts[expert + 1] - starts[expert]
-        num_items = num_pack_items_of(table[expert], rows) if rows else 0
-        if item < num_items:
-            own = _own_instruction(row, table[expert], starts[expert], rows, scratch)
-            call_item(row[_CODE], own, value, item, scratch)
-            return
-        item -= num_items
+    _run_item_of_one(row, num_pack_items_of, value, item, scratch)
 
 
 @kernel
 def num_expert_linear_items(row: "Longs") -> int:
     """Returns the items of EXPERT_LINEAR: those of all experts."""
-    table, starts = _table(row), longs_at(row[_TABLE_STARTS], row[_TABLE_SIZE] + 1)
-    total = 0
-    for expert in range(row[_TABLE_SIZE]):
-        rows = starts[expert + 1] - starts[expert]
-        if rows:
-            total += num_linear_items_of(table[expert], rows)
-    return total
+    return _num_items_of_all(row, num_linear_items_of)
 
 
 @item_kernel
 def expert_linear_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
     """Runs an item of the instruction LINEAR of an expert."""
+    _run_item_of_one(row, num_linear_items_of, value, item, scratch)
+
+
+@inline
+def _num_items_of_all(row: "Longs", num_items_of: _NumItemsOf) -> int:
+    """Returns the sum over the experts; num_items_of counts the items of an expert's instruction on its rows."""
+    table, starts = _table(row), longs_at(row[_TABLE_STARTS], row[_TABLE_SIZE] + 1)
+    total = 0
+    for expert in range(row[_TABLE_SIZE]):
+        rows = starts[expert + 1] - starts[expert]
+        if rows:
+            total += num_items_of(table[expert], rows)
+    return total
+
+
+@inline
+def _run_item_of_one(row: "Longs", num_items_of: _NumItemsOf, value: np.float32, item: int, scratch: int) -> None:
+    """Finds the expert that an item is of, and calls the kernel at `_CODE` for its own instruction."""
     table, starts = _table(row), longs_at(row[_TABLE_STARTS], row[_TABLE_SIZE] + 1)
     for expert in range(row[_TABLE_SIZE]):
         rows = starts[expert + 1] - starts[expert]
-        num_items = num_linear_items_of(table[expert], rows) if rows else 0
+        num_items = num_items_of(table[expert], rows) if rows else 0
         if item < num_items:
             own = _own_instruction(row, table[expert], starts[expert], rows, scratch)
             call_item(row[_CODE], own, value, item, scratch)
