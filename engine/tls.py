@@ -13,7 +13,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from chairlift.service.tls import is_loopback
+from chairlift.loopback import is_loopback
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from chairlift.loopback import is_loopback
 from chairlift.service.flags import (
     FlagError,
     FlagParser,
@@ -29,7 +30,6 @@ from chairlift.service.flags import (
     text,
 )
 from chairlift.service.logs import LOG_FORMATS, LOG_LEVELS
-from chairlift.service.tls import is_loopback
 from frontend.engine_address import EngineAddress
 from frontend.errors import ConfigError
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS

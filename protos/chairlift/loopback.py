@@ -1,4 +1,4 @@
-"""Which addresses need TLS."""
+"""Addresses of this machine's loopback, which need neither TLS nor a proxy."""
 
 import ipaddress
 

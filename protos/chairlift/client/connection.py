@@ -1,11 +1,12 @@
 """Channels, API keys and TLS of both clients."""
 
-import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+
+from chairlift.loopback import is_loopback
 
 KEY_VARIABLE = "CHAIRLIFT_API_KEY"
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -69,11 +70,7 @@ def _is_loopback(target: str) -> bool:
     address = target.rpartition("/")[2]  # of dns:///HOST:PORT
     for scheme in ("dns:", "ipv4:", "ipv6:"):
         address = address.removeprefix(scheme)
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
 def _bytes(path: str | Path | None) -> bytes | None:
