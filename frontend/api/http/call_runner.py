@@ -149,11 +149,14 @@ def _set_targets(request: Request, builder: EventBuilder) -> None:
 def name_call(request: Request, prefix: str, body_request_id: str | None = None) -> str:
     """Returns the prefixed id of a call; the response to an error has it too, so that the call is found in the log.
 
+    Call it before the body is read, and again with the id of the body, which comes before that of the header.
+
     Raises:
         BodyError: see `_request_id_of`.
     """
-    request_id = prefix + _request_id_of(body_request_id, request.headers)
-    request.state.request_id = request_id
+    if body_request_id or not hasattr(request.state, "request_id"):
+        request.state.request_id = prefix + _request_id_of(body_request_id, request.headers)
+    request_id: str = request.state.request_id
     return request_id
 
 
