@@ -1,5 +1,6 @@
 """Finds out whether a checkpoint has an output head of its own, whatever config.json says of tied embeddings."""
 
+import functools
 from pathlib import Path
 
 from engine.errors import CheckpointError
@@ -37,10 +38,18 @@ def has_own_head(checkpoint: Checkpoint) -> bool:
 
 
 def _are_equal(a: tuple[Path, TensorEntry], b: tuple[Path, TensorEntry]) -> bool:
-    """Whether two tensors have the same bytes; stops at the first chunk that differs."""
+    """Whether two tensors have the same numbers."""
     (a_file, a_entry), (b_file, b_entry) = a, b
     if (a_entry.dtype, a_entry.shape) != (b_entry.dtype, b_entry.shape):
         return False
+    return _have_equal_bytes(a_file, a_entry, a_file.stat().st_mtime_ns, b_file, b_entry, b_file.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)  # a start asks twice, of matrices that may have gigabytes
+def _have_equal_bytes(
+    a_file: Path, a_entry: TensorEntry, _a_time: int, b_file: Path, b_entry: TensorEntry, _b_time: int
+) -> bool:
+    """Compares two tensors of the same size; stops at the first chunk that differs. Times are those of changes."""
     with open_regular(a_file) as a_reader, open_regular(b_file) as b_reader:
         a_reader.seek(a_entry.start)
         b_reader.seek(b_entry.start)

@@ -117,8 +117,8 @@ class ChatTemplate:
         Content with several texts is passed as a list of parts if the template loops over content, otherwise as lines
         of one text. A single text is passed as a list with one part only if the template accepts nothing else. The role
         "developer" becomes "system" if the template does not know it. A template that reads tools only from messages
-        gets them in the system message. Turns with tool calls have the form that the
-        template renders (`find_call_form`).
+        gets them in the system message. Turns with tool calls have the form that the template renders
+        (`find_call_form`).
 
         Args:
             messages: oldest first.
