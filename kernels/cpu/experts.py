@@ -26,7 +26,7 @@ from kernels.cpu.instruction import (
     num_rows,
 )
 from kernels.cpu.intrinsics import call_item, floats_at, longs_at
-from kernels.cpu.jit import exp_nonpositive, inline, kernel
+from kernels.cpu.jit import exp_nonpositive, inline, kernel, spliced
 from kernels.cpu.linear import (
     X_ROWS,
     X_STEP,
@@ -290,7 +290,7 @@ def expert_linear_item(row: "Longs", value: np.float32, item: int, scratch: int)
     _run_item_of_one(row, num_linear_items_of, value, item, scratch)
 
 
-@inline
+@spliced
 def _num_items_of_all(row: "Longs", num_items_of: _NumItemsOf) -> int:
     """Returns the sum over the experts; num_items_of counts the items of an expert's instruction on its rows."""
     table, starts = _table(row), longs_at(row[_TABLE_STARTS], row[_TABLE_SIZE] + 1)
@@ -302,7 +302,7 @@ def _num_items_of_all(row: "Longs", num_items_of: _NumItemsOf) -> int:
     return total
 
 
-@inline
+@spliced
 def _run_item_of_one(row: "Longs", num_items_of: _NumItemsOf, value: np.float32, item: int, scratch: int) -> None:
     """Finds the expert that an item is of, and calls the kernel at `_CODE` for its own instruction."""
     table, starts = _table(row), longs_at(row[_TABLE_STARTS], row[_TABLE_SIZE] + 1)

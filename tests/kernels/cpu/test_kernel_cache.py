@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from numba.core import config
 
-from kernels.cpu import jit, kernel_cache
+from kernels.cpu import jit, kernel_cache, sample, worker_pool
+from kernels.cpu.execute import ITEM_KERNELS, compile_items
 from kernels.cpu.kernel_cache import SUFFIX, cache_folder, kernel_sources
 from tests.hang import HANG_S
 
@@ -205,3 +207,19 @@ def test_a_loaded_kernel_counts_as_used(folder: Path) -> None:
         os.utime(file, (1000, 1000))
     assert tripled() == 0
     assert min(file.stat().st_mtime for file in files) > 1000
+
+
+def test_the_kernels_of_an_engine_can_be_kept() -> None:
+    """One that holds an address of its process, such as of a function passed as an argument, is compiled every time."""
+    worker_pool.compile_loop()
+    sample.compile_sampler()
+    compile_items()
+    kernels: list[Any] = [
+        *ITEM_KERNELS.values(),
+        worker_pool._run,
+        sample._sample_rows,
+        sample._sample_rows_on_all_threads,
+    ]
+    compiled = [overload for kernel in kernels for overload in kernel.overloads.values()]
+    assert len(compiled) >= len(kernels)
+    assert [overload.fndesc.qualname for overload in compiled if overload.library.has_dynamic_globals] == []
