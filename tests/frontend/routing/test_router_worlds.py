@@ -14,7 +14,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason
 from frontend.errors import DeadlineExceeded, EngineUnavailable, QueueFull, ServerDraining
-from frontend.routing import router, wire
+from frontend.routing import failover, router, wire
 from frontend.routing.pending import PendingRequest
 from frontend.routing.stream import CancelReason
 from frontend.text.served_model import ModelKey
@@ -234,8 +234,8 @@ class World:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock of everything here, the event loop's timers included."""
-    clock = SimpleNamespace(now_s=time.monotonic())
+    """The clock of everything here, the event loop's timers included; it rounds alike in every run."""
+    clock = SimpleNamespace(now_s=1e6)
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: clock.now_s)
         patch.setattr(router, "EngineConnection", FakeConnection)
@@ -257,8 +257,9 @@ class NoMetrics:
 
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("seed", range(60))
-async def test_every_request_ends_once_with_the_right_tokens(seed, clock):
+async def test_every_request_ends_once_with_the_right_tokens(seed, clock, monkeypatch):
     rng = random.Random(seed)
+    monkeypatch.setattr(failover, "random", random.Random(seed))  # its pauses: a seed is one world
     world = World(rng, clock, NoMetrics())
     world.engines[0].come("a")
     for _ in range(250):
