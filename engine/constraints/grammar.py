@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Sequence
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 from llguidance._lib import LLParserLimits
 
+from chairlift.service.structured.grammar_tokenizer import grammar_tokenizer
 from engine.constraints.token_bits import Words
 from engine.errors import InvalidRequest
 
@@ -37,11 +38,8 @@ class GrammarTokenizer:
             end_token_ids: end tokens of the model; each of them may end the output of a complete grammar.
         Raises: InvalidRequest: the tokenizer cannot be used for grammars.
         """
-        ends = sorted(token_id for token_id in end_token_ids if token_id < vocab_size)
-        if not ends:
-            raise InvalidRequest("grammar: the model has no end token")
         try:
-            self.ll = LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=ends)
+            self.ll = grammar_tokenizer(tokenizer_json.decode(), vocab_size, end_token_ids)
         except ValueError as error:
             raise InvalidRequest(f"grammar: this model's tokenizer cannot be used: {_short(str(error))}") from error
 

@@ -4,8 +4,7 @@
 -> {"kind": ..., "text": ..., "before": ...}                          <- {"grammar": ...}, again and again
 """
 
-from llguidance import LLTokenizer
-
+from chairlift.service.structured.grammar_tokenizer import grammar_tokenizer
 from chairlift.service.structured.grammars import grammar_of, parts_of
 from chairlift.service.structured.output_constraint import ConstraintError, ConstraintKind
 from frontend.text.isolated.worker import CannotStart, Frame, Handler, serve
@@ -21,9 +20,7 @@ def compiler(hello: Frame) -> Handler:
         CannotStart: the tokenizer cannot be used for grammars.
     """
     try:
-        tokenizer = LLTokenizer(
-            hello["tokenizer"], n_vocab=hello["vocab_size"], eos_token=sorted(hello["end_token_ids"])
-        )
+        tokenizer = grammar_tokenizer(hello["tokenizer"], hello["vocab_size"], hello["end_token_ids"])
     except ValueError as error:
         raise CannotStart(str(error)) from error
 

@@ -224,7 +224,7 @@ def test_an_engine_without_a_tokenizer_serves_no_grammar():
 
 def test_once_prepared_no_grammar_reads_the_tokenizer(compiler, monkeypatch):
     compiler.prepare()
-    monkeypatch.setattr("engine.constraints.grammar.LLTokenizer", None)
+    monkeypatch.setattr("engine.constraints.grammar.grammar_tokenizer", None)
     assert compiler.compile('start: "a"', allowed).result()
 
 

@@ -1,6 +1,7 @@
 """Structured output: converts the constraint on an answer to a grammar for llguidance.
 
     output_constraint.py   constraints that a request can set
+    grammar_tokenizer.py   the model's tokenizer, as llguidance reads it
     grammars.py        constraints to grammars, in llguidance's JSON format
     schema_rules.py    JSON Schemas in keywords that llguidance knows; schema_walk.py finds their parts
     closed_objects.py  objects without members that the schema does not name
