@@ -104,12 +104,16 @@ class GgufMetadata:
         return ["sliding_attention" if has_window else "full_attention" for has_window in have_windows]
 
     def rope_scaling(self) -> dict[str, Any] | None:
-        """Returns the rotation of contexts longer than in pre-training, as config.json has it; None: unscaled."""
-        kind = self.raw("rope.scaling.type", "none")
+        """Returns the rotation of contexts longer than in pre-training, as config.json has it; None: unscaled.
+
+        A factor without a type is linear, as in llama.cpp, and so is the factor under its name in files of 2023.
+        """
+        factor_name = next((name for name in ("rope.scaling.factor", "rope.scale_linear") if name in self), None)
+        kind = self.raw("rope.scaling.type", "none" if factor_name is None else "linear")
         if kind == "none":
             return None
         if kind == "linear":
-            return {"rope_type": "linear", "factor": self.number("rope.scaling.factor")}
+            return {"rope_type": "linear", "factor": self.number(factor_name or "rope.scaling.factor")}
         if kind != "yarn":
             raise self.error("rope.scaling.type", f"is {kind!r}, supported in GGUF are none, linear, yarn, longrope")
         factor = self.number("rope.scaling.factor")

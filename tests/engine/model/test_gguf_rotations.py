@@ -58,6 +58,17 @@ def test_a_linear_and_a_yarn_rotation_are_those_of_config_json(make_checkpoint: 
     assert (rope.rope_type, rope.factor, config.max_position_embeddings) == ("yarn", 4.0, 2048)
 
 
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear(make_checkpoint: Any, tmp_path: Path, key: str) -> None:
+    """In llama.cpp `llama_model_rope_freq_scale_train` is 0.25 for both, and 1 with the type "none"."""
+    folder, path = make_checkpoint("llama"), tmp_path / "model.gguf"
+    for kind, expected in (({}, ("linear", 4.0)), ({"llama.rope.scaling.type": "none"}, ("default", 1.0))):
+        write_gguf(path, metadata_of(folder) | {f"llama.{key}": 4.0} | kind, tensors_of(folder))
+        [rope] = set(ModelConfig.from_dir(path).traits.ropes)
+        assert rope is not None
+        assert (rope.rope_type, rope.factor) == expected
+
+
 def test_another_scaling_of_yarn_is_that_of_config_json(make_checkpoint: Any, tmp_path: Path) -> None:
     folder, path = make_checkpoint("qwen2"), tmp_path / "model.gguf"
     values = {
