@@ -44,10 +44,12 @@ _END_KEYS = ("eos", "eot", "eom")
 _END_TEXTS = frozenset(
     (
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
-        "<|end_of_text|>", "<end_of_utterance>", "</s>", "<|return|>", "<|call|>", "<｜end▁of▁sentence｜>",
+        "<|end_of_text|>", "<end_of_utterance>", "</s>", "<|return|>", "<|call|>", "<｜end▁of▁sentence｜>", "<eos>",
+        "_<EOT>", "[EOT]", "[EOS]",
     )
 )  # fmt: skip
-"""Control tokens that end an answer wherever they are in a vocabulary, as in llama.cpp."""
+"""Tokens that end an answer wherever they are in a vocabulary, as in llama.cpp. Early converters gave some,
+such as Phi-3's "<|end|>", the type of users' tokens; of that type "</s>" is a tag of HTML, in Gemma's vocabulary."""
 
 _END_OF_HARMONY = frozenset(("<|return|>", "<|call|>"))
 """Those of vocabularies for gpt-oss."""
@@ -84,15 +86,19 @@ def check_tokenizer(header: GgufHeader) -> None:
 
 
 def end_token_ids(header: GgufHeader) -> list[int]:
-    """Returns the ids that end an answer: those that keys name, and control tokens with the usual texts.
+    """Returns the ids that end an answer: those that keys name, and special tokens with the usual texts.
 
     Raises: CheckpointError: an id or the vocabulary is malformed.
     """
     ids = {token_id for key in _END_KEYS if (token_id := _named_id(header, key)) is not None}
     if TOKENS in header.metadata:
         tokens = header.strings(TOKENS)
-        kinds = enumerate(_types(header, tokens))
-        ends = {tokens[index]: index for index, kind in kinds if kind == CONTROL and tokens[index] in _END_TEXTS}
+        kinds = zip(tokens, _types(header, tokens), strict=True)
+        ends = {
+            token: index
+            for index, (token, kind) in enumerate(kinds)
+            if token in _END_TEXTS and (kind == CONTROL or (kind == USER_DEFINED and token != "</s>"))
+        }
         if ends.keys() >= _END_OF_HARMONY:  # "<|end|>" ends a message of an answer, not the answer
             ends.pop("<|end|>", None)
         ids |= {*ends.values()}

@@ -116,6 +116,18 @@ def test_tokens_that_end_an_answer_come_from_keys_and_texts(make_checkpoint: Any
     assert ModelConfig.from_dir(path).end_token_ids == {1, 2, 3, 7}
 
 
+def test_end_tokens_may_have_the_type_of_users_tokens(make_checkpoint: Any, tmp_path: Path) -> None:
+    """As early converters gave them to Phi-3. Gemma has </s> of this type, as a tag of HTML."""
+    folder, path = make_checkpoint("llama"), tmp_path / "model.gguf"
+    tokens = {
+        "tokenizer.ggml.tokens": ["<|endoftext|>", "<eos>", "<|end|>", "</s>", "<|assistant|>"],
+        "tokenizer.ggml.token_type": [3, 3, 4, 4, 4],
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    write_gguf(path, metadata_of(folder) | tokens, tensors_of(folder))
+    assert ModelConfig.from_dir(path).end_token_ids == {0, 1, 2}
+
+
 def test_other_metadata_or_weights_are_another_model(make_checkpoint: Any, tmp_path: Path) -> None:
     folder = make_checkpoint("llama")
     metadata, tensors = metadata_of(folder), tensors_of(folder)
