@@ -1,8 +1,9 @@
 """Opens a model's tokenizer for llguidance.
 
-The library reads tokenizer.json itself, unlike `tokenizers` in three points: it takes the number of tokens for the
-largest id plus one, which leaves out the last tokens if ids have gaps; it refuses end tokens from there on; and it does
-not read the decoder Metaspace, which writes a space for each "▁".
+The library reads tokenizer.json itself, unlike `tokenizers`. It takes the number of tokens for the largest id plus one,
+which leaves out the last tokens if ids have gaps, and refuses end tokens from there on. It does not read the decoder
+Metaspace, which writes a space for each "▁". It refuses a tokenizer that is larger than its model, such as by a padding
+token.
 """
 
 import json
@@ -38,7 +39,7 @@ def _adapted(tokenizer_json: str, vocab_size: int, ends: Collection[int]) -> str
     has_changed = isinstance(steps, list) and _write_spaces(steps)
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict) and isinstance(added, list):  # ids of a list have no gaps
-        has_changed |= _fill_gaps(vocabulary, added, vocab_size, ends)
+        has_changed |= _drop_beyond(vocabulary, added, vocab_size) | _fill_gaps(vocabulary, added, vocab_size, ends)
     return json.dumps(tokenizer, ensure_ascii=False) if has_changed else tokenizer_json
 
 
@@ -48,6 +49,15 @@ def _write_spaces(steps: list[Json]) -> bool:
     for index in places:
         steps[index] = {"type": "Replace", "pattern": {"String": steps[index].get("replacement", "▁")}, "content": " "}
     return bool(places)
+
+
+def _drop_beyond(vocabulary: dict[str, int], added: list[Json], vocab_size: int) -> bool:
+    """Removes added tokens that the model cannot draw; returns whether there were any."""
+    beyond = [token["content"] for token in added if token["id"] >= vocab_size]
+    for content in beyond:
+        vocabulary.pop(content, None)
+    added[:] = [token for token in added if token["id"] < vocab_size]
+    return bool(beyond)
 
 
 def _fill_gaps(vocabulary: dict[str, int], added: list[Json], vocab_size: int, ends: Collection[int]) -> bool:

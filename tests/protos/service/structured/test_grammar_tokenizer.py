@@ -74,6 +74,14 @@ def test_ids_without_a_token_are_never_allowed() -> None:
     assert allowed(LLMatcher(tokenizer, r"start: /(.|\n)*/")) == {*ids.values(), 60}
 
 
+def test_added_tokens_that_the_model_lacks_are_left_out() -> None:
+    """Such as the padding token of many fine-tunes of Llama 2, whose embedding was not extended."""
+    ids = {text: index for index, text in enumerate(PIECES)}
+    data = tokenizer_json("llama", ids, {"<end>": VOCAB_SIZE - 1, "<pad>": VOCAB_SIZE})
+    matcher = LLMatcher(grammar_tokenizer(data, VOCAB_SIZE, {VOCAB_SIZE - 1}), 'start: "ab"?')
+    assert allowed(matcher) == {ids["a"], ids["ab"], VOCAB_SIZE - 1}
+
+
 @pytest.mark.parametrize("ends", [set(), {VOCAB_SIZE}])
 def test_a_model_without_an_end_token_is_refused(ends: set[int]) -> None:
     with pytest.raises(ValueError, match="no end token"):
