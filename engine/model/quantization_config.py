@@ -34,7 +34,7 @@ def read_quantization_config(fields: ConfigFields) -> QuantizedWeights | None:
     method = section.raw("quant_method", "absent")
     if method == "compressed-tensors":
         return _compressed_tensors(section)
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise section.error("quant_method", f"is {method!r}, supported are {_SUPPORTED}; {_INSTEAD}")
     return _METHODS[method](section)
 

@@ -44,7 +44,13 @@ class TokenizerFiles:
                 check_nesting(model_dir / name, text)
         completed = complete(model_dir, objects)
         if completed is not None:
-            files["tokenizer.json"] = json.dumps(completed, ensure_ascii=False).encode()
+            try:
+                files["tokenizer.json"] = json.dumps(completed, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                raise CheckpointError(
+                    f"{model_dir / 'tokenizer.json'}: a text in it, or in another file of the tokenizer, is half of a "
+                    f"surrogate pair, {error.object[error.start]!a}"
+                ) from error
         return cls(tuple(sorted(files.items())))
 
     def sha256(self) -> bytes:

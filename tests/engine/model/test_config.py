@@ -262,6 +262,7 @@ def test_sliding_windows_by_architecture(read, overrides, windows):
         ),
         ({"rope_scaling": 3}, "rope_scaling is 3, expected an object"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5, expected at most 1"),
+        ({"quantization_config": {"quant_method": ["fp8"]}}, "quant_method is ['fp8'], supported are fp8, gptq"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic', whose frequencies follow"),
     ],
 )

@@ -53,3 +53,11 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, name: str, content: by
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"/{name}: cannot be read as JSON: .*; fetch the file again"):
         TokenizerFiles.from_dir(tmp_path)
+
+
+def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    """JSON can escape it, but no text has it; here it is in a token that is added to tokenizer.json."""
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER)
+    (tmp_path / "tokenizer_config.json").write_text(r'{"bos_token": "\ud83d"}')
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: a text in it.* half of a surrogate pair, '\\ud83d'$"):
+        TokenizerFiles.from_dir(tmp_path)
