@@ -80,6 +80,12 @@ async def test_grammar_is_compiled_and_the_first_request_starts_a_worker(make_co
     assert len(worker_ids()) == 1, "the idle worker was not used"
 
 
+async def test_an_end_token_beyond_the_vocabulary_costs_no_grammar(make_compiler, model):
+    """A generation_config.json may name more than the model has."""
+    model = dataclasses.replace(model, end_token_ids=(*model.end_token_ids, 10 * model.vocab_size))
+    assert await make_compiler().compile(good(), model)
+
+
 async def test_worker_ignores_a_folder_named_frontend_in_the_current_directory(
     make_compiler, model, tmp_path, monkeypatch
 ):
