@@ -135,9 +135,10 @@ def _token_variables(files: Mapping[str, bytes]) -> dict[str, str]:
         named |= extra
     variables = {}
     for name, token in named.items():
-        content = token.get("content") if isinstance(token, dict) and name not in own else token
-        if isinstance(content, str):
-            variables[name] = content
+        if isinstance(token, dict) and (name not in own or "__type" in token):
+            token = token.get("content")
+        if isinstance(token, str):
+            variables[name] = token
     return variables
 
 

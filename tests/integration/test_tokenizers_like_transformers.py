@@ -100,6 +100,7 @@ CASES = {
     "extra_special_tokens as names": {"extra_special_tokens": {"image_token": "<new>"}},
     "additional_special_tokens": {"additional_special_tokens": ["<new>", "<newer>"]},
     "a token of the model's own": {"image_token": "<new>"},
+    "a token of the model's own as AddedToken": {"image_token": {"__type": "AddedToken", **ROW}},
     "add_bos_token": {"add_bos_token": True, "bos_token": "<spec>"},
     "add_bos_token false": {"add_bos_token": False, "bos_token": "<spec>"},
     "add_eos_token": {"add_eos_token": True, "eos_token": "<spec>"},
