@@ -33,8 +33,8 @@ _DESCRIPTION = [
 _UNREACHABLE = "Got: "
 """Beginning of the library's message about a hub that does not answer, if its cache lacks the files too."""
 
-_GGUF_ID = re.compile(r"([^:]+):([A-Za-z0-9_]{1,32})")
-"""A repository, and the type at the end of the name of a file in it."""
+_GGUF_ID = re.compile(r"([^:]+):([A-Za-z0-9_-]{1,32})")
+"""A repository, and the type at the end of the name of a file in it, such as Q8_0 or UD-Q4_K_XL."""
 
 _OF_IMAGES = "mmproj"
 """Beginning of the names of GGUF files with the vision part of a model."""

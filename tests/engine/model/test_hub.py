@@ -172,6 +172,8 @@ GGUF_FILES = [
     "Q6_K/model-Q6_K-00002-of-00002.gguf",
     "a-Q2_K.gguf",
     "b-Q2_K.gguf",
+    "model-UD-IQ1_S.gguf",
+    "model-IQ1_S.gguf",
 ]
 
 
@@ -193,6 +195,7 @@ def repository(tmp_path, fetch):
         ("F16", [GGUF_FILES[2], GGUF_FILES[4]]),
         ("BF16", GGUF_FILES[3:4]),
         ("Q6_K", GGUF_FILES[5:7]),
+        ("UD-IQ1_S", GGUF_FILES[9:10]),
     ],
 )
 def test_one_gguf_file_of_a_repository_is_fetched(tmp_path, repository, kind, fetched):
