@@ -87,8 +87,12 @@ class GenerationRequest:
 
     @property
     def continues_text(self) -> bool:
-        """Whether answers continue the text of the prompt; an answer to a conversation starts a text of its own."""
-        return not isinstance(self.prompt, ChatPrompt) or self.prompt.options.continue_final_message
+        """Whether answers continue the text of the prompt; an answer to a conversation starts a text of its own.
+
+        A constrained answer has the text that its constraint has seen, which counts a space at the start.
+        """
+        is_own = isinstance(self.prompt, ChatPrompt) and not self.prompt.options.continue_final_message
+        return not is_own or self.constraint is not None
 
 
 def nth_answer(request: GenerationRequest, index: int) -> GenerationRequest:

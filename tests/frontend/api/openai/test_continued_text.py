@@ -63,3 +63,12 @@ async def test_answer_to_a_conversation_starts_without_a_space_unless_it_continu
             model="fake", messages=messages, extra_body={"continue_final_message": continues}
         )
         assert answer.choices[0].message.content == text
+
+
+async def test_constrained_answer_to_a_conversation_has_the_text_that_its_constraint_has_seen(client):
+    answer = await client.chat.completions.create(
+        model="fake",
+        messages=[{"role": "user", "content": "one two"}],
+        extra_body={"structured_outputs": {"regex": "[ a-z]{8}"}},
+    )
+    assert answer.choices[0].message.content == " one two"
