@@ -54,6 +54,9 @@ such as Phi-3's "<|end|>", the type of users' tokens; of that type "</s>" is a t
 _END_OF_HARMONY = frozenset(("<|return|>", "<|call|>"))
 """Those of vocabularies for gpt-oss."""
 
+_NO_ID = 2**32 - 1
+"""-1 as writers of other programs have it, for a token that a vocabulary lacks."""
+
 _DEFAULT_IDS = {"bos": 1, "unknown": 0}
 """Of SentencePiece, for files without the keys, as in llama.cpp."""
 
@@ -148,21 +151,23 @@ def tokenizer_files(header: GgufHeader) -> dict[str, bytes]:
 
 
 def _vocabulary(header: GgufHeader, tokens: list[str], types: list[int]) -> dict[str, int]:
-    """Returns the ids of tokens that are used."""
+    """Returns the ids of tokens that are used. Empty ones, which some files have, are not."""
     vocabulary: dict[str, int] = {}
     for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
-        if kind != UNUSED and vocabulary.setdefault(token, index) != index:
+        if token and kind != UNUSED and vocabulary.setdefault(token, index) != index:
             raise header.metadata.error(TOKENS, f"has {token[:100]!r} twice, at {vocabulary[token]} and {index}")
     return vocabulary
 
 
 def _special(header: GgufHeader, tokens: list[str], defaults: dict[str, int]) -> dict[str, int | None]:
     """Returns the ids of special tokens by their names in tokenizer_config.json."""
-    special: dict[str, int | None] = {}
+    special: dict[str, int | None] = dict.fromkeys(_SPECIAL)
     for name, key in _SPECIAL.items():
         default = defaults.get(key)
         token_id = _named_id(header, key)
         if token_id is not None and token_id >= len(tokens):
+            if key == "padding":  # nothing is padded
+                continue
             raise header.metadata.error(
                 f"tokenizer.ggml.{key}_token_id", f"is {token_id}, {TOKENS} has {len(tokens)} tokens"
             )
@@ -196,7 +201,8 @@ def _byte_level_parts(header: GgufHeader, vocabulary: dict[str, int]) -> Json:
 
 def _named_id(header: GgufHeader, key: str) -> int | None:
     name = f"tokenizer.ggml.{key}_token_id"
-    return header.metadata.integer(name, minimum=0) if name in header.metadata else None
+    is_named = header.metadata.raw(name, _NO_ID) != _NO_ID
+    return header.metadata.integer(name, minimum=0) if is_named else None
 
 
 def _types(header: GgufHeader, tokens: list[str]) -> list[int]:
@@ -235,7 +241,8 @@ def _added_tokens(header: GgufHeader, tokens: list[str], types: list[int], *, is
             "special": kind in special,
         }
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind in special or (kind == USER_DEFINED and not (is_sentencepiece and token == SPACE * len(token)))
+        if token
+        and (kind in special or (kind == USER_DEFINED and not (is_sentencepiece and token == SPACE * len(token))))
     ]
 
 

@@ -139,6 +139,23 @@ def test_the_end_of_a_message_of_gpt_oss_is_not_the_end_of_its_answer(tmp_path: 
         assert end_token_ids(read_gguf_header(tmp_path / "model.gguf")) == expected
 
 
+@pytest.mark.parametrize("padding_id", [2**32 - 1, 620])
+def test_empty_tokens_and_ids_that_no_token_has_are_left_out(tmp_path: Path, padding_id: int) -> None:
+    """As in llama.cpp; files of llama2.c's converter have both (tinyllamas/stories15M)."""
+    values = metadata()
+    values["tokenizer.ggml.tokens"] = [*values["tokenizer.ggml.tokens"][:-3], "", "", "<x>"]
+    values["tokenizer.ggml.token_type"] = [*values["tokenizer.ggml.token_type"][:-3], 1, 3, 3]
+    ids = {"padding": padding_id, "eot": 2**32 - 1, "unknown": 2**32 - 1}
+    values |= {f"tokenizer.ggml.{key}_token_id": token_id for key, token_id in ids.items()}
+    files = files_of(tmp_path, values)
+    made = Tokenizer.from_buffer(files["tokenizer.json"])
+    assert (made.token_to_id("<x>"), made.token_to_id("")) == (619, None)
+    assert json.loads(files["tokenizer_config.json"])["unk_token"] == "<unk>"
+    assert "pad_token" not in json.loads(files["tokenizer_config.json"])
+    assert end_token_ids(read_gguf_header(tmp_path / "model.gguf")) == [2]
+    assert TokenizerFiles.from_dir(tmp_path / "model.gguf").files
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
