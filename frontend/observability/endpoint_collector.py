@@ -36,7 +36,13 @@ class EndpointCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields metric families with one sample each, or with none while no engine has reported its load."""
-        attached = [(e.welcome.info, e.load) for e in self._engines if e.welcome is not None and e.load is not None]
+        by_instance = {  # an engine with two addresses counts once
+            engine.welcome.engine_instance_id: (engine.welcome.info, engine.load)
+            for engine in self._engines
+            if engine.welcome is not None and engine.load is not None
+        }
+        attached = list(by_instance.values())
+        caches = [(info, load) for info, load in attached if info.num_kv_blocks]  # the others do not report their size
         waiting = self._gauge("endpoint_num_requests_waiting", "Requests queued in all engines.")
         running = self._gauge("endpoint_num_requests_running", "Requests that hold KV cache in any engine.")
         usage = self._gauge(
@@ -45,14 +51,14 @@ class EndpointCollector(Collector):
         cache = self._gauge("endpoint_cache_config_info", "All engines' KV cache; always 1.", _CACHE_LABELS)
         adapters = self._gauge("lora_requests_info", "LoRA adapters; the time of the report.", _LORA_LABELS)
         if attached:
-            num_blocks = sum(info.num_kv_blocks for info, _ in attached)
-            num_free = sum(load.num_free_blocks for _, load in attached)
             waiting.add_metric((), sum(load.num_waiting for _, load in attached))
             running.add_metric((), sum(load.num_running for _, load in attached))
-            usage.add_metric((), 1 - num_free / num_blocks if num_blocks else 0.0)
-            cache.add_metric((str(attached[0][0].block_size), str(num_blocks)), 1)
             names = sorted({name for engine in self._engines if engine.welcome for name in engine.adapters})
             adapters.add_metric((str(len(names)), ",".join(names), ""), time.time())
+        if caches:
+            num_blocks = sum(info.num_kv_blocks for info, _ in caches)
+            usage.add_metric((), 1 - sum(load.num_free_blocks for _, load in caches) / num_blocks)
+            cache.add_metric((str(caches[0][0].block_size), str(num_blocks)), 1)
         yield from (waiting, running, usage, cache, adapters)
 
     def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:

@@ -2,6 +2,7 @@
 
 An engine's totals are exported unchanged: a new engine starts at zero, which Prometheus handles as a restart. Metrics
 of a disconnected engine are absent: old values would be wrong, and zeros would tell an autoscaler that nothing waits.
+Counters that an engine does not report are absent too: an engine that generates nothing looks like one that hangs.
 Only failed KV cache consistency checks are counted here, and remain.
 """
 
@@ -118,13 +119,19 @@ class EngineCollector(Collector):
         yield up
         yield from self._infos()
         loads = [
-            ((engine.welcome.info.model, engine.engine), engine.load, engine.welcome.info.num_kv_blocks)
+            (
+                (engine.welcome.info.model, engine.engine),
+                engine.load,
+                engine.welcome.info.num_kv_blocks,
+                engine.has_counters,
+            )
             for engine in self._engines
             if engine.welcome is not None and engine.load is not None
         ]
         usage = self._gauge(*_USAGE)
-        for labels, load, num_blocks in loads:
-            usage.add_metric(labels, 1 - load.num_free_blocks / num_blocks if num_blocks else 0.0)
+        for labels, load, num_blocks, _ in loads:
+            if num_blocks:  # else the engine does not report the size of its cache
+                usage.add_metric(labels, 1 - load.num_free_blocks / num_blocks)
         yield usage
         adapters = self._gauge(*_ADAPTERS)
         for engine in self._engines:
@@ -133,13 +140,14 @@ class EngineCollector(Collector):
         yield adapters
         for row in _GAUGES:
             gauge = self._gauge(row.name, row.text)
-            for labels, load, _ in loads:
+            for labels, load, *_ in loads:
                 gauge.add_metric(labels, row.value(load))
             yield gauge
         for row in _COUNTERS:
             counter = CounterMetricFamily(f"{self._prefix}:{row.name}", row.text, labels=LABELS)
-            for labels, load, _ in loads:
-                counter.add_metric(labels, row.value(load))
+            for labels, load, _, has_counters in loads:
+                if has_counters:
+                    counter.add_metric(labels, row.value(load))
             yield counter
         yield from self._latencies()
         failures = CounterMetricFamily(f"{self._prefix}:{_FAILURES[0]}", _FAILURES[1], labels=LABELS)

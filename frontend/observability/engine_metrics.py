@@ -64,6 +64,7 @@ class EngineMetrics:
         load: its latest load; None: none has been received.
         latency: what its policy slo reported last; None: it has another policy.
         adapters: names of the adapters that it has.
+        has_counters: whether its load has counters; those of other projects' engines have none.
         model_name: of the engine connected now or last; None: none ever was.
     """
 
@@ -78,14 +79,16 @@ class EngineMetrics:
         self.load: pb.LoadStats | None = None
         self.latency: pb.LatencyStats | None = None
         self.adapters: tuple[str, ...] = ()
+        self.has_counters = True
         self.model_name: str | None = None
         self._failures_seen = 0  # of the connected engine
         self._steps: _Steps | None = None
         self._last_step = 0
 
-    def attach(self, welcome: pb.Welcome) -> None:
+    def attach(self, welcome: pb.Welcome, *, has_counters: bool = True) -> None:
         """The engine has connected: a new instance, or the same one again."""
         self.welcome = welcome
+        self.has_counters = has_counters
         self.load = self.latency = None
         self.adapters = tuple(adapter.name for adapter in welcome.info.adapters)
         self.model_name = welcome.info.model

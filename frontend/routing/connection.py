@@ -263,7 +263,7 @@ class EngineConnection:
                 blocks = call.cached_blocks if isinstance(call, ForeignAttach) else None
                 self._attachment = Attachment(self.metrics.engine, instance_id, model, session, adapters, blocks)
                 self._stub = stub
-                self.metrics.attach(welcome)
+                self.metrics.attach(welcome, has_counters=self._kind is EngineKind.CHAIRLIFT)
                 self._log.clear()
                 logger.info(
                     "engine %s attached: instance %s, model %s, max_model_len %d",

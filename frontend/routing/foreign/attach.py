@@ -344,7 +344,7 @@ def _engine_info(facts: EngineFacts, loads: EngineLoads | None) -> pb.EngineInfo
         raise ConfigError(f"the engine reports a context of {facts.max_model_len} tokens; it must be above 0")
     if not 0 < facts.vocab_size < 1 << 31:
         raise ConfigError(f"the engine reports a vocabulary of {facts.vocab_size} tokens; it must be above 0")
-    capacity_tokens = loads.capacity_tokens if loads is not None and loads.capacity_tokens else facts.capacity_tokens
+    capacity_tokens = loads.capacity_tokens if loads is not None else 0  # without loads its use is not known
     return pb.EngineInfo(
         model=facts.model,
         weights_revision=facts.revision,

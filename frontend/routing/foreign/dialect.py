@@ -67,7 +67,6 @@ class EngineFacts:
     Attributes:
         max_model_len: most tokens of prompt and answer.
         vocab_size: 0: it does not say.
-        capacity_tokens: of its KV cache; 0: it does not say.
     """
 
     model: str
@@ -77,13 +76,16 @@ class EngineFacts:
     vocab_size: int = 0
     end_token_ids: tuple[int, ...] = ()
     block_size: int = DEFAULT_BLOCK_TOKENS
-    capacity_tokens: int = 0
     max_num_seqs: int = 0
 
 
 @dataclass(slots=True)
 class EngineLoads:
-    """The sum of an engine's ranks."""
+    """The sum of an engine's ranks.
+
+    Attributes:
+        capacity_tokens: of its KV cache; 0: it does not say.
+    """
 
     num_running: int = 0
     num_waiting: int = 0

@@ -38,7 +38,6 @@ class SglangDialect(Dialect):
             max_model_len=max(model.max_context_length, 0),
             vocab_size=max(model.vocab_size, 0),
             end_token_ids=tuple(model.eos_token_ids),
-            capacity_tokens=max(server.max_total_num_tokens, 0),
         )
 
     async def heartbeat(self, timeout_s: float) -> EngineLoads | None:

@@ -84,6 +84,10 @@ NO_ENGINE = [
     Course("chairlift:engine_up", FLAT),
     *(Course(f"chairlift:{name}", None) for name in TOLD_BY_ENGINE),
 ]
+OF_ANOTHER_PROJECT = [  # busy, and its proto has no counters
+    *BUSY,
+    *(Course(f"chairlift:{name}", None) for name in TOLD_BY_ENGINE if name.endswith("_total")),
+]
 NEVER_STEPPED = [
     Course("chairlift:engine_generated_tokens_total", FLAT),
     Course("chairlift:num_requests_running", FLAT),
@@ -98,6 +102,7 @@ FIRES: Mapping[str, tuple[list[Course], str | None]] = {
     "healthy": ([], None),
     "idle": (IDLE, None),
     "busy": (BUSY, None),
+    "engine of another project": (OF_ANOTHER_PROJECT, None),
     "three errors in ten minutes, and hardly a request": (
         [*NO_TRAFFIC, ends("stop", "0 1x180 2x178"), ends("error", "0x100 1x20 2x20 3x217")],
         None,

@@ -19,13 +19,14 @@ def metrics():
     return Metrics("chairlift", Admission(max_requests=8, max_tokens=100))
 
 
-def attach(metrics, *, blocks=100, free=100, running=0, waiting=0, adapters=()):
+def attach(metrics, *, blocks=100, free=100, running=0, waiting=0, adapters=(), instance_id=None):
     engine = metrics.engine()
     info = pb.EngineInfo(
         model="m", num_kv_blocks=blocks, block_size=16, adapters=[pb.Adapter(name=name) for name in adapters]
     )
     load = pb.LoadStats(num_free_blocks=free, num_running=running, num_waiting=waiting)
-    engine.attach(pb.Welcome(engine_instance_id="i", info=info, status=pb.EngineStatus(load=load)))
+    instance_id = instance_id or f"instance of engine {engine.engine}"
+    engine.attach(pb.Welcome(engine_instance_id=instance_id, info=info, status=pb.EngineStatus(load=load)))
     return engine
 
 
@@ -44,6 +45,26 @@ def test_load_is_that_of_all_engines_in_one_series(metrics):
     assert lines_of(metrics, "endpoint_cache_config_info") == [
         'chairlift:endpoint_cache_config_info{block_size="16",num_gpu_blocks="400"} 1.0'
     ]
+
+
+def test_engine_with_two_addresses_counts_once(metrics):
+    for _ in ("10.0.0.1:50052", "[fd00::1]:50052"):
+        attach(metrics, blocks=100, free=90, running=3, waiting=7, instance_id="one")
+    assert lines_of(metrics, "endpoint_num_requests_waiting") == ["chairlift:endpoint_num_requests_waiting 7.0"]
+    assert lines_of(metrics, "endpoint_num_requests_running") == ["chairlift:endpoint_num_requests_running 3.0"]
+    assert 'num_gpu_blocks="100"' in lines_of(metrics, "endpoint_cache_config_info")[0]
+
+
+def test_cache_of_unknown_size_does_not_count(metrics):
+    """Engines of other projects may not report it; their free blocks are then a number without a meaning."""
+    unknown = attach(metrics, blocks=0, free=1 << 31, running=2)
+    assert lines_of(metrics, "endpoint_kv_cache_usage_perc") == []
+    assert lines_of(metrics, "kv_cache_usage_perc") == []  # 0 would say that it is empty
+    attach(metrics, blocks=100, free=25, running=3)
+    assert lines_of(metrics, "endpoint_kv_cache_usage_perc") == ["chairlift:endpoint_kv_cache_usage_perc 0.75"]
+    assert 'num_gpu_blocks="100"' in lines_of(metrics, "endpoint_cache_config_info")[0]
+    assert lines_of(metrics, "endpoint_num_requests_running") == ["chairlift:endpoint_num_requests_running 5.0"]
+    assert [line.count(f'engine="{unknown.engine}"') for line in lines_of(metrics, "kv_cache_usage_perc")] == [0]
 
 
 def test_adapters_of_any_engine_are_named_once(metrics, monkeypatch):
