@@ -394,6 +394,24 @@ def test_monitoring_is_that_of_compose_with_the_metrics_prefix(render: Render, c
     assert monitor["spec"]["endpoints"][0]["authorization"]["credentials"]["name"] == "chairlift-keys"
 
 
+@pytest.mark.parametrize("release", ["r" * 53, "release-of-a-model-with-a-name"], ids=len)
+def test_names_leave_room_for_the_labels_of_pods(helm: Any, chart: Path, release: str) -> None:
+    """A pod's label controller-revision-hash is the name of its StatefulSet, a dash and a hash of 10 characters.
+
+    Labels have 63 characters, and a pod whose label is longer is not created (kubernetes/kubernetes#64023). Workers of
+    a LeaderWorkerSet are a StatefulSet named after their leader (kubernetes-sigs/lws#410); there may be 100 groups.
+    """
+    most = 63 - 11
+    for values, kind, ordinal in (({}, "StatefulSet", ""), ({"engine.hosts": 2}, "LeaderWorkerSet", "-99")):
+        flags = [f"--set={name}={value}" for name, value in values.items()]
+        done = helm("template", release, str(chart), "--namespace", "llm", *flags)
+        assert done.returncode == 0, done.stderr
+        manifests = [one for one in yaml.safe_load_all(done.stdout) if one]
+        (owner,) = [one for one in manifests if one["kind"] == kind]
+        assert len(owner["metadata"]["name"] + ordinal) <= most
+        assert all(len(one["metadata"]["name"]) <= 63 for one in manifests if one["kind"] == "Service")
+
+
 @pytest.mark.parametrize(
     ("values", "line"),
     [

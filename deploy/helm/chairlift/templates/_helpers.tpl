@@ -2,13 +2,14 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
+{{/* 45: with -engine and a revision's hash of 11 characters it is a label of pods, which may have 63. */}}
 {{- define "chairlift.fullname" -}}
 {{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- .Values.fullnameOverride | trunc 45 | trimSuffix "-" }}
 {{- else if contains (include "chairlift.name" .) .Release.Name }}
-{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- .Release.Name | trunc 45 | trimSuffix "-" }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name (include "chairlift.name" .) | trunc 50 | trimSuffix "-" }}
+{{- printf "%s-%s" .Release.Name (include "chairlift.name" .) | trunc 45 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 
@@ -20,9 +21,10 @@
 {{ include "chairlift.fullname" . }}-engine
 {{- end }}
 
-{{/* Engines of several pods each. The LeaderWorkerSet's controller makes a Service of this name, so it is not the engines' own. */}}
+{{/* Engines of several pods each. The LeaderWorkerSet's controller makes a Service of this name, so it is not the engines' own. The
+label's hash follows the number of a group here. */}}
 {{- define "chairlift.engineGroups" -}}
-{{ include "chairlift.engine" . }}-group
+{{ include "chairlift.fullname" . | trunc 35 | trimSuffix "-" }}-engine-group
 {{- end }}
 
 {{/* What has the engines: the target of autoscalers. */}}
