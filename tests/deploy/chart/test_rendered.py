@@ -330,31 +330,6 @@ def test_service_classes_reach_the_frontend(render: Render, chart: Path, tmp_pat
     assert list(read_service_classes(tmp_path / name)) == ["chat"]
 
 
-def test_engines_scale_on_metrics_that_are_there(render: Render, chart: Path, page: str, prefix: str) -> None:
-    by_monitor = {"namespace": {"llm"}, "service": {"test-chairlift-frontend"}}  # labels that a ServiceMonitor adds
-    known = {
-        name: promql.Series(series.kind, {**series.labels, **by_monitor})
-        for name, series in promql.exported(page).items()
-    }
-    keda = render(chart / "ci" / "keda-monitoring-values.yaml", frontend__flags={"metrics-prefix": prefix})
-    (scaled,) = keda.of("ScaledObject")
-    assert "replicas" not in keda.of("StatefulSet")[0]["spec"]
-    queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
-    assert [promql.complaints(query, known) for query in queries] == [[], []]
-    hpa = render(chart / "ci" / "gateway-hpa-values.yaml", frontend__flags={"metrics-prefix": prefix})
-    (scaler,) = hpa.of("HorizontalPodAutoscaler")
-    asked = [metric["external"]["metric"]["name"] for metric in scaler["spec"]["metrics"]]
-    (rules,) = [one for one in hpa.of("ConfigMap") if one["metadata"]["name"].endswith("prometheus-adapter")]
-    external = yaml.safe_load(rules["data"]["rules.yaml"])["externalRules"]
-    assert [rule["name"]["as"] for rule in external] == asked
-    matchers = 'namespace="llm",service="test-chairlift-frontend"'
-    for rule in external:
-        query = rule["metricsQuery"].replace("<<.LabelMatchers>>", matchers)
-        assert query in queries  # KEDA's
-        (series,) = re.findall(r'__name__="([^"]+)"', rule["seriesQuery"])
-        assert series in known
-
-
 def test_endpoint_picker_reads_metrics_that_a_frontend_has(render: Render, chart: Path, page: str, prefix: str) -> None:
     made = render(chart / "ci" / "gateway-hpa-values.yaml", frontend__flags={"metrics-prefix": prefix})
     (config_map,) = [one for one in made.of("ConfigMap") if one["metadata"]["name"].endswith("endpoint-picker")]
@@ -373,25 +348,6 @@ def test_endpoint_picker_reads_metrics_that_a_frontend_has(render: Render, chart
     (pool,) = made.of("InferencePool")
     assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert pool["spec"]["targetPorts"] == [{"number": 8000}]
-
-
-def test_monitoring_is_that_of_compose_with_the_metrics_prefix(render: Render, chart: Path, root: Path) -> None:
-    made = render(chart / "ci" / "keda-monitoring-values.yaml")
-    (rules,) = made.of("PrometheusRule")
-    original = (root / "deploy" / "monitoring" / "prometheus" / "alerts.yml").read_text()
-    given, wanted = rules["spec"]["groups"], yaml.safe_load(original.replace("chairlift:", "vllm:"))["groups"]
-    assert [rule["expr"] for group in given for rule in group["rules"]] == [
-        rule["expr"] for group in wanted for rule in group["rules"]
-    ]
-    assert "docker" not in str(given)  # runbooks name Kubernetes' commands
-    (dashboard,) = [one for one in made.of("ConfigMap") if one["metadata"]["name"].endswith("dashboard")]
-    assert "vllm:engine_up" in dashboard["data"]["chairlift.json"]
-    assert "chairlift:" not in dashboard["data"]["chairlift.json"]
-    (monitor,) = made.of("ServiceMonitor")
-    (service,) = [one for one in made.of("Service") if one["spec"].get("clusterIP") != "None"]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "chairlift"  # the alerts' job
-    assert monitor["spec"]["endpoints"][0]["authorization"]["credentials"]["name"] == "chairlift-keys"
 
 
 @pytest.mark.parametrize("release", ["r" * 53, "release-of-a-model-with-a-name"], ids=len)
@@ -443,6 +399,10 @@ def test_names_leave_room_for_the_labels_of_pods(helm: Any, chart: Path, release
         (
             {"gateway": {"enabled": True, "endpointPicker": {"name": "e"}}, "frontend__apiKeys__secretName": "s"},
             "endpoint pickers read /metrics without a key",
+        ),
+        (
+            {"monitoring__serviceMonitor__enabled": True, "frontend__apiKeys__secretName": "s"},
+            "set monitoring.serviceMonitor.apiKey.secretName to a Secret with one key",
         ),
         (
             {"frontend__flags": {"allow-runtime-lora-updating": True}},
