@@ -135,10 +135,14 @@ class GenerationPipeline:
         try:
             self._admission.check_capacity(time.monotonic())
         except QueueFull:
-            if self._engines.serving:
-                attachment = self._engines.attachment()
-                self._metrics.shed(attachment.model.name, attachment.engine)
+            self._count_shed(1)
             raise
+
+    def _count_shed(self, num_requests: int) -> None:
+        """Counts requests that get no place, for the engine to which they would have gone."""
+        if self._engines.serving:
+            attachment = self._engines.attachment()
+            self._metrics.shed(attachment.model.name, attachment.engine, num_requests)
 
     def chat_format(self, model: ServedModel) -> ChatFormat:
         """Returns the format of reasoning and tool calls in the model's answers."""
@@ -326,8 +330,11 @@ class GenerationPipeline:
                     [PromptSize.of_specs([spec]).plain_tokens for spec in specs], num_answers, time.monotonic()
                 )
                 self._expect_all(specs)  # last, because it uses up a retry ticket
+            except (QueueFull, TargetsInfeasible):
+                self._count_shed(len(specs))
+                raise
             except RequestError as error:
-                self._metrics.refuse(error)
+                self._metrics.refuse(error, len(specs))
                 raise
             yield permits_by_spec
         finally:

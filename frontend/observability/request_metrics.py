@@ -140,14 +140,14 @@ class RequestMetrics:
             self._series[key] = RequestSeries(self, model_name, engine)
         return self._series[key]
 
-    def shed(self, model_name: str, engine: str) -> None:
-        """Counts a request that found the admission queue full on arrival."""
-        self.received.inc()
-        self.series(model_name, engine).ends[Outcome.SHED].inc()
-        self.traffic.num_rejected += 1
+    def shed(self, model_name: str, engine: str, num_requests: int) -> None:
+        """Counts requests that got no place in the admission queue on arrival."""
+        self.received.inc(num_requests)
+        self.series(model_name, engine).ends[Outcome.SHED].inc(num_requests)
+        self.traffic.num_rejected += num_requests
 
-    def refuse(self, error: BaseException) -> None:
-        """Counts a request that was refused before it was checked."""
-        self.received.inc()
-        self.refused.labels(error_reason(error)).inc()
-        self.traffic.num_rejected += 1
+    def refuse(self, error: BaseException, num_requests: int) -> None:
+        """Counts requests that were refused before they were checked."""
+        self.received.inc(num_requests)
+        self.refused.labels(error_reason(error)).inc(num_requests)
+        self.traffic.num_rejected += num_requests

@@ -53,6 +53,23 @@ async def test_client_that_leaves_is_billed_for_the_tokens_sent(pair, scrape, en
     assert billed(pair) == bill
 
 
+async def test_prompts_of_a_body_that_find_no_place_are_shed_and_those_that_never_fit_refused(make_pair, ended):
+    pair = await make_pair(http=True, max_queued_requests=3)
+    pair.engine.pause()
+    waiting, waiting_writer = await post(pair, prompt="abc")
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    for prompt, status in ((["a", "b", "c"], b"429"), (["a", "b", "c", "d"], b"400")):
+        reader, writer = await post(pair, prompt=prompt)
+        assert (await reader.read()).startswith(b"HTTP/1.1 " + status)
+        writer.close()
+    assert ended(pair) == {"shed": 3, "INVALID_REQUEST": 4}
+    pair.engine.resume()
+    assert (await waiting.read()).startswith(b"HTTP/1.1 200")
+    waiting_writer.close()
+    await pair.idle()
+    assert ended(pair) == {"shed": 3, "INVALID_REQUEST": 4, "stop": 1}
+
+
 async def test_prompt_that_is_too_long_is_refused(pair, ended):
     reader, writer = await post(pair, prompt="x" * 5000)
     assert (await reader.read()).startswith(b"HTTP/1.1 400")
