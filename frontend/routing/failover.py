@@ -49,11 +49,11 @@ class _Backoff:
 
     Attributes:
         wait_until_s: time.monotonic() when the request times out.
-        num_pauses: how often all engines rejected it.
+        pause_s: longest pause before the next attempt if all engines reject it.
     """
 
     wait_until_s: float
-    num_pauses: int = 0
+    pause_s: float = _PAUSE_S
 
 
 class FailoverQueue:
@@ -138,8 +138,8 @@ class FailoverQueue:
                 self.drop(request)
                 return
             backoff = self._backoffs[request]
-            pause_s = min(_PAUSE_S * 2**backoff.num_pauses, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
-            backoff.num_pauses += 1
+            pause_s = backoff.pause_s * random.uniform(0.5, 1.0)
+            backoff.pause_s = min(2 * backoff.pause_s, _MAX_PAUSE_S)
             # Rounded down, so that many rejected requests are retried together.
             due_s = (now_s + pause_s) // _TRIAL_CHECK_S * _TRIAL_CHECK_S
             self._waiting[request.number].not_before_s = due_s

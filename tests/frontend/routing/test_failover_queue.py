@@ -185,6 +185,21 @@ async def test_request_that_all_engines_reject_is_retried_with_growing_pauses(qu
     assert engines.take() == [request]
 
 
+async def test_request_waits_behind_full_engines_for_as_long_as_it_may(make_queue, engines, clock):
+    queue = make_queue(timeout_s=86400.0)
+    (request,) = make_requests(1)
+    lose(queue, [request])
+    num_tries = 0
+    while clock.now_s < 1000.0 + 3600:
+        if engines.take():
+            num_tries += 1
+            queue.add_rejected(request, GONE, was_taken=False, try_at_once=False)
+        clock.now_s += 0.5
+        queue.retry()
+    assert num_tries > 1500
+    assert not request.stream.closed
+
+
 async def test_rejected_request_is_retried_after_its_pause_even_if_an_engine_was_attached_before(queue, engines, clock):
     (request,) = make_requests(1)
     lose(queue, [request])
