@@ -27,7 +27,7 @@ from frontend.observability.engine_metrics import EngineMetrics
 from frontend.routing.cached_blocks import CachedBlocks
 from frontend.routing.channel import engine_channel
 from frontend.routing.connection_log import ConnectionLog, EngineLostError, EngineNotReadyError
-from frontend.routing.foreign.attach import ForeignAttach, check_installed, make_stub
+from frontend.routing.foreign.attach import WELCOME_TIMEOUT_S, ForeignAttach, check_installed, make_stub
 from frontend.routing.heartbeat import Heartbeat
 from frontend.routing.held_adapters import HeldAdapters
 from frontend.routing.pending import PendingRequest
@@ -304,12 +304,13 @@ class EngineConnection:
             frontend_version=__version__,
             tokenizer_sha256=self._tokenizers.own_sha256,
         )
+        timeout_s = _WELCOME_TIMEOUT_S if self._kind is EngineKind.CHAIRLIFT else WELCOME_TIMEOUT_S
         try:
-            async with asyncio.timeout(_WELCOME_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await call.write(pb.AttachRequest(command_seq=1, hello=hello))
                 response = await call.read()
         except TimeoutError as error:
-            raise EngineLostError(f"no welcome within {_WELCOME_TIMEOUT_S:g} s") from error
+            raise EngineLostError(f"no welcome within {timeout_s:g} s") from error
         except grpc.aio.AioRpcError as error:
             # Without an engine the status is the same, but the channel is not connected.
             if error.code() is grpc.StatusCode.UNAVAILABLE and channel.get_state() is grpc.ChannelConnectivity.READY:

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.25
 _CALL_TIMEOUT_S = 8.0
 _TOKENIZER_TIMEOUT_S = 60.0
+WELCOME_TIMEOUT_S = 5 * _CALL_TIMEOUT_S + _TOKENIZER_TIMEOUT_S  # of all calls of a handshake, each with its own timeout
 _STEP_WINDOW = 1 << 16  # acknowledgements are not needed here: credits bound what is unread
 _UNKNOWN_FREE_BLOCKS = 1 << 31
 

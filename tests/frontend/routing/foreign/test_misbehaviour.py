@@ -1,10 +1,13 @@
 """Engines that lie, stop in the middle, or speak a newer proto: one line or one status each, and nothing is lost."""
 
+import asyncio
+
 import grpc
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.routing.foreign.tokenizer_bundle import fetch_archive
 from tests.support.frontend.byte_tokenizer import VOCAB_SIZE
 from tests.support.frontend.foreign_answers import answer_to
 from tests.support.frontend.foreign_engine import ForeignEngine
@@ -221,6 +224,17 @@ async def test_engine_that_cannot_be_used_gets_one_line(make_foreign, engine, li
     await world.until(lambda: line in caplog.text)
     assert len([one for one in caplog.records if line in one.message and one.levelno > 10]) == 1
     assert not world.app.engines.serving
+
+
+async def test_tokenizer_that_takes_longer_than_a_welcome_is_waited_for(make_foreign, read, encode, monkeypatch):
+    async def fetch_slowly(chunks):
+        await asyncio.sleep(0.2)
+        return await fetch_archive(chunks)
+
+    monkeypatch.setattr("frontend.routing.connection._WELCOME_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("frontend.routing.foreign.attach.fetch_archive", fetch_slowly)
+    world = await make_foreign("vllm")
+    await read(world, TEXT).complete(answer_to(encode(TEXT), 3000))
 
 
 async def test_engine_of_another_project_is_named(make_foreign, caplog):
