@@ -111,6 +111,15 @@ def test_failing_service_stops_restarting(compose: dict[str, Any], name: str) ->
     assert re.fullmatch(r"on-failure:\d", compose["services"][name]["restart"])
 
 
+def test_key_of_administrators_reaches_the_frontend_alone(compose: dict[str, Any]) -> None:
+    holders = {
+        name
+        for name, service in compose["services"].items()
+        if any("ADMIN_API_KEY" in variable for variable in service.get("environment", ()))
+    }
+    assert holders == {"frontend"}
+
+
 def test_engines_have_no_port_and_meet_frontends_on_an_internal_network(compose: dict[str, Any]) -> None:
     services = compose["services"]
     assert compose["networks"]["backend"] == {"internal": True}
