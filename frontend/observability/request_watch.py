@@ -119,7 +119,7 @@ class RequestWatch:
             observer.tokens_sent(self._request, answer_index, num_tokens, at_s)
 
     def _end(self, error: BaseException | None) -> RequestEnd:
-        if not self._request.is_accepted or is_refusal(error):
+        if not self._request.is_accepted or (is_refusal(error) and self._request.started is None):
             return RequestEnd(None, is_complete=False, error_code=error_reason(error))
         if self._outcome is not None and error is None and self._num_complete == self._request.num_answers:
             return RequestEnd(self._outcome, is_complete=True, error_code="")

@@ -238,6 +238,20 @@ async def test_request_that_the_engine_finds_too_long_is_refused(pair, text_requ
     assert ended(pair) == {"REQUEST_TOO_LONG": 1}
 
 
+async def test_request_whose_second_answer_the_engine_refuses_is_an_error_once_it_is_billed(pair, ended, billed):
+    """As when the adapter of a request is unloaded between its answers."""
+    pair.engine.pause()
+    spec = pb.GenerationSpec(text="abc", num_answers=2)
+    call = pair.stub().StreamGenerate(pb.StreamGenerateRequest(spec=spec))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    pair.engine.rejections = [rejection(engine_pb.REJECTION_REASON_NO_ADAPTER, "unloaded")]
+    pair.engine.resume()
+    assert await status_of(call) is grpc.StatusCode.NOT_FOUND
+    await pair.idle()
+    assert ended(pair) == {"error": 1}
+    assert billed(pair)[0] == 3
+
+
 async def test_request_without_an_engine_is_refused(make_pair, text_request, ended):
     pair = await make_pair()
     pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
