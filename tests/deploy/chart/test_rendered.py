@@ -395,6 +395,11 @@ def test_names_leave_room_for_the_labels_of_pods(helm: Any, chart: Path, release
             "frontend.autoscaling.minReplicas is 2, above maxReplicas, which is 1",
         ),
         ({"frontend__preStopSeconds": 35}, "must be at least 1.2 times maxConnectionAgeSeconds, which is 30"),
+        ({"frontend__serviceClasses": "[classes.chat]"}, "set frontend.retryTicketKey.secretName"),
+        (
+            {"frontend": {"serviceClasses": "[classes.chat]", "replicas": 1, "autoscaling": {"enabled": True}}},
+            "set frontend.retryTicketKey.secretName",
+        ),
         ({"gateway__enabled": True}, "set gateway.endpointPicker.name"),
         (
             {"gateway": {"enabled": True, "endpointPicker": {"name": "e"}}, "frontend__apiKeys__secretName": "s"},
@@ -416,6 +421,11 @@ def test_names_leave_room_for_the_labels_of_pods(helm: Any, chart: Path, release
 def test_contradiction_is_one_line(refusal: Callable[..., str], values: dict[str, Any], line: str) -> None:
     (found,) = [text for text in refusal(**values).splitlines() if line in text]
     assert len(found) < 250
+
+
+def test_one_frontend_needs_no_key_for_its_tickets(render: Render) -> None:
+    made = render(frontend={"serviceClasses": "[classes.chat]", "replicas": 1})
+    assert parse_arguments(made.container("frontend")["args"], {}).retry_ticket_key_file is None
 
 
 def test_large_numbers_stay_whole(render: Render) -> None:
