@@ -1,13 +1,13 @@
 """All metrics of one frontend process, or summed over its workers, in Prometheus' text format."""
 
 from collections.abc import Callable
-from itertools import count
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, generate_latest
 
 from frontend.observability.endpoint_collector import EndpointCollector
 from frontend.observability.engine_collector import EngineCollector
+from frontend.observability.engine_labels import EngineLabels
 from frontend.observability.engine_metrics import EngineMetrics, StepMetrics
 from frontend.observability.multiprocess import share_values, shared_collectors
 from frontend.observability.request_metrics import RequestMetrics
@@ -45,6 +45,7 @@ class Metrics:
         if place is not None:
             share_values(place)
         self._engines: list[EngineMetrics] = []
+        self._labels = EngineLabels(place.metrics_folder if place is not None else None)
         self._failures: dict[tuple[str, str], int] = {}
         self.requests = RequestMetrics(prefix, own)
         self.targets = TargetMetrics(prefix, own)
@@ -74,17 +75,16 @@ class Metrics:
         self._exported.register(EngineCollector(prefix, self._engines, self._failures))
         self._exported.register(EndpointCollector(prefix, self._engines))
 
-    def engine(self) -> EngineMetrics:
-        """Adds an engine; its label is the lowest free number, from 0, as in vLLM."""
-        taken = {engine.engine for engine in self._engines}
-        label = next(label for label in map(str, count()) if label not in taken)
-        engine = EngineMetrics(label, self._steps, self.requests, self._failures)
+    def engine(self, address: str) -> EngineMetrics:
+        """Adds the engine at an address; its label is a number, see `EngineLabels`."""
+        engine = EngineMetrics(self._labels.take(address), self._steps, self.requests, self._failures)
         self._engines.append(engine)
         return engine
 
     def drop_engine(self, engine: EngineMetrics) -> None:
         """Removes an engine; its number becomes free."""
         self._engines.remove(engine)
+        self._labels.free(engine.engine)
 
     def note_without_engine(self, num_requests: int) -> None:
         """Sets the number of accepted requests without an engine."""

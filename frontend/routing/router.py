@@ -376,7 +376,7 @@ class Router:
 
     def _add_connection(self, address: str, *, was_found: bool, server_name: str | None = None) -> None:
         connection = self._connect(
-            address, metrics=self._metrics.engine(), was_found=was_found, server_name=server_name
+            address, metrics=self._metrics.engine(address), was_found=was_found, server_name=server_name
         )
         self._connections[address] = connection
         if self._is_running:

@@ -20,7 +20,7 @@ def metrics():
 
 
 def attach(metrics, *, blocks=100, free=100, running=0, waiting=0, adapters=(), instance_id=None):
-    engine = metrics.engine()
+    engine = metrics.engine("HOST:PORT")
     info = pb.EngineInfo(
         model="m", num_kv_blocks=blocks, block_size=16, adapters=[pb.Adapter(name=name) for name in adapters]
     )

@@ -49,7 +49,7 @@ def step(number, load):
 def test_metrics_of_two_engines_have_their_own_labels(metrics, scrape):
     loads = {"0": load_of(1000), "1": load_of(5000)}
     for label, load in loads.items():
-        engine = metrics.engine()
+        engine = metrics.engine("HOST:PORT")
         assert engine.engine == label
         engine.attach(welcome(model=f"model-{label}", num_kv_blocks=10_000))
         engine.note_status(pb.EngineStatus(load=load))
@@ -62,7 +62,7 @@ def test_metrics_of_two_engines_have_their_own_labels(metrics, scrape):
 
 
 def test_predictions_and_decisions_of_the_latency_policy_are_exported(metrics, scrape):
-    engine, other, broken = metrics.engine(), metrics.engine(), metrics.engine()
+    engine, other, broken = metrics.engine("HOST:PORT"), metrics.engine("HOST:PORT"), metrics.engine("HOST:PORT")
     for each in (engine, other, broken):
         each.attach(welcome())
     latency = pb.LatencyStats(
@@ -97,7 +97,7 @@ def test_predictions_and_decisions_of_the_latency_policy_are_exported(metrics, s
 
 
 def test_latest_load_counts_from_a_step_or_a_heartbeat(metrics, scrape):
-    engine = metrics.engine()
+    engine = metrics.engine("HOST:PORT")
     engine.attach(welcome(load=pb.LoadStats(num_running=1)))
     assert scrape(metrics, "chairlift:num_requests_running", "engine") == {"0": 1}
     engine.note_step(step(1, pb.LoadStats(num_running=2)))
@@ -110,7 +110,7 @@ def test_latest_load_counts_from_a_step_or_a_heartbeat(metrics, scrape):
 
 
 def test_gauges_of_a_lost_engine_are_removed(metrics, scrape):
-    gone, there = metrics.engine(), metrics.engine()
+    gone, there = metrics.engine("HOST:PORT"), metrics.engine("HOST:PORT")
     for engine in (gone, there):
         engine.attach(welcome(load=load_of(10)))
     gone.detach()
@@ -120,7 +120,7 @@ def test_gauges_of_a_lost_engine_are_removed(metrics, scrape):
 
 
 def test_restarted_engine_starts_from_zero(metrics, scrape):
-    engine = metrics.engine()
+    engine = metrics.engine("HOST:PORT")
     engine.attach(welcome(instance_id="first", load=load_of(1000)))
     engine.note_step(step(70, load_of(1000)))
     engine.detach()
@@ -133,7 +133,7 @@ def test_restarted_engine_starts_from_zero(metrics, scrape):
 
 
 def test_step_in_several_messages_is_counted_once(metrics, scrape):
-    engine = metrics.engine()
+    engine = metrics.engine("HOST:PORT")
     engine.attach(welcome())
     for number, step_us in ((1, 2000), (1, 2000), (2, 4000)):
         engine.note_step(step(number, pb.LoadStats(step_us=step_us, execute_us=step_us // 2, num_batched_tokens=24)))
@@ -144,7 +144,7 @@ def test_step_in_several_messages_is_counted_once(metrics, scrape):
 
 
 def test_integrity_failures_are_counted_once_and_outlive_their_engine(metrics, scrape):
-    engine = metrics.engine()
+    engine = metrics.engine("HOST:PORT")
     assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {}
     engine.attach(welcome(load=pb.LoadStats()))
     assert scrape(metrics, "chairlift:integrity_failures_total", "engine", "model_name") == {("0", "m"): 0}
@@ -159,7 +159,7 @@ def test_integrity_failures_are_counted_once_and_outlive_their_engine(metrics, s
     engine.detach()
     metrics.drop_engine(engine)  # as when its address is no longer in DNS
     assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 2}
-    another = metrics.engine()
+    another = metrics.engine("HOST:PORT")
     another.attach(welcome(load=pb.LoadStats()))
     another.note_status(pb.EngineStatus(load=failed))
     assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 3}

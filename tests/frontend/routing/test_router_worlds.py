@@ -251,7 +251,7 @@ class NoMetrics:
     def note_without_engine(self, num_requests):
         self.num_without_engine = num_requests
 
-    def engine(self):
+    def engine(self, address):
         return SimpleNamespace(engine="0", count_lost=lambda num_requests: None)
 
 
