@@ -190,6 +190,18 @@ def test_engine_with_mutual_tls_is_probed_with_its_own_certificate(render: Rende
         assert command[-1] == "127.0.0.1:50052"
 
 
+def test_services_name_the_protocol_that_their_ports_speak(render: Render, value_set: Path) -> None:
+    """A service mesh takes a port at its word, and cannot read TLS where HTTP/2 in clear is announced."""
+    made = render(value_set)
+    values = yaml.safe_load(value_set.read_text())
+    has_tls = {"engine": "tls" in values, "frontend": "tls" in values["frontend"]}
+    for service in made.of("Service"):
+        half = service["metadata"]["labels"]["app.kubernetes.io/component"]
+        for port in service["spec"]["ports"]:
+            in_clear = "kubernetes.io/h2c" if port["name"] == "grpc" else "http"
+            assert port["appProtocol"] == ("https" if has_tls[half] else in_clear)
+
+
 def test_frontend_with_tls_and_keys_is_not_insecure(render: Render, chart: Path) -> None:
     made = render(chart / "ci" / "oci-image-tls-values.yaml")
     config = parse_arguments(made.container("frontend")["args"], {})
