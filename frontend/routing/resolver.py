@@ -67,7 +67,10 @@ class Resolver:
 
     async def _run(self) -> None:
         while True:
-            await self._look_up()
+            try:
+                await self._look_up()
+            except Exception:  # no thread, say, or even a defect: the next lookup may succeed
+                logger.exception("the lookup of %s failed", self._name)
             pause_s = _EVERY_S if self._is_serving() else _EVERY_WHILE_NONE_S
             await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))  # spreads the lookups of several frontends
 

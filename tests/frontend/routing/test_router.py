@@ -242,6 +242,25 @@ async def names(monkeypatch):
     return names
 
 
+async def test_lookups_go_on_after_one_that_got_no_thread(make_world, read, ids, names, caplog, monkeypatch):
+    in_thread, failures = resolver._in_thread, [RuntimeError("can't start new thread")]
+
+    async def scarce(look_up):
+        if failures:
+            raise failures.pop()
+        return await in_thread(look_up)
+
+    monkeypatch.setattr(resolver, "_in_thread", scarce)
+    engine = FakeEngine(address="127.0.0.1:0")
+    names.hosts = ["127.0.0.1"]
+    world = await make_world(0, engine=(f"dns:engines:{(await engine.start()).rpartition(':')[2]}",))
+    await world.until_usable(1)
+    await read(world, "abc").complete(ids("abc"))
+    assert len([one for one in caplog.records if "the lookup of engines failed" in one.message]) == 1
+    await world.app.stop()
+    await engine.kill()
+
+
 async def test_name_resolves_to_all_its_addresses_as_they_change(make_world, read, ids, names, caplog, scrape):
     """Three addresses of this machine with the same port, of which the last one refuses connections."""
     first = FakeEngine(address="127.0.0.1:0")
