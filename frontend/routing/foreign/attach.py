@@ -88,7 +88,7 @@ def _dialect_type(kind: EngineKind) -> type[Dialect]:
 
 
 class ForeignStub:
-    """The calls of one channel that a connection needs: Attach and GetTokenizer.
+    """The calls of one channel that the frontend makes: Attach, GetTokenizer and LoadAdapter.
 
     Args:
         dialect: speaks to the engine.
@@ -113,6 +113,21 @@ class ForeignStub:
         """Yields the files that the handshake fetched."""
         for name, data in self._files.items():
             yield pb.GetTokenizerResponse(file_name=name, data=data)
+
+    async def LoadAdapter(  # noqa: N802 - as in the generated stub
+        self,
+        request: pb.LoadAdapterRequest,  # noqa: ARG002
+        timeout: float,  # noqa: ARG002
+    ) -> pb.LoadAdapterResponse:
+        """Refuses, as an engine would.
+
+        Raises:
+            grpc.aio.AioRpcError: always.
+        """
+        message = f"{self._dialect.kind} engines do not load adapters here"
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.INVALID_ARGUMENT, grpc.aio.Metadata(), grpc.aio.Metadata(), details=message
+        )
 
 
 class ForeignAttach:
