@@ -304,7 +304,7 @@ class FrontendApp:
             self.calls,
             self._health,
             unknown_parameters,
-            self.metrics.render,
+            self.metrics.render_aside,
             body_timeout_s=config.stall_timeout_s,
             since=self._place.since if self._place is not None else int(time.time()),
         )

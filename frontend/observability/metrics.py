@@ -1,9 +1,12 @@
 """All metrics of one frontend process, or summed over its workers, in Prometheus' text format."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from frontend.observability.endpoint_collector import EndpointCollector
 from frontend.observability.engine_collector import EngineCollector
@@ -44,6 +47,7 @@ class Metrics:
         self._exported = own if place is None else CollectorRegistry()
         if place is not None:
             share_values(place)
+        self._rendering = asyncio.Lock()
         self._engines: list[EngineMetrics] = []
         self._labels = EngineLabels(place.metrics_folder if place is not None else None)
         self._failures: dict[tuple[str, str], int] = {}
@@ -72,8 +76,8 @@ class Metrics:
             admission.on_change = note_queue
             for collector in shared_collectors(place):
                 self._exported.register(collector)
-        self._exported.register(EngineCollector(prefix, self._engines, self._failures))
-        self._exported.register(EndpointCollector(prefix, self._engines))
+        engines = EngineCollector(prefix, self._engines, self._failures)
+        self._reports = (engines, EndpointCollector(prefix, self._engines))
 
     def engine(self, address: str) -> EngineMetrics:
         """Adds the engine at an address; its label is a number, see `EngineLabels`."""
@@ -92,4 +96,25 @@ class Metrics:
 
     def render(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""
-        return generate_latest(self._exported)
+        return self._text(self._reported())
+
+    async def render_aside(self) -> bytes:
+        """Returns the same from a thread: with many engines or adapters it takes longer than streams may be held up."""
+        async with self._rendering:  # one at a time: each takes a part of the event loop's time
+            return await asyncio.to_thread(self._text, self._reported())
+
+    def _reported(self) -> list[Metric]:
+        """Returns what engines have reported. Called on the event loop, which changes it."""
+        return [metric for reports in self._reports for metric in reports.collect()]
+
+    def _text(self, reported: list[Metric]) -> bytes:
+        """Thread-safe, as the metrics of prometheus_client are."""
+        return generate_latest(self._exported) + generate_latest(_Collected(reported))
+
+
+class _Collected(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics

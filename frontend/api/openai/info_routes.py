@@ -1,7 +1,7 @@
 """Routes that generate no text: models, health, version, metrics, tokenize and detokenize."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -44,7 +44,7 @@ class InfoRoutes:
         calls: ActiveCalls,
         health: Health,
         unknown_parameters: UnknownParameters,
-        render_metrics: Callable[[], bytes],
+        render_metrics: Callable[[], Awaitable[bytes]],
         *,
         body_timeout_s: float,
         since: int,
@@ -99,7 +99,7 @@ class InfoRoutes:
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002
         """GET /metrics."""
-        return Response(self._render_metrics(), media_type=CONTENT_TYPE)
+        return Response(await self._render_metrics(), media_type=CONTENT_TYPE)
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize, in vLLM's format."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
+from prometheus_client.registry import Collector
 
 from tests.hang import HANG_S
 
@@ -75,6 +77,30 @@ async def test_prompt_that_is_too_long_is_refused(pair, ended):
     assert (await reader.read()).startswith(b"HTTP/1.1 400")
     writer.close()
     assert ended(pair) == {"REQUEST_TOO_LONG": 1}
+
+
+async def test_streams_go_on_while_the_metrics_are_rendered(pair):
+    """With many engines and adapters that takes hundreds of milliseconds."""
+    is_rendering, may_end = threading.Event(), threading.Event()
+    went_on = []
+
+    class Slow(Collector):
+        def collect(self):
+            is_rendering.set()
+            went_on.append(may_end.wait(timeout=5))
+            return []
+
+    pair.app.metrics._exported.register(Slow())
+    reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.http_port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    await asyncio.to_thread(is_rendering.wait)
+    answer, answer_writer = await post(pair, prompt="abc", stream=True, max_tokens=20)
+    assert (await answer.read()).startswith(b"HTTP/1.1 200")
+    may_end.set()
+    assert (await reader.read()).startswith(b"HTTP/1.1 200")
+    assert went_on == [True]
+    for one in (writer, answer_writer):
+        one.close()
 
 
 async def test_metrics_endpoint_returns_the_rendered_metrics(pair):
