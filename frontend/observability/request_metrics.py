@@ -10,6 +10,8 @@ from frontend.observability.outcome import Outcome
 from frontend.observability.traffic import Traffic
 
 LABELS = ("model_name", "engine")
+MAX_MODELS = 64
+OTHER_MODELS = "other"
 
 _TTFT_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -58,7 +60,8 @@ class RequestSeries:
 class RequestMetrics:
     """All metrics of requests; `request_meter.py` writes them.
 
-    Invariant: received = refused + ended with any outcome + running.
+    Invariants: received = refused + ended with any outcome + running; at most MAX_MODELS models and adapters have
+    series of their own, the first ones that were asked for: adapters come and go, and each has 400 series per engine.
 
     Args:
         prefix: prefix of every name, without the colon.
@@ -78,6 +81,7 @@ class RequestMetrics:
             return Histogram(f"{prefix}:{name}", text, LABELS, buckets=buckets, registry=registry)
 
         self._series: dict[tuple[str, str], RequestSeries] = {}
+        self._models: set[str] = set()
         self.received = counter("requests_received", "Generation requests, whatever their outcome.", ())
         self.refused = counter(
             "requests_refused", "Requests refused for their content, or because no engine is connected.", ("reason",)
@@ -134,7 +138,12 @@ class RequestMetrics:
         )
 
     def series(self, model_name: str, engine: str) -> RequestSeries:
-        """Returns the series of one model on one engine."""
+        """Returns the series of one model on one engine; those of OTHER_MODELS beyond MAX_MODELS."""
+        if model_name not in self._models:
+            if len(self._models) < MAX_MODELS:
+                self._models.add(model_name)
+            else:
+                model_name = OTHER_MODELS
         key = (model_name, engine)
         if key not in self._series:
             self._series[key] = RequestSeries(self, model_name, engine)

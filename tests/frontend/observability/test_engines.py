@@ -7,6 +7,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.generation.admission import Admission
 from frontend.observability.metrics import Metrics
+from frontend.observability.request_metrics import MAX_MODELS
 from tests.hang import HANG_S
 from tests.support.frontend.fake_engine import FakeEngine
 
@@ -107,6 +108,18 @@ def test_latest_load_counts_from_a_step_or_a_heartbeat(metrics, scrape):
     engine.note_status(pb.EngineStatus())  # without a load
     engine.note_step(pb.StepResult(step_seq=2, engine_step=2))
     assert scrape(metrics, "chairlift:num_requests_running", "engine") == {"0": 3}
+
+
+def test_adapters_that_come_and_go_leave_a_bounded_number_of_series(metrics, scrape):
+    metrics.engine("HOST:PORT").attach(welcome(model="base"))
+    for number in range(1000):
+        metrics.requests.shed(f"adapter-{number}", "0", 1)
+    ends = scrape(metrics, "chairlift:request_success_total", "model_name", "finished_reason")
+    names = {name for name, _ in ends}
+    assert names >= {"base", "adapter-0", "other"}
+    assert len(names) == MAX_MODELS + 1
+    assert sum(ends.values()) == scrape(metrics, "chairlift:requests_received_total") == 1000
+    assert ends["other", "shed"] == 1000 - (MAX_MODELS - 1)
 
 
 def test_gauges_of_a_lost_engine_are_removed(metrics, scrape):
