@@ -42,6 +42,10 @@ class Checkpoint(Protocol):
         """Returns the files for `TokenizerFiles` by their names, unchecked; none without a tokenizer."""
         ...
 
+    def named_end_token_id(self) -> int | None:
+        """Returns the id of the tokenizer's `eos_token`; None: it names none, or config has it."""
+        ...
+
     def weights_files(self) -> list[Path]:
         """Returns the files with the weights; raises CheckpointError if one is missing."""
         ...

@@ -10,6 +10,7 @@ from engine.model.config_fields import ConfigFields
 from engine.model.safetensors_file import read_safetensors_header
 from engine.model.tensor_entry import TensorEntry
 from engine.model.text_part import decoder_names
+from engine.model.tokenizer_json import NAMING_FILES, named_end_token_id
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -105,6 +106,17 @@ class CheckpointFolder:
             return {}
         names = [name for name in TOKENIZER_FILE_NAMES if exists(self.path / name)] + _template_names(self.path)
         return {name: read_bytes(self.path / name, _max_bytes(name)) for name in names}
+
+    def named_end_token_id(self) -> int | None:
+        """Reads which token the tokenizer's files call `eos_token`.
+
+        Raises: CheckpointError: a file cannot be read.
+        """
+        if not exists(self.path / "tokenizer.json"):
+            return None
+        return named_end_token_id(
+            {name: read_json(self.path / name, _max_bytes(name)) for name in NAMING_FILES if exists(self.path / name)}
+        )
 
     def weights_files(self) -> list[Path]:
         """Returns the one file, or those that the index names.

@@ -6,6 +6,7 @@ from pathlib import Path
 from engine.model.architectures import FAMILIES
 from engine.model.checkpoint import open_checkpoint
 from engine.model.config_fields import ConfigFields
+from engine.model.end_tokens import end_token_ids
 from engine.model.family import GATES, DecoderTraits, Family, Gate
 from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.output_head import has_own_head
@@ -31,7 +32,7 @@ class ModelConfig:
         max_position_embeddings: context length in tokens.
         gate: the operation of its feed-forward networks.
         checkpoint_dtype: name of the dtype of the stored weights that are not quantised, from config.json.
-        end_token_ids: ids that end an answer, from generation_config.json and config.json.
+        end_token_ids: ids that end an answer; see `engine.model.end_tokens`.
         quantized: how linear layers are quantised, and which; None if the checkpoint is not quantised.
         traits: what distinguishes the family of the model.
     """
@@ -97,9 +98,10 @@ class ModelConfig:
             raise fields.error(
                 "max_position_embeddings", f"times factor is {positions}, the maximum is {_MAX_POSITIONS}"
             )
+        vocab_size = fields.integer("vocab_size", maximum=_MAX_VOCAB_SIZE)
         return cls(
             architecture=family.architecture,
-            vocab_size=fields.integer("vocab_size", maximum=_MAX_VOCAB_SIZE),
+            vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=fields.integer("intermediate_size", maximum=_MAX_HIDDEN_SIZE),
             num_layers=num_layers,
@@ -114,7 +116,7 @@ class ModelConfig:
             gate=GATES[family.activation(fields)],
             traits=traits,
             checkpoint_dtype=dtype,
-            end_token_ids=_end_token_ids(checkpoint.generation_config(), stated, fields),
+            end_token_ids=end_token_ids(checkpoint, stated, fields, vocab_size),
             quantized=read_quantization_config(fields),
         )
 
@@ -136,9 +138,3 @@ def _family(fields: ConfigFields) -> Family:
         if isinstance(names, list) and architecture in names:
             return family
     raise fields.error("architectures", f"is {names!r}, supported are {', '.join(FAMILIES)}; see docs/models.md")
-
-
-def _end_token_ids(generation: ConfigFields | None, stated: ConfigFields, fields: ConfigFields) -> frozenset[int]:
-    if generation is not None:
-        return stated.token_ids("eos_token_id") | generation.token_ids("eos_token_id")
-    return fields.token_ids("eos_token_id")

@@ -156,6 +156,10 @@ class GgufCheckpoint:
         """
         return tokenizer_files(self._header)
 
+    def named_end_token_id(self) -> int | None:
+        """Returns None: config has all end tokens, which are the tokenizer's."""
+        return None
+
     def weights_files(self) -> list[Path]:
         """Returns the file, or all files of a split.
 

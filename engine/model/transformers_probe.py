@@ -15,8 +15,9 @@ import transformers
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint_file import exists
+from engine.model.checkpoint_folder import CheckpointFolder
 from engine.model.config_fields import ConfigFields
+from engine.model.end_tokens import end_token_ids
 from engine.model.implementation import CACHED_LAYERS, STATEFUL_LAYERS
 from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.text_part import transformers_text
@@ -134,7 +135,7 @@ class TransformersConfig:
                 vocab_size=logits.shape[-1],
                 layers=tuple(call.shape for call in calls),
                 max_position_embeddings=_positions(path, text),
-                end_token_ids=_end_token_ids(path, text),
+                end_token_ids=_end_token_ids(path, text, logits.shape[-1]),
                 checkpoint_dtype=dtype_name(config.dtype or torch.float32),
                 state_bytes=sum(layer.num_bytes for layer in stateful),
             ),
@@ -335,16 +336,14 @@ def _positions(path: Path, text: Any) -> int:
     return positions
 
 
-def _end_token_ids(path: Path, text: Any) -> frozenset[int]:
-    """Returns the ids of generation_config.json and config.json; without the former also the class's own."""
-    generation_path, fields = path / "generation_config.json", ConfigFields.from_file(path / "config.json")
-    if exists(generation_path):
-        return fields.token_ids("eos_token_id") | ConfigFields.from_file(generation_path).token_ids("eos_token_id")
-    return fields.with_defaults({"eos_token_id": text.eos_token_id}).token_ids("eos_token_id")
-
-
 def _original_positions(text: Any) -> int | None:
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") != "longrope":
         return None
     return int(rope["original_max_position_embeddings"])
+
+
+def _end_token_ids(path: Path, text: Any, vocab_size: int) -> frozenset[int]:
+    checkpoint = CheckpointFolder(path)
+    stated = checkpoint.config()
+    return end_token_ids(checkpoint, stated, stated.with_defaults({"eos_token_id": text.eos_token_id}), vocab_size)
