@@ -26,7 +26,7 @@ from loadgen.sweep.load_level import UNITS, Axis, LoadLevel, load_level_of
 from loadgen.sweep.rates import ladder
 from loadgen.sweep.sweep import Sweep, sweep
 from loadgen.trace.schema import Trace
-from loadgen.trace.window import at_rate, cut
+from loadgen.trace.window import at_rate, limit
 
 
 def _retries(text: str) -> int:
@@ -164,7 +164,8 @@ def _workloads(options: argparse.Namespace, axis: Axis, loads: tuple[float, ...]
         )
     if lasts_s is None:
         return lambda load: at_rate(trace, load)
-    return lambda load: cut(at_rate(trace, load), 0.0, lasts_s)
+    # Not the first minutes of the whole trace at this rate: what it sends in them may be far from its mean.
+    return lambda load: at_rate(limit(trace, max(2, math.ceil(load * lasts_s))), load)
 
 
 def _at_load(options: argparse.Namespace, axis: Axis, load: float) -> argparse.Namespace:

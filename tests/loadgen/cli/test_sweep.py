@@ -124,8 +124,17 @@ def test_a_trace_is_run_faster_and_keeps_its_shape(fake: Fake, trace: Path) -> N
 
 def test_a_trace_is_cut_to_the_duration(fake: Fake, trace: Path) -> None:
     assert sweep("--trace", str(trace), "--dequantize", "off", "--rates", "1,4", "--level-duration", "20s") == 0
-    assert [len(one) for _, one, *_ in fake.played] == pytest.approx([20, 80], abs=2)
-    assert all(one.arrival_s[-1] < 20 for _, one, *_ in fake.played)
+    assert [len(one) for _, one, *_ in fake.played] == [20, 80]
+    assert [one.span_s for _, one, *_ in fake.played] == pytest.approx([20, 20])
+
+
+def test_a_part_of_a_trace_has_the_rate_of_its_load_level(fake: Fake, tmp_path: Path) -> None:
+    """A trace that is quiet at first and busy later: 100 requests a second apart, then 100 in ten seconds."""
+    arrivals = [*range(100), *(100 + number / 10 for number in range(100))]
+    path = tmp_path / "quiet-then-busy.jsonl"
+    path.write_text("".join(f'{{"arrival_s": {at}, "input_tokens": 20, "output_tokens": 5}}\n' for at in arrivals))
+    assert sweep("--trace", str(path), "--dequantize", "off", "--rates", "2,4,8", "--level-duration", "20s") == 0
+    assert [rate(one) for _, one, *_ in fake.played] == pytest.approx([2, 4, 8])
 
 
 def test_a_trace_that_is_too_short_is_refused_before_anything_is_run(
