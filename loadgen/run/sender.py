@@ -124,7 +124,7 @@ class Sender:
                 call = self._start(index, cancel_after)
                 if not turns:
                     all_started.set()
-                await call
+                await asyncio.wait([call])  # not `await call`: one that ends before its cancellation arrives raises
 
         assert self._shard.concurrency is not None
         await self._pacer.until(self._recorder.start_ns)

@@ -262,6 +262,22 @@ async def test_calls_are_cancelled_on_purpose_after_so_many_tokens(loop: dict[st
     assert requests["ended_ns"][1] >= requests["last_ns"][1]
 
 
+@pytest.mark.parametrize("loop", [{}, {"concurrency": 2}])
+async def test_an_answer_that_ends_with_the_token_it_is_cancelled_after_takes_no_slot_away(
+    loop: dict[str, int],
+) -> None:
+    async def answer(prepared: int, sink: Sink) -> None:  # all tokens in one read, as of a busy HTTP server
+        await asyncio.sleep(0)
+        sink.tokens(1)
+        sink.tokens(1)
+
+    stage = Stage(answer, [0.0] * 8, cancel_after=[1] * 8, **loop)
+    async with asyncio.timeout(HANG_S):
+        await stage.run()
+    assert stage.target.sent == list(range(8))
+    assert set(stage.statuses()) == {Status.OK}
+
+
 async def test_every_kind_of_end_is_told_apart() -> None:
     async def answer(prepared: int, sink: Sink) -> None:
         if prepared == 0:
