@@ -108,8 +108,8 @@ class Sender:
         self._next_due_ns = None
         try:
             async with asyncio.timeout(shard.drain_timeout_s):
-                while self._calls:
-                    await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
+                while self._calls:  # those that waited begin meanwhile
+                    await asyncio.wait(self._calls)
         except TimeoutError:
             self._waiting.clear()
 

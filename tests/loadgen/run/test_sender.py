@@ -224,6 +224,31 @@ async def test_answers_without_an_end_are_broken_off_after_the_drain_timeout(loo
     assert requests["ended_ns"][1:].tolist() == [ABSENT, ABSENT]
 
 
+async def test_draining_costs_no_more_for_each_answer_the_more_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests due at once are drained from the first answer on; what that costs delays the others' tokens."""
+    num_awaited = 0
+    wait = asyncio.wait
+
+    async def counting_wait(tasks: Any, **options: Any) -> Any:
+        nonlocal num_awaited
+        num_awaited += len(tasks)
+        return await wait(tasks, **options)
+
+    monkeypatch.setattr(asyncio, "wait", counting_wait)
+    turns = [asyncio.Event() for _ in range(200)]
+
+    async def the_last_one_first(prepared: int, sink: Sink) -> None:
+        if prepared < 199:
+            await turns[prepared].wait()
+        sink.tokens(1)
+        turns[prepared - 1].set()
+
+    stage = Stage(the_last_one_first, [0.0] * 200)
+    await stage.run()
+    assert set(stage.statuses()) == {Status.OK}
+    assert num_awaited < 3 * 200
+
+
 async def test_what_still_waits_at_the_drain_timeout_is_never_sent() -> None:
     stage = Stage(never, [0.0, 0.0, 0.0], max_concurrency=1, drain_timeout_s=0.05)
     await stage.run()
