@@ -2,9 +2,10 @@
 
 Every request costs at least the device time of its products and of its attention, and a prefix that any earlier request
 had is always cached. Parts of that work have their time: a prompt must be computed between its arrival and the due time
-of its first token, token k of the answer k gaps later, all of it before the end of the simulation. In every window of
-time, the work that must be done inside it by the requests that are good is at most the window. How many can be good
-under these constraints is a linear program; its dual prices time:
+of its first token, token k of the answer k gaps later, all of it before the end of the simulation. Where each gap is
+judged by itself and a good answer may have a late one, that one may be of any length: no later token is due before the
+end. In every window of time, the work that must be done inside it by the requests that are good is at most the window.
+How many can be good under these constraints is a linear program; its dual prices time:
 
     bound = sum of price * length over windows + sum over requests of max(0, 1 - sum of price * work in the window)
 
@@ -68,6 +69,9 @@ class _Work:
         ttft_s = [request.service_class.ttft_s for request in requests]
         self._arrival_s = np.array([request.arrival_s for request in requests])
         self._due_s = self._arrival_s + np.array([np.inf if one is None else one for one in ttft_s])
+        num_late = _MAX_LATE_SHARE * (self._outputs + 1)
+        is_paced = np.array([request.service_class.pacing == "paced" for request in requests])
+        self._num_late = np.where(is_paced | (num_late < 1), num_late, np.inf)
         self._gap_s = np.array([request.inter_token_s for request in requests])
         self._inputs, self._cost = inputs, cost
         self._prompt_s = prompt_seconds(cost, inputs, cached)
@@ -80,7 +84,7 @@ class _Work:
         num_tokens = self._outputs
         if not is_last:
             num_due = np.floor(np.where(must_start, end_s - self._due_s, 0.0) / self._gap_s)  # of the later tokens
-            num_tokens = np.maximum(0.0, np.minimum(num_tokens, num_due) - _MAX_LATE_SHARE * num_tokens)
+            num_tokens = np.maximum(0.0, np.minimum(num_tokens, num_due) - self._num_late)
         answer_s = answer_seconds(self._cost, self._inputs, num_tokens)
         return np.where(must_start, self._prompt_s + answer_s, 0.0)
 

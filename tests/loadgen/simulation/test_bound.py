@@ -8,7 +8,8 @@ import pytest
 from chairlift.service.service_classes import ServiceClass
 from engine.core.latency.step_time import Coefficients, StepTimePrior
 from loadgen.simulation.bound import upper_bound
-from loadgen.simulation.workload import NO_CLASS
+from loadgen.simulation.results import is_good
+from loadgen.simulation.workload import NO_CLASS, Outcome
 
 SECOND_PER_TOKEN = StepTimePrior(Coefficients(100.0, 1.0, 0.0, 0.0, 0.0))
 """A prompt of n tokens and an answer of m cost n + m - 1 seconds: the prompt yields the first token."""
@@ -70,6 +71,33 @@ def test_later_tokens_are_due_one_gap_after_another(request_of):
     """Ten tokens a second apart from the fourth second on: three of them, and the prompt, must be computed by 7 s."""
     requests = [request_of(index, 0.0, 3, 11, soon(4.0, 1.0)) for index in range(4)]
     assert upper_bound(requests, SECOND_PER_TOKEN, 1, grace_s=1000.0) < 2.0
+
+
+def test_one_late_gap_that_is_forgiven_may_be_of_any_length(request_of):
+    """All prompts first, then one answer after the other: each has one wide gap in 200 tokens, and all are good."""
+    long = ServiceClass(name="long", ttft_s=10.0, inter_token_s=1.0, pacing="gap")
+    requests = [request_of(index, 0.0, 1, 200, long) for index in range(4)]
+    now_s = 0.0
+    for request in requests:
+        now_s = request.first_s = request.last_s = now_s + 1.0
+        request.num_tokens = 1
+    for request in requests:
+        while request.num_tokens < request.output_tokens:
+            now_s += 1.0
+            request.num_wide_gaps += now_s - request.last_s > 1.0
+            request.last_s = now_s
+            request.num_tokens += 1
+        request.end(Outcome.COMPLETED, "", now_s)
+    assert all(is_good(request) for request in requests)
+    last = request_of(4, 1000.0, 1, 1, NO_CLASS)
+    assert upper_bound([*requests, last], SECOND_PER_TOKEN, 1, grace_s=100.0) == 5
+
+
+def test_answers_too_short_for_a_late_gap_are_due_one_gap_after_another_however_gaps_are_judged(request_of):
+    gap = ServiceClass(name="short", ttft_s=4.0, inter_token_s=1.0, pacing="gap")
+    requests = [request_of(index, 0.0, 3, 99, gap) for index in range(4)]
+    last = request_of(4, 1000.0, 1, 1, NO_CLASS)
+    assert upper_bound([*requests, last], SECOND_PER_TOKEN, 1, grace_s=1000.0) < 4
 
 
 def test_without_any_time_nothing_is_said(request_of):
