@@ -1,5 +1,6 @@
 """Runs policies on one workload at several loads, with repeats, beside the bound that none of them can exceed."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -65,7 +66,7 @@ class Workload:
 class LoadResult(NamedTuple):
     """One load: the result of each policy in the order in which they were given.
 
-    `bound` is the share of good requests that no policy can exceed, of all that arrive.
+    `bound` is the share of good requests that no policy can exceed, of those that are counted.
     """
 
     load: float
@@ -130,7 +131,11 @@ def _bound(workload: Workload, options: FleetOptions, load: float) -> float:
     for repeat in range(workload.num_repeats):
         trace = workload.part(load, repeat)
         requests = requests_of(trace, workload.classes, workload.mix, workload.seed + repeat)
-        cached = ideal_cached_tokens(trace).tolist() if options.has_prefix_cache else None
-        num_good += upper_bound(requests, options.cost, options.num_engines, workload.grace_s, cached)
-        num_requests += len(requests)
-    return num_good / num_requests
+        cached = ideal_cached_tokens(trace) if options.has_prefix_cache else np.zeros(len(trace), np.int64)
+        first = int(np.searchsorted(trace.arrival_s, workload.warmup_s))  # those before it need not be served at all
+        if counted := requests[first:]:
+            num_good += upper_bound(
+                counted, options.cost, options.num_engines, workload.grace_s, cached[first:].tolist()
+            )
+            num_requests += len(counted)
+    return num_good / num_requests if num_requests else math.nan
