@@ -57,12 +57,13 @@ class Records:
                     yield number, error
 
     def _csv_rows(self) -> Iterator[tuple[int, Record | MalformedRowError]]:
-        rows = csv.reader(self._text)
-        for row in rows:
-            number = self._first_line + rows.line_num
+        for number, line in enumerate(self._text, self._first_line + 1):
+            if not line.strip():
+                continue
+            row = next(csv.reader([line]))  # a line at a time: a quote that is never closed takes no other rows with it
             if len(row) == len(self.names):
                 yield number, {name: value.strip() for name, value in zip(self.names, row, strict=True)}
-            elif row:
+            else:
                 yield number, MalformedRowError("columns", f"{len(row)} columns, the header has {len(self.names)}")
 
 

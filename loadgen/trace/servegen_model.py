@@ -158,6 +158,8 @@ def _lengths(rows: Iterator[tuple[str, Record]]) -> dict[int, list[LengthWindow]
     lengths: dict[int, list[LengthWindow]] = {}
     for place, record in rows:
         client, start_s = _client_and_start(place, record)
+        if missing := [name for name in LENGTH_NAMES[2:] if name not in record]:
+            raise TraceError(f"{place}: no {', '.join(missing)}")
         if record["input_tokens"] and record["output_tokens"]:
             window = LengthWindow(start_s, *(_distribution(place, name, record[name]) for name in LENGTH_NAMES[2:]))
             lengths.setdefault(client, []).append(window)

@@ -13,7 +13,7 @@ def read(path):
 
 
 def test_blank_lines_are_no_records_but_count_as_lines(write):
-    kind, names, rows = read(write("t.csv", "\n\na, b\n\n1,2\n\n 3 , 4\n\n"))
+    kind, names, rows = read(write("t.csv", "\n\na, b\n \n1,2\n\n 3 , 4\n\n"))
     assert (kind, names) == ("csv", ("a", "b"))
     assert rows == [(5, {"a": "1", "b": "2"}), (7, {"a": "3", "b": "4"})]
     kind, names, rows = read(write("t.jsonl", '\n{"a": 1}\n\n{"b": 2}'))
@@ -58,6 +58,15 @@ def test_files_that_cannot_be_read_are_named(write, tmp_path):
     for empty in ("", "\n \n"):
         with pytest.raises(TraceError, match="the file is empty"):
             read(write("empty.csv", empty))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_quote_that_is_never_closed_spoils_its_own_row_only(write, end):
+    _, _, rows = read(write("t.csv", end.join(('"a",b', '"1","2"', '"3,4', "5,6", '7,"8'))))
+    assert [line for line, _ in rows] == [2, 3, 4, 5]
+    assert (rows[0][1], rows[2][1]) == ({"a": "1", "b": "2"}, {"a": "5", "b": "6"})
+    assert isinstance(rows[1][1], MalformedRowError)
+    assert rows[1][1].detail == "1 columns, the header has 2"
 
 
 def test_a_csv_field_that_never_ends_is_named(write):

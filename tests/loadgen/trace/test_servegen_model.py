@@ -41,6 +41,11 @@ def test_lengths_in_force_are_the_last_known_ones(write):
         ("0,0,1,1,Gamma,1,1\n", lengths(inputs={"5": 0.4}), "m_lengths.jsonl: line 1: input_tokens have probabilities"),
         ("0,0,1,1,Gamma,1,1\n", lengths(outputs={"a": 1.0}), "line 1: output_tokens are not probabilities"),
         ("0,0,1,1,Gamma,1,1\n", lengths(outputs={"-3": 1.0}), "from -3 tokens on"),
+        (
+            "0,0,1,1,Gamma,1,1\n",
+            lengths() + '{"client_id": 1, "window_start_s": 0, "input_tokens": {}}\n',
+            "m_lengths.jsonl: line 2: no output_tokens",
+        ),
         ("0,0,1,1,Gamma,1,1\n", '{"client_id": 0}\n', "not of format servegen: no input_tokens, output_tokens"),
     ],
 )
