@@ -13,6 +13,7 @@ import numpy as np
 from loadgen.checks.selfcheck import Verdict
 from loadgen.errors import ComparisonError
 from loadgen.record import RunData
+from loadgen.service_mix import recorded_classes
 from loadgen.trace.schema import Blocks, Trace, workload_digest
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 # What decides the load, beside the workload itself.
-_LOAD_SETTINGS = ("closed_loop", "concurrency", "max_concurrency", "overflow", "ignore_eos", "cancel_rate")
+_LOAD_SETTINGS = (
+    "closed_loop", "concurrency", "max_concurrency", "overflow",
+    "ignore_eos", "cancel_rate", "timeout_s", "max_retries",
+)  # fmt: skip
 _MOST_NAMED = 3
 
 
@@ -91,8 +95,18 @@ def _differences(first: RunData, other: RunData) -> Iterator[str]:
         yield from _workload_differences(first.workload, other.workload)
     for name in _LOAD_SETTINGS:
         ours, theirs = first.settings.get(name), other.settings.get(name)
-        if ours != theirs:
+        if (ours or None) != (theirs or None):  # runs of before a setting existed lack it
             yield f"{name} differs: {ours} and {theirs}"
+    yield from _target_differences(first, other)
+
+
+def _target_differences(first: RunData, other: RunData) -> Iterator[str]:
+    """Latency targets decide which requests a server refuses, and in which order it serves the others."""
+    if recorded_classes(first.settings) != recorded_classes(other.settings):
+        yield "service_classes differ: requests have other latency targets"
+    else:
+        ours, theirs = first.requests["service_class"], other.requests["service_class"]
+        yield from _column("service_class", ours, theirs, ours, theirs)
 
 
 def _workload_differences(first: Trace, other: Trace) -> Iterator[str]:

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from chairlift.service.service_classes import ServiceClass
 from loadgen.checks.finding import yes_or_no
 from loadgen.checks.selfcheck import Verdict
 from loadgen.comparison.comparable import Side, check_comparable
 from loadgen.errors import ComparisonError
 from loadgen.record import RunData
+from loadgen.service_mix import ServiceMix
 from loadgen.trace.schema import Blocks
 from tests.support.loadgen.runs import synthetic_run
 
@@ -79,12 +81,45 @@ def test_a_schedule_that_differs_by_less_than_a_microsecond_is_the_same() -> Non
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("closed_loop", True), ("concurrency", 8), ("max_concurrency", 4), ("ignore_eos", False), ("cancel_rate", 0.1)],
+    [
+        ("closed_loop", True),
+        ("concurrency", 8),
+        ("max_concurrency", 4),
+        ("ignore_eos", False),
+        ("cancel_rate", 0.1),
+        ("timeout_s", 5.0),
+        ("max_retries", 2),
+    ],
 )
 def test_a_load_that_was_run_differently_is_refused(name: str, value: object) -> None:
     other = replace(run(), settings={**run().settings, name: value})
     with pytest.raises(ComparisonError, match=f"{name} differs: .* and {value}"):
         check_comparable([side("a", run()), side("b", other)])
+
+
+def test_a_setting_that_an_older_run_lacks_is_its_default() -> None:
+    older = {name: value for name, value in run().settings.items() if name != "max_retries"}
+    newer = {**older, "max_retries": 0, "cancel_rate": 0.0, "timeout_s": None}
+    sides = [side(label, replace(run(), settings=settings)) for label, settings in (("a", older), ("b", newer))]
+    assert check_comparable(sides) == ()
+
+
+def test_requests_with_other_latency_targets_are_refused() -> None:
+    mix = ServiceMix(classes={name: ServiceClass(name=name, ttft_s=len(name)) for name in ("x", "yy")})
+
+    def with_targets(seed: int, **changes: float) -> RunData:
+        made = run()
+        classes = [{**one, **changes} for one in mix.as_json()]
+        made.requests["service_class"] = mix.draw(40, seed)
+        return replace(made, settings={**made.settings, "service_classes": classes})
+
+    assert check_comparable([side("a", with_targets(1)), side("b", with_targets(1))]) == ()
+    with pytest.raises(ComparisonError, match=r"service_classes differ: .*latency targets \(a, b\)"):
+        check_comparable([side("a", with_targets(1)), side("b", run())])
+    with pytest.raises(ComparisonError, match="service_classes differ"):
+        check_comparable([side("a", with_targets(1)), side("b", with_targets(1, ttft_s=9.0))])
+    with pytest.raises(ComparisonError, match=r"service_class differs in \d+ of 40 requests"):
+        check_comparable([side("a", with_targets(1)), side("b", with_targets(2))])
 
 
 def test_an_invalid_run_is_refused_with_its_reason() -> None:
