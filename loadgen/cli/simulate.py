@@ -112,6 +112,8 @@ def run(options: argparse.Namespace) -> int:
     classes = classes_of(options.service_classes)
     policies = _policies(options, list(classes.values()))
     trace = transformed(read(options.trace, options), options)
+    if options.draw is not None and trace.span_s == 0:
+        raise OptionError(f"--draw {options.draw}: pictures show rates, and all requests arrive at once; leave it out")
     workload = Workload(
         trace=trace,
         classes=classes,

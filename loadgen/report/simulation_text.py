@@ -1,5 +1,6 @@
 """Results of simulations as tables of text."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from loadgen.measure.quantiles import Distribution
@@ -19,10 +20,10 @@ _COLUMNS = (
 def load_lines(studied: LoadResult) -> Iterator[str]:
     """Yields a table of all policies at one load, and one of their classes."""
     first = studied.results[0]
-    yield (
-        f"load {studied.load:g}: {first.offered_per_s:.4g} requests/s for {first.span_s:.4g} s; no policy can exceed "
-        f"{_percent(studied.bound)} good, {studied.bound * first.offered_per_s:.2f}/s"
-    )
+    at_once = math.isnan(first.offered_per_s)
+    offered = "all requests at once" if at_once else f"{first.offered_per_s:.4g} requests/s for {first.span_s:.4g} s"
+    most = "" if at_once else f", {studied.bound * first.offered_per_s:.2f}/s"
+    yield f"load {studied.load:g}: {offered}; no policy can exceed {_percent(studied.bound)} good{most}"
     yield from _table([_COLUMNS, *(_row(result) for result in studied.results)])
     names = [one.name for one in first.classes]
     if len(names) > 1:
@@ -73,9 +74,9 @@ def _engines(count: int) -> str:
 def _row(result: SimulationResult) -> tuple[str, ...]:
     return (
         result.policy,
-        f"{result.good_requests_per_s:.2f}",
+        _rate(result.good_requests_per_s, 2),
         _percent(result.total.good_share),
-        number(round(result.good_tokens_per_s)),
+        _rate(result.good_tokens_per_s, 0),
         _percent(result.longest_quarter_share),
         _latencies(result.total.ttft_s),
         _latencies(result.total.inter_token_s),
@@ -94,8 +95,12 @@ def _latencies(values: Distribution) -> str:
     return " / ".join(duration(1e3 * values.at(percentile)).replace(" ", "") for percentile in (50.0, 90.0, 99.0))
 
 
+def _rate(value: float, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{value:,.{digits}f}"
+
+
 def _percent(value: float) -> str:
-    return "-" if value != value else f"{100 * value:.1f} %"
+    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -146,7 +146,7 @@ def summarize(
     timed = [request for request in measured if request.service_class.has_targets] or measured
     longest = sorted(timed, key=lambda request: request.input_tokens)[3 * len(timed) // 4 :]
     started = [request for request in measured if request.num_tokens]
-    num_good_tokens = sum(request.input_tokens + request.num_tokens for request in good)
+    good_tokens_per_s = _ratio(sum(request.input_tokens + request.num_tokens for request in good), span_s)
     in_vain = [request for request in requests if _is_in_vain(request)]
     elapsed_s = sum(run.ended_s for run in runs)
     engine_s = options.num_engines * elapsed_s
@@ -166,7 +166,7 @@ def summarize(
         total=_class_result("all", measured, sum(gaps_s.values(), array("d"))),
         classes=tuple(by_class),
         good_requests_per_s=_ratio(len(good), span_s),
-        good_tokens_per_s=_ratio(num_good_tokens, span_s),
+        good_tokens_per_s=good_tokens_per_s,
         longest_quarter_share=_ratio(sum(map(is_good, longest)), len(longest)),
         output_tokens_per_s=_ratio(sum(request.num_tokens for request in requests), elapsed_s),
         cache_hit_share=_ratio(sum(r.num_cached_tokens for r in started), sum(r.input_tokens for r in started)),
@@ -179,7 +179,7 @@ def summarize(
         busy_share=_ratio(sum(run.busy_s for run in runs), engine_s),
         engine_s=engine_s,
         accelerator_s=engine_s * num_accelerators,
-        accelerator_s_per_good_mtoken=_ratio(span_s * options.num_engines * num_accelerators * 1e6, num_good_tokens),
+        accelerator_s_per_good_mtoken=_ratio(options.num_engines * num_accelerators * 1e6, good_tokens_per_s),
     )
 
 

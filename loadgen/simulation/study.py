@@ -48,11 +48,22 @@ class Workload:
     def part(self, load: float, repeat: int) -> Trace:
         """Returns the requests of one repeat at `load` times the trace's rate.
 
-        Raises: OptionError: the trace is too short for the duration.
+        Raises: OptionError: the trace is too short for the duration or the warm-up.
         """
+        part = self._part(load, repeat)
+        if self.warmup_s > 0 and part.arrival_s[-1] <= self.warmup_s:
+            raise OptionError(
+                f"--warmup {self.warmup_s:g}: at load {load:g} the last request arrives at {part.arrival_s[-1]:.4g} s; "
+                "lower it, or none is counted"
+            )
+        return part
+
+    def _part(self, load: float, repeat: int) -> Trace:
         trace = self.trace
         if self.duration_s is None:
             return at_speed(trace, load)
+        if trace.span_s == 0:
+            raise OptionError(f"--duration {self.duration_s:g}: all requests arrive at once; leave it out")
         rate = load * len(trace) / trace.span_s
         count, first = max(2, round(rate * self.duration_s)), repeat * self.shift
         if first + count > len(trace):
@@ -93,8 +104,9 @@ def study(
         num_accelerators: of one engine.
         on_result: called after each simulation with the load and the result.
 
-    Raises: OptionError: see `Workload.part`.
+    Raises: OptionError: see `Workload.part`; before anything is simulated.
     """
+    workload.part(max(loads), workload.num_repeats - 1)  # needs the most requests, and is over first
     studied = []
     for load in loads:
         results = []

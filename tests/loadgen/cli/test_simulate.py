@@ -98,6 +98,16 @@ def test_repeats_are_later_parts_of_the_trace(trace, tmp_path):
     assert json.loads(out.read_text())["loads"][0]["results"][0]["total"]["num_requests"] == 3 * 60
 
 
+def test_requests_that_arrive_at_once_have_no_rates(tmp_path, capsys):
+    path = tmp_path / "once.jsonl"
+    path.write_text(8 * '{"arrival_s": 3, "input_tokens": 9, "output_tokens": 2}\n')
+    assert simulate("--trace", path) == 0
+    out = capsys.readouterr().out
+    assert "load 1: all requests at once; no policy can exceed 100.0 % good\n" in out
+    assert re.search(r"^fcfs +- +100.0 % +- +100.0 % .* - s$", out, re.MULTILINE)
+    assert "nan" not in out
+
+
 def test_a_step_log_alone_is_fitted(tmp_path, capsys):
     path = tmp_path / "steps.jsonl"
     lines = []
@@ -133,6 +143,9 @@ def test_a_step_log_alone_is_fitted(tmp_path, capsys):
         (["--trace", "TRACE", "--step-log", "TRACE", "--device", "h200-8b"], "--device h200-8b and --step-log both"),
         (["--trace", "TRACE", "--kv-cache-tokens", "512"], "a request has "),
         (["--trace", "TRACE", "--duration", "60"], "needs 1206 requests after the first 0, the trace has 200"),
+        (["--trace", "TRACE", "--warmup", "9", "--loads", "1,2"], "--warmup 9: at load 2 the last request arrives"),
+        (["--trace", "TRACE", "--limit", "1", "--duration", "5"], "--duration 5: all requests arrive at once"),
+        (["--trace", "TRACE", "--limit", "1", "--draw", "pictures"], "--draw pictures: pictures show rates"),
         (["--trace", "TRACE", "--engines-for", "0.9", "--baselines"], "--engines-for takes one policy and one load"),
         (["--trace", "TRACE", "--engines-for", "0"], "--engines-for is 0"),
     ],

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from chairlift.service.service_classes import ServiceClass
+from loadgen.errors import OptionError
 from loadgen.simulation.study import Workload, study
 from loadgen.trace.schema import Accounting, Trace
 
@@ -32,3 +33,17 @@ def test_the_bound_is_of_the_requests_that_are_counted(fleet_of, warmup_s, good,
     [at_one] = study(workload, options, [options.policy], [1.0])
     assert at_one.results[0].total.good_share == pytest.approx(good)
     assert good - 1e-9 <= at_one.bound <= most + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [({"duration_s": 400.0}, "--duration 400 at"), ({"warmup_s": 500.0}, "--warmup 500: at load 4")],
+)
+def test_a_load_that_the_trace_is_too_short_for_is_refused_before_anything_is_simulated(fleet_of, changes, complaint):
+    """Loads that were simulated before it would be lost."""
+    workload = Workload(trace=burst_then_few(), classes={}, mix={}, **changes)
+    options = fleet_of()
+    finished = []
+    with pytest.raises(OptionError, match=complaint):
+        study(workload, options, [options.policy], [1.0, 4.0], on_result=lambda *one: finished.append(one))
+    assert finished == []
