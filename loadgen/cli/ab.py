@@ -116,7 +116,11 @@ def _report(
 ) -> int:
     if not ab_runs.pairs:
         there = f", what was run is in {folder}" if any(folder.glob("*/*")) else ""
-        raise TargetError(f"{ab_runs.failure}; nothing to compare{there}")
+        text = f"{ab_runs.failure}; nothing to compare{there}"
+        if not ab_runs.interrupted:
+            raise TargetError(text)
+        print(f"chairlift-loadgen ab: error: {text}", file=sys.stderr)
+        return ExitStatus.INTERRUPTED
     outcomes = list(zip(*ab_runs.pairs, strict=True))
     sides = [
         Side(system.label, tuple(one.run for one in several), tuple(one.verdict for one in several))

@@ -71,8 +71,10 @@ def ab(order: Iterator[Turn], run_once: Callable[[Turn], T], labels: tuple[str, 
 
     Args:
         order: of the turns.
-        run_once: runs one; may raise LoadgenError.
+        run_once: runs one; may raise LoadgenError or KeyboardInterrupt.
         labels: what people call A and B.
+
+    Raises: KeyboardInterrupt: no pair is whole yet.
     """
     pairs: list[tuple[T, T]] = []
     waiting: T | None = None
@@ -82,6 +84,11 @@ def ab(order: Iterator[Turn], run_once: Callable[[Turn], T], labels: tuple[str, 
         except LoadgenError as error:
             text = f"{labels[turn.side]}, run {turn.pair + 1}: {error}"
             return AbRuns(tuple(pairs), text, interrupted=False)
+        except KeyboardInterrupt:  # between runs, or while one was prepared or reported
+            if not pairs:
+                raise
+            text = f"{labels[turn.side]}, run {turn.pair + 1}: stopped before it was over"
+            return AbRuns(tuple(pairs), text, interrupted=True)
         if outcome.run.interrupted:
             text = f"{labels[turn.side]}, run {turn.pair + 1}: stopped before its end"
             return AbRuns(tuple(pairs), text, interrupted=True)

@@ -24,6 +24,7 @@ class Sweep:
         answers: one for each target; empty without limits.
         stopped: why not all loads were run; "" if it was.
         failure: what broke the sweep off; "" if nothing did.
+        interrupted: that was Ctrl-C.
     """
 
     axis: Axis
@@ -31,11 +32,7 @@ class Sweep:
     answers: tuple[Answer, ...]
     stopped: str
     failure: str
-
-    @property
-    def interrupted(self) -> bool:
-        """Stopped by Ctrl-C."""
-        return any(load_level.interrupted for load_level in self.load_levels)
+    interrupted: bool = False
 
 
 def sweep(
@@ -54,7 +51,7 @@ def sweep(
 
     Args:
         loads: ascending.
-        run_once: runs a load; may raise LoadgenError, which ends the sweep with what there is.
+        run_once: runs a load; may raise LoadgenError or KeyboardInterrupt, which ends the sweep with what there is.
         axis: of concurrency, only whole numbers are run.
         targets: shares of requests that shall keep every limit; none without limits.
         bisect: halve the gap between the highest load that does and the lowest that does not.
@@ -63,7 +60,7 @@ def sweep(
         retries: how often a load is run again whose load level is INVALID: a busy client may have been to blame.
         keep_going: continue when saturated.
 
-    Raises: LoadgenError: not even the first load level could be run.
+    Raises: LoadgenError, KeyboardInterrupt: not even the first load level could be run.
     """
     climber = _Climber(run_once, UNITS[axis], retries)
     stopped = ""
@@ -81,7 +78,8 @@ def sweep(
                 break
             climber.climb(probe)
     load_levels = tuple(climber.load_levels)
-    return Sweep(axis, load_levels, tuple(answer(load_levels, target) for target in targets), stopped, climber.failure)
+    answers = tuple(answer(load_levels, target) for target in targets)
+    return Sweep(axis, load_levels, answers, stopped, climber.failure, climber.interrupted)
 
 
 class _Climber:
@@ -90,6 +88,7 @@ class _Climber:
     def __init__(self, run_once: Callable[[float], LoadLevel], unit: str, retries: int) -> None:
         self.load_levels: list[LoadLevel] = []
         self.failure = ""
+        self.interrupted = False
         self._run_once, self._unit, self._retries = run_once, unit, retries
 
     def climb(self, load: float) -> None:
@@ -101,9 +100,14 @@ class _Climber:
                     raise
                 self.failure = f"at {load:g} {self._unit}: {error}"
                 return
+            except KeyboardInterrupt:  # between runs, or while one was prepared or reported
+                if not self.load_levels:
+                    raise
+                self.failure, self.interrupted = f"stopped before {load:g} {self._unit}", True
+                return
             self.load_levels = sorted([*self.load_levels, load_level], key=lambda one: one.load)
             if load_level.interrupted:
-                self.failure = f"stopped at {load:g} {self._unit}"
+                self.failure, self.interrupted = f"stopped at {load:g} {self._unit}", True
             if load_level.interrupted or load_level.level != "INVALID":
                 return
 

@@ -110,6 +110,17 @@ def test_a_side_that_fails_is_named_and_whole_pairs_are_compared(
     assert "a, run 2: no server answers" in Path("out/comparison.html").read_text()
 
 
+@pytest.mark.parametrize(("stopped", "pairs"), [("b-1", 0), ("a-2", 1)])
+def test_ctrl_c_compares_what_is_whole_and_has_its_own_exit_status(
+    fake: Fake, capsys: pytest.CaptureFixture[str], stopped: str, pairs: int
+) -> None:
+    fake.changed = lambda name, run: replace(run, interrupted=name == stopped)
+    assert ab(*TARGETS, "--repeats", "3") == 130
+    left = "1 of 3 pairs are whole and compared" if pairs else "nothing to compare, what was run is in out"
+    assert f"error: {stopped[0]}, run {stopped[2]}: stopped before its end; {left}" in capsys.readouterr().err
+    assert Path("out/comparison.json").exists() == bool(pairs)
+
+
 def test_an_invalid_run_is_refused_and_kept(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     fake.verdict = lambda name: INVALID if name == "b-1" else VALID
     assert ab(*TARGETS, "--repeats", "2") == 2

@@ -27,13 +27,14 @@ class Fake:
         self.played: list[tuple[str, Trace, int | None, str | None]] = []
         self.level: Any = lambda name: "VALID"
         self.fails_at = ""
+        self.failure: BaseException = TargetError("the server is gone")
         self.stopped_at = ""
 
     def __call__(self, workload: Trace, options: argparse.Namespace, folder: Path, *, salt: str | None) -> Outcome:
         assert list(folder.iterdir()) == []
         self.played.append((folder.name, workload, options.concurrency, salt))
         if folder.name == self.fails_at:
-            raise TargetError("the server is gone")
+            raise self.failure
         load = float(folder.name.split("-")[1])
         run = synthetic_run(len(workload), rate=load, ttft_ms=50 * max(1.0, load / 8), jitter=0.1)
         run = replace(run, workload=workload, interrupted=folder.name == self.stopped_at)
@@ -172,6 +173,14 @@ def test_a_server_that_goes_away_leaves_a_report(fake: Fake, capsys: pytest.Capt
     assert sweep(*RANDOM, "--rates", "2,4,8") == 2
     assert "error: at 4 requests/s: the server is gone" in capsys.readouterr().err
     assert [load_level["load"] for load_level in document()["rungs"]] == [2]
+
+
+def test_ctrl_c_between_two_load_levels_leaves_a_report(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.fails_at, fake.failure = "rate-4", KeyboardInterrupt()
+    assert sweep(*RANDOM, "--rates", "2,4,8") == 130
+    assert "error: stopped before 4 requests/s" in capsys.readouterr().err
+    assert [load_level["load"] for load_level in document()["rungs"]] == [2]
+    assert document()["interrupted"]
 
 
 def test_a_dry_run_runs_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:

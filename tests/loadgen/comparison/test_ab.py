@@ -100,6 +100,23 @@ def test_ctrl_c_ends_it_and_the_broken_run_is_not_compared() -> None:
     assert len(measured.pairs) == 1
 
 
+def test_ctrl_c_between_two_runs_keeps_the_pairs_that_are_whole() -> None:
+    def stopped_at(turn: int) -> AbRuns[Outcome]:
+        def run_once(one: Turn) -> Outcome:
+            if one == order(3)[turn]:
+                raise KeyboardInterrupt
+            return Outcome(one)
+
+        return ab(iter(order(3)), run_once, LABELS)
+
+    measured = stopped_at(3)
+    assert measured.interrupted
+    assert measured.failure == "old, run 2: stopped before it was over"
+    assert len(measured.pairs) == 1
+    with pytest.raises(KeyboardInterrupt):
+        stopped_at(1)
+
+
 def test_what_is_no_fault_of_user_or_server_is_not_swallowed() -> None:
     def run_once(turn: Turn) -> Outcome:
         raise ZeroDivisionError

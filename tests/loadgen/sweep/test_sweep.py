@@ -193,6 +193,23 @@ def test_ctrl_c_ends_the_sweep_and_the_broken_load_level_is_not_used() -> None:
     assert found.answers[0].load == 2
 
 
+def test_ctrl_c_between_two_load_levels_keeps_those_that_were_run() -> None:
+    server = Server()
+
+    def run_once(load: float) -> LoadLevel:
+        if load == 8:
+            raise KeyboardInterrupt
+        return server.run_once(load)
+
+    found = sweep([2, 4, 8, 16], run_once, targets=(0.9,), bisect=True)
+    assert server.played == [2, 4]
+    assert found.interrupted
+    assert found.failure == "stopped before 8 requests/s"
+    assert found.answers[0].load == 4
+    with pytest.raises(KeyboardInterrupt):
+        sweep([8, 16], run_once)
+
+
 def test_a_load_level_is_what_its_report_says() -> None:
     run = synthetic_run(120, outcomes={Status.ERROR: 12})
     metrics = measure(run, MeasureOptions(slo={"ttft": 120.0}))
