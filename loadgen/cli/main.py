@@ -8,6 +8,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from chairlift.service.standard_streams import open_closed_streams
 from loadgen.cli.flags import ExitStatus, Parser
 from loadgen.cli.printing import outlasting_readers
 from loadgen.errors import LoadgenError
@@ -28,6 +29,7 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None, program: str = "chairlift-loadgen") -> int:
     """Runs one verb; returns the exit status. `program` is the command's name in messages."""
+    open_closed_streams()
     arguments = sys.argv[1:] if argv is None else list(argv)
     with outlasting_readers():
         return _run(arguments[0] if arguments else "", arguments, program)

@@ -1,10 +1,15 @@
-"""Printing to readers that may go away, as in `chairlift-loadgen run ... | head -3`: a run goes on to its files."""
+"""Printing to readers that may go away, as in `chairlift-loadgen run ... | head -3` or a terminal that is closed: a run
+goes on to its files.
+"""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
+
+_READER_IS_GONE = (errno.EPIPE, errno.EIO)  # of a pipe, and of a terminal
 
 
 class _Outlasting:
@@ -19,18 +24,20 @@ class _Outlasting:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            self._give_up()
+        except OSError as error:
+            self._give_up(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            self._give_up()
+        except OSError as error:
+            self._give_up(error)
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: OSError) -> None:
         """What is still buffered goes nowhere, now and when the interpreter ends."""
+        if error.errno not in _READER_IS_GONE:
+            raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

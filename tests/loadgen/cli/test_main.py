@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,21 @@ def test_saying_what_would_be_run_draws_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_results_are_written_though_the_output_is_closed(tmp_path: Path) -> None:
+def _pipe_without_a_reader() -> int:
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "wb") as closed:
+    return writing
+
+
+def _terminal_that_was_closed() -> int:
+    ours, theirs = os.openpty()
+    os.close(ours)
+    return theirs
+
+
+@pytest.mark.parametrize("output", [_pipe_without_a_reader, _terminal_that_was_closed])
+def test_results_are_written_though_the_output_is_closed(output: Callable[[], int], tmp_path: Path) -> None:
+    with os.fdopen(output(), "wb") as closed:
         done = subprocess.run(
             [sys.executable, "-m", "loadgen", *_RUN, "--result-dir", str(tmp_path / "out")],
             stdout=closed,
@@ -70,5 +82,12 @@ def test_results_are_written_though_the_output_is_closed(tmp_path: Path) -> None
             timeout=HANG_S,
             check=False,
         )
+    assert done.returncode == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"run.json", "result.json", "report.html"}
+
+
+def test_results_are_written_though_there_is_no_output(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "loadgen", *_RUN, "--result-dir", str(tmp_path / "out")]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], timeout=HANG_S, check=False)
     assert done.returncode == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"run.json", "result.json", "report.html"}
