@@ -3,12 +3,9 @@
 import argparse
 import secrets
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 from rich.console import Console
@@ -105,9 +102,8 @@ def _run_all(
         with part_of_results(folder / name) as own, server:
             return run_and_report(requests, options, own, spec=specs[turn.side], salt=turn.salt)
 
-    with _stopping_on_sigterm():
-        order = turns(options.repeats, lambda: _salt(options), one_server=one_server)
-        ab_runs = ab(order, run_once, (systems[0].label, systems[1].label))
+    order = turns(options.repeats, lambda: _salt(options), one_server=one_server)
+    ab_runs = ab(order, run_once, (systems[0].label, systems[1].label))
     return _report(options, systems, ab_runs, folder)
 
 
@@ -185,17 +181,3 @@ def _same_server(first: str, second: str) -> bool:
 def _salt(options: argparse.Namespace) -> str:
     """A fresh one; begins with `--prompt-salt` if that is given."""
     return f"{options.prompt_salt or ''}{secrets.token_hex(8)}"
-
-
-@contextmanager
-def _stopping_on_sigterm() -> Iterator[None]:
-    """Servers that were started are stopped, too, when this process is asked to end."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -69,7 +69,7 @@ class ExitStatus(IntEnum):
     INVALID = 3
     """`--strict`, and a run may not be quoted."""
     INTERRUPTED = 130
-    """Ctrl-C; what there was has been reported."""
+    """Ctrl-C or SIGTERM; what there was has been reported."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,12 +1,16 @@
 """`chairlift-loadgen VERB ...`: finds the verb and imports only its module and dependencies.
 
 Exit status: 0 done; 2 a wrong flag, file or server, with one line that says what to do; 3 `--strict` and the run is not
-valid; 130 stopped by Ctrl-C, with a report of what there was.
+valid; 130 stopped by Ctrl-C or SIGTERM, with a report of what there was.
 """
 
 import importlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from chairlift.service.standard_streams import open_closed_streams
 from loadgen.cli.flags import ExitStatus, Parser
@@ -31,8 +35,26 @@ def main(argv: Sequence[str] | None = None, program: str = "chairlift-loadgen") 
     """Runs one verb; returns the exit status. `program` is the command's name in messages."""
     open_closed_streams()
     arguments = sys.argv[1:] if argv is None else list(argv)
-    with outlasting_readers():
+    with outlasting_readers(), _sigterm_is_ctrl_c():
         return _run(arguments[0] if arguments else "", arguments, program)
+
+
+@contextmanager
+def _sigterm_is_ctrl_c() -> Iterator[None]:
+    """What ends a container or a job leaves the report that Ctrl-C leaves, and stops servers that were started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends it twice; SIGKILL follows if need be
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(name: str, arguments: list[str], program: str) -> int:

@@ -16,6 +16,7 @@ from loadgen.errors import TargetError
 from loadgen.run.worker import Done, Failed, NewError, Stop, WorkerPlan, work
 
 _END_TIMEOUT_S = 10.0
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 _GONE = (EOFError, OSError)  # the end of a pipe; OSError where it comes in the middle of a message
 Message = TypeVar("Message")
 
@@ -81,7 +82,7 @@ class WorkerPool:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             for handle in self.handles:
-                handle.process.terminate()
+                handle.process.kill()
         self._end()
 
     def send(self, message: object) -> None:
@@ -169,9 +170,9 @@ class WorkerPool:
 
 @contextlib.contextmanager
 def _ctrl_c_is_ours() -> Iterator[None]:
-    """Processes started in here ignore Ctrl-C, also while they import: the pool ends them."""
+    """Processes started in here ignore Ctrl-C and SIGTERM, also while they import: the pool ends them."""
     resource_tracker.ensure_running()  # it unblocks signals when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         yield
     finally:
@@ -179,20 +180,19 @@ def _ctrl_c_is_ours() -> Iterator[None]:
 
 
 class CtrlC:
-    """Within its `with` block the first Ctrl-C sets `heard`; a second one is a KeyboardInterrupt as ever."""
+    """Within its `with` block Ctrl-C and SIGTERM set `heard`; a second Ctrl-C is a KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.heard = False
 
     def __enter__(self) -> Self:
-        self._is_heard_here = threading.current_thread() is threading.main_thread()
-        if self._is_heard_here:
-            self._before = signal.signal(signal.SIGINT, self._hear)
+        is_heard_here = threading.current_thread() is threading.main_thread()
+        self._before = {number: signal.signal(number, self._hear) for number in _STOPPING if is_heard_here}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_heard_here:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _hear(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature is the system's
         self.heard = True

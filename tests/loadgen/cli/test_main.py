@@ -1,7 +1,9 @@
 """What every verb has in common: wrong flags, Ctrl-C at any time, readers that go away."""
 
 import importlib
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -91,3 +93,22 @@ def test_results_are_written_though_there_is_no_output(tmp_path: Path) -> None:
     done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], timeout=HANG_S, check=False)
     assert done.returncode == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"run.json", "result.json", "report.html"}
+
+
+def test_sigterm_to_all_processes_leaves_a_report(tmp_path: Path) -> None:
+    """As `timeout` sends it: to the command, then once more to its whole group."""
+    command = [sys.executable, "-m", "loadgen", "run", "--target", "null:?ttft_ms=1e7", *_RUN[3:]]
+    with subprocess.Popen(
+        [*command, "--result-dir", str(tmp_path / "out")], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline().startswith("starts in")
+        running.terminate()
+        os.killpg(running.pid, signal.SIGTERM)
+        said = running.communicate(timeout=HANG_S)[1]
+    assert running.returncode == 130, said
+    assert "in flight aborted; writing the report of this run" in said
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["run"]["interrupted"]
+    assert result["verdict"]["partial"]
+    assert "died" not in str(result["verdict"]["reasons"])

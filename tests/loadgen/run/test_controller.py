@@ -78,15 +78,17 @@ def endless_from(trace: Trace, first: int, step: int = 1) -> Trace:
     return replace(trace, output_tokens=output_tokens)
 
 
-def ctrl_c_once(is_time: Callable[[LiveView], bool]) -> Callable[[LiveView], None]:
-    """For `on_progress`: Ctrl-C as a terminal does it, for the whole group, as soon as it is time."""
+def ctrl_c_once(
+    is_time: Callable[[LiveView], bool], number: signal.Signals = signal.SIGINT
+) -> Callable[[LiveView], None]:
+    """For `on_progress`: a signal for the whole group, as Ctrl-C in a terminal or `timeout`, as soon as it is time."""
     pressed: list[LiveView] = []
 
     def look(view: LiveView) -> None:
         if not pressed and is_time(view):
             pressed.append(view)
             for process in (*multiprocessing.active_children(), multiprocessing.current_process()):
-                os.kill(process.pid or 0, signal.SIGINT)
+                os.kill(process.pid or 0, number)
 
     return look
 
@@ -228,12 +230,13 @@ def test_requests_over_their_time_are_timed_out() -> None:
     assert run.errors == ("no end within 3 s",)
 
 
-def test_ctrl_c_returns_what_was_run() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_return_what_was_run(number: signal.Signals) -> None:
     """Six requests are answered, four are in flight, and the others are due much later."""
     broken_off: list[int] = []
     trace = endless_from(workload(2000, 20), 6)
     trace = replace(trace, arrival_s=np.where(np.arange(2000) < 10, trace.arrival_s, 1000.0 + trace.arrival_s))
-    press = ctrl_c_once(lambda view: count(view, Status.OK) == 6 and count(view, Status.IN_FLIGHT) == 4)
+    press = ctrl_c_once(lambda view: count(view, Status.OK) == 6 and count(view, Status.IN_FLIGHT) == 4, number)
     with mock_in_thread("grpc", SometimesEndless(ttft_s=0.3, itl_s=0.0)) as server:
         run = run_workload(trace, spec(server.url), RunOptions(workers=2), press, on_interrupt=broken_off.append)
         while server.record.num_open:  # it hears of it by and by
@@ -244,6 +247,7 @@ def test_ctrl_c_returns_what_was_run() -> None:
     assert run.ended_s < 1000  # before the others were due
     assert [worker.exit_code for worker in run.workers] == [0, 0]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_worker_that_dies_is_reported_and_its_requests_fail() -> None:
