@@ -17,7 +17,7 @@ from loadgen.cli.run_options import (
     run_and_report,
 )
 from loadgen.cli.values import at_least_one, duration_s, positive, slo
-from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, asked_rate, describe, workload
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, describe, workload
 from loadgen.errors import OptionError
 from loadgen.report.sweep_files import PAGE, write_sweep
 from loadgen.report.sweep_text import sweep_lines
@@ -25,6 +25,7 @@ from loadgen.sweep.capacity import TARGETS, settled
 from loadgen.sweep.load_level import UNITS, Axis, LoadLevel, load_level_of
 from loadgen.sweep.rates import ladder
 from loadgen.sweep.sweep import Sweep, sweep
+from loadgen.synthetic import with_arrivals
 from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, limit
 
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         raise OptionError("--bisect needs limits to look for, as --slo ttft:500 tpot:50")
     at = _workloads(options, axis, loads)
     print(f"{len(loads)} load levels: {', '.join(f'{load:g}' for load in loads)} {UNITS[axis]}; the first runs")
-    print(describe(at(loads[0]), asked_rate(_at_load(options, axis, loads[0]))))
+    print(describe(at(loads[0])))
     if options.dry_run:
         return 0
     with result_folder(options.result_dir, "sweep") as folder:
@@ -127,7 +128,7 @@ def _run_once(options: argparse.Namespace, axis: Axis, load: float, requests: Tr
     while (folder / name).exists():
         name, take = f"{axis}-{load:g}-take-{take + 1}", take + 1
     print(f"{load:g} {UNITS[axis]}{', once more' if take > 1 else ''}", flush=True)
-    chosen = _at_load(options, axis, load)
+    chosen = argparse.Namespace(**{**vars(options), "concurrency": int(load) if axis == "concurrency" else None})
     salt = None if options.prompt_salt is None else f"{options.prompt_salt}-{name}"  # never the same in two runs
     with part_of_results(folder / name) as own:
         outcome = run_and_report(requests, chosen, own, salt=salt)
@@ -155,7 +156,7 @@ def _workloads(options: argparse.Namespace, axis: Axis, loads: tuple[float, ...]
     if options.trace is None:
         if lasts_s is not None and options.num_prompts is not None:
             raise OptionError("--level-duration and --num-prompts both say how many requests; give one of them")
-        return lambda load: workload(_at_load(options, axis, load))
+        return lambda load: _drawn(options, load)
     trace = workload(options)
     needed = math.ceil(loads[-1] * (lasts_s or 0.0))
     if needed > len(trace):
@@ -168,14 +169,15 @@ def _workloads(options: argparse.Namespace, axis: Axis, loads: tuple[float, ...]
     return lambda load: at_rate(limit(trace, max(2, math.ceil(load * lasts_s))), load)
 
 
-def _at_load(options: argparse.Namespace, axis: Axis, load: float) -> argparse.Namespace:
-    """The options of one load level: what `run` would have been given."""
-    chosen: dict[str, float | None] = {"concurrency": int(load) if axis == "concurrency" else None}
-    if axis == "rate" and options.trace is None:
-        chosen["request_rate"] = load
-        if options.level_duration is not None:
-            chosen["num_prompts"] = max(1, math.ceil(load * options.level_duration))
-    return argparse.Namespace(**{**vars(options), **chosen})
+def _drawn(options: argparse.Namespace, load: float) -> Trace:
+    """A synthetic workload whose schedule has exactly this mean rate: a draw is off by a few percent, with few requests
+    by more than load levels are apart.
+    """
+    chosen = {**vars(options), "request_rate": load}
+    if options.level_duration is not None:
+        chosen["num_prompts"] = max(2, math.ceil(load * options.level_duration))
+    drawn = workload(argparse.Namespace(**chosen))
+    return with_arrivals(drawn, at_rate(drawn, load).arrival_s)
 
 
 def _exit_status(result: Sweep, options: argparse.Namespace) -> int:
