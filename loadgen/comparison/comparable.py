@@ -73,6 +73,8 @@ def check_comparable(sides: Sequence[Side], *, force: bool = False) -> tuple[str
                 f"requests cannot be paired: {first.label} has {ours} and {name} {theirs}; run both with one workload"
             )
         problems += [f"{text} ({first.label}, {name})" for text in _differences(first.runs[0], run)]
+        if run.interrupted:
+            problems.append(f"{name} was stopped after {run.ended_s:.1f} s: its tokens/s are of a part of the workload")
         if verdict.level == "INVALID":
             problems.append(f"{name} is INVALID: {verdict.reasons[0].sentence}")
     if problems and not force:

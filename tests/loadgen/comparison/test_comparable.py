@@ -127,6 +127,14 @@ def test_an_invalid_run_is_refused_with_its_reason() -> None:
         check_comparable([side("a", run()), side("b", run(), verdict=INVALID)])
 
 
+def test_a_run_that_was_stopped_is_refused() -> None:
+    """A quiet first part by itself has fewer tokens per second than all of the workload, on the same server."""
+    stopped = replace(run(), interrupted=True, ended_s=1.5)
+    with pytest.raises(ComparisonError, match=r"b was stopped after 1\.5 s: .*--force"):
+        check_comparable([side("a", run()), side("b", stopped)])
+    assert len(check_comparable([side("a", stopped), side("b", run())], force=True)) == 1
+
+
 def test_force_goes_on_and_says_so() -> None:
     problems = check_comparable(
         [side("a", run()), side("b", changed("input_tokens", 3, 1), verdict=INVALID)], force=True
