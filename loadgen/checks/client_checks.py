@@ -45,7 +45,10 @@ def _complete(run: RunData, metrics: Metrics) -> Finding:
             "part; let it run to its end"
         )
         return yes_or_no("complete", title, "DEGRADED", text)
-    text = f"{unsent} of {len(run.requests)} requests were never sent: look at the workers" if unsent else ""
+    why = "look at the workers"
+    if cap := run.settings.get("max_concurrency"):
+        why = f"--max-concurrency {cap} held them back until --drain-timeout; lower the rate, or raise one of these"
+    text = f"{unsent} of {len(run.requests)} requests were never sent: {why}" if unsent else ""
     return yes_or_no("complete", title, "INVALID", text)
 
 

@@ -255,7 +255,11 @@ def test_an_interrupted_run_is_partial_and_its_rest_no_error() -> None:
 
 
 def test_requests_never_sent_void_a_run_that_was_not_stopped() -> None:
-    assert _level(synthetic_run(100, outcomes={Status.UNSENT: 1}), "complete") == "INVALID"
+    unsent = {Status.UNSENT: 1}
+    assert _level(synthetic_run(100, outcomes=unsent), "complete") == "INVALID"
+    assert "look at the workers" in _finding(synthetic_run(100, outcomes=unsent), "complete").text
+    capped = synthetic_run(100, outcomes=unsent, settings={"max_concurrency": 4})
+    assert "--max-concurrency 4 held them back until --drain-timeout" in _finding(capped, "complete").text
 
 
 def test_an_interrupted_run_is_not_blamed_for_what_was_due_after_the_stop() -> None:
