@@ -34,7 +34,7 @@ class Answer:
         self._usage: dict[str, Any] = {}
         self._is_over = False
         self.is_counted_as_it_goes = False
-        """Whether usage came with a message that carries text and is not the last."""
+        """Whether a count of tokens came with a message that carries text and is not the last."""
 
     def take(self, data: bytes) -> None:
         """The data of one event.
@@ -84,8 +84,8 @@ class Answer:
     def _new_tokens(self, choice: dict[str, Any], usage: dict[str, Any]) -> int:
         delta = _object(choice.get("delta"), "delta")
         has_text = bool(choice.get("text") or any(delta.get(key) for key in _TEXT_KEYS) or delta.get("tool_calls"))
-        if has_text and usage and choice.get("finish_reason") is None:
-            self.is_counted_as_it_goes = True
+        if has_text and choice.get("finish_reason") is None and _number(usage, "completion_tokens") > 0:
+            self.is_counted_as_it_goes = True  # not by a count that stays at 0 until the end
         token_ids = choice.get("token_ids")
         if token_ids and isinstance(token_ids, list):
             return len(token_ids)

@@ -77,6 +77,15 @@ def test_usage_of_the_last_message_alone_counts_no_message() -> None:
     assert sink.num_counted_tokens == 9
 
 
+def test_a_count_that_stays_at_zero_until_the_end_counts_nothing_as_it_goes() -> None:
+    """Else the first token of later answers would seem to come with the last message."""
+    zero = {"prompt_tokens": 8, "completion_tokens": 0}
+    events = (text("a", usage=zero), text("b", usage=zero), text("c", "length", usage={**zero, "completion_tokens": 3}))
+    sink, answer = take(*events)
+    assert sink.counts == [1, 1, 1]
+    assert not answer.is_counted_as_it_goes
+
+
 @pytest.mark.parametrize("counted", [None, "3"])
 def test_counts_that_are_no_numbers_are_no_counts(counted: object) -> None:
     sink, _ = take(text("a", usage={"completion_tokens": counted}), b"[DONE]", counts_as_it_goes=True)
