@@ -128,10 +128,12 @@ def _calibrate(pair: ServedPair, sizes: _Sizes, path: Path | None, settings: Set
     spec = TargetSpec(f"grpc://{pair.address}")
     for concurrency in (1, 4, num_seqs):
         count = max(8, sizes.num_requests * concurrency // num_seqs)
-        run_data = run_workload(
-            with_arrivals(_lengths(sizes, path, count), at_once(count)),
-            spec,
-            RunOptions(workers=1, concurrency=concurrency),
+        run_data = _whole(
+            run_workload(
+                with_arrivals(_lengths(sizes, path, count), at_once(count)),
+                spec,
+                RunOptions(workers=1, concurrency=concurrency),
+            )
         )
         capacity = measure(run_data, MeasureOptions()).steady.throughput.requests_per_s
     steps = list(pair.new_steps())
@@ -171,7 +173,14 @@ def _play(pair: ServedPair, trace: Trace, mix: ServiceMix, max_retries: int) -> 
     options = RunOptions(
         workers=1, seed=_SEED, drain_timeout_s=_GRACE_S + 30.0 * (max_retries > 0), targets=mix, max_retries=max_retries
     )
-    return run_workload(trace, TargetSpec(f"grpc://{pair.address}"), options)
+    return _whole(run_workload(trace, TargetSpec(f"grpc://{pair.address}"), options))
+
+
+def _whole(run_data: RunData) -> RunData:
+    """Raises KeyboardInterrupt if the run was stopped by Ctrl-C or SIGTERM: no comparison is of a part."""
+    if run_data.interrupted:
+        raise KeyboardInterrupt
+    return run_data
 
 
 def _simulate(
