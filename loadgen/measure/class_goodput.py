@@ -5,8 +5,8 @@ most 1 % of its tokens were late, as the frontend and the twin judge it (`loadge
 token is late after a gap per token above `inter_token_s`; under `paced` it is late after `first + k * inter_token_s`, k
 tokens after the first. One percent forgives nothing below 100 tokens.
 
-Time counts from when a request was due, also for one that was refused and came back: it was late by then, whatever
-followed. What the server promised, a first token in time from the moment it named, is counted apart.
+Time counts from when a request was due, also for one that was refused and came back. What the server promised it then,
+a first token in time from the moment it named, is counted apart.
 """
 
 from collections.abc import Sequence

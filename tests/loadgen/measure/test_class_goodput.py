@@ -64,6 +64,12 @@ def test_a_request_that_came_back_is_one_request_and_late_from_when_it_was_due()
     assert samples.dispatch_lag.tolist() == [1.0, 1.0, 1.0]
 
 
+def test_a_request_that_came_back_soon_enough_met_its_targets() -> None:
+    run = run_of([Answered(0.0, ((0.4, 1),))], ended_s=10.0)
+    one = judged(with_classes(run, [QUICK], retry_due_ns=100_000_000, resent_ns=101_000_000, num_retries=1))
+    assert (one.came_back, one.met, one.met_at_retry) == (1, 1, 0)
+
+
 def test_classes_are_judged_by_their_own_targets() -> None:
     answers = [Answered(0.0, ((0.9, 1),)), Answered(0.0, ((0.9, 1),))]
     run = with_classes(run_of(answers), [QUICK, BATCH], service_class=np.array([0, 1]))
