@@ -33,6 +33,7 @@ from loadgen.errors import OptionError, TargetError
 from loadgen.processes import Process, wait_until
 
 _CONNECT_TIMEOUT_S = 2.0
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not by a proxy that the environment names
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def running(spec: ServerSpec, log: Path) -> Iterator[None]:
 def _answers(ready: str) -> bool:
     if ready.startswith(("http://", "https://")):
         try:
-            with urllib.request.urlopen(ready, timeout=_CONNECT_TIMEOUT_S) as reply:
+            with _DIRECTLY.open(ready, timeout=_CONNECT_TIMEOUT_S) as reply:
                 return bool(200 <= reply.status < 300)
         except (OSError, ValueError, HTTPException):  # the last: it answers, but not in HTTP/1.1
             return False

@@ -57,6 +57,16 @@ def test_the_servers_key_goes_along(serve, target):
     assert server.seen == ["Bearer k", None]
 
 
+def test_no_proxy_of_the_environment_sees_the_key(serve, monkeypatch):
+    server, proxy = serve(), serve()
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.server_port}")
+    spec = TargetSpec("grpc://127.0.0.1:50051", api_key="k")
+    assert read_server_metrics(f"http://127.0.0.1:{server.server_port}/metrics", spec) == "up 1\n"
+    assert (server.seen, proxy.seen) == (["Bearer k"], [])
+
+
 @pytest.mark.parametrize("target", ["grpcs://127.0.0.1:1", "https://127.0.0.1:1/v1"])
 def test_a_key_that_travels_encrypted_is_not_sent_in_the_clear(serve, target):
     server = serve()

@@ -75,8 +75,11 @@ def test_it_can_be_started_again_at_once(port: int, tmp_path: Path) -> None:
             assert answers(port)
 
 
-def test_http_is_ready_when_it_says_so(port: int, tmp_path: Path) -> None:
-    """503 to the first two, 200 from then on."""
+def test_http_is_ready_when_it_says_so(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 to the first two, 200 from then on. A proxy that the environment names is not asked."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     script = """
         import http.server, os
         asked = []
