@@ -61,7 +61,7 @@ class Pace:
         safety: share of its slack that a step may use.
         when_infeasible: what happens if it cannot be in time.
         value: of its targets being met.
-        has_begun: whether its client has tokens; it is never refused then.
+        is_judged: whether a token of it, here or on another engine, has been judged.
         is_timed: whether its next token is due at all.
         next_due_s: when the step that yields its next token must end; inf: never.
         num_late: tokens that came late; under `gap` each token in time since then takes one away.
@@ -78,7 +78,7 @@ class Pace:
     safety: float
     when_infeasible: WhenInfeasible
     value: float
-    has_begun: bool
+    is_judged: bool
     is_timed: bool
     next_due_s: float = _NEVER
     num_late: int = 0
@@ -92,8 +92,8 @@ class Pace:
     def note_token(self, now_s: float, num_tokens: int) -> None:
         """Judges a token that came at `now_s`, the `num_tokens`-th of the answer, and sets when the next one is due."""
         gap_s = self.gap_s
-        if not self.has_begun:
-            self.has_begun = True
+        if not self.is_judged:
+            self.is_judged = True
             self.is_steady = not self.is_paced
             if now_s > self.due_s:
                 self.miss()
@@ -128,7 +128,7 @@ class Pace:
 
     def resume(self, now_s: float) -> None:
         """Starts the schedule anew after a pause that the client caused."""
-        if self.has_begun and self.is_timed:
+        if self.is_judged and self.is_timed:
             self.next_due_s = self._schedule_s = now_s + self.gap_s
             self._bank = 0.0
 
@@ -178,18 +178,18 @@ def pace_of(request: Request) -> Pace:
         pace.is_steady = not pace.is_paced
         pace.resume(request.arrival_s)
     if pace.lane is Lane.BEST_EFFORT:
-        pace.key = best_effort_key(request, has_begun)
+        pace.key = best_effort_key(request)
     return pace
 
 
-def best_effort_key(request: Request, has_begun: bool) -> float:
+def best_effort_key(request: Request) -> float:
     """Returns the place among best-effort requests: by age and length, and those in the middle of an answer first.
 
     Short requests go first, but a long one is only overtaken by those that arrive within 20 ms per token of its own.
     By age alone, long prompts make all others wait when there is too much best effort.
     """
     age_s = request.arrival_s - request.waited_s + _AGE_OF_TOKEN_S * request.num_tokens
-    return age_s - (_AHEAD_S if has_begun else 0.0)
+    return age_s - (_AHEAD_S if request.output_ids else 0.0)
 
 
 class Slack(NamedTuple):

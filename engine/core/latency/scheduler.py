@@ -124,7 +124,7 @@ class LatencyScheduler(Scheduler):
             # Without credit it is in no lane, so its key may change, whether it kept its blocks or not.
             state = pace(request)
             state.resume(now_s)
-            if state.lane is Lane.ON_TIME and state.has_begun:
+            if state.lane is Lane.ON_TIME and request.output_ids:
                 state.key = now_s
         super().grant_credit(request_id, num_tokens, now_s)
 
@@ -296,7 +296,7 @@ class LatencyScheduler(Scheduler):
     def _is_held_by_gap(self, request: Request, turn: _Turn) -> bool:
         """Whether decoding one row more would take longer than an inter-token target of the rows or of the request."""
         gap_s = min(pace(request).gap_s, turn.slack.min_gap_s)
-        if gap_s == float("inf") or pace(request).has_begun or self._is_alone(turn):
+        if gap_s == float("inf") or request.output_ids or self._is_alone(turn):
             return False
         num_rows = len(self._running) + 1
         if self._model.predict_s(StepShape(num_rows, num_rows, turn.num_kv_tokens + request.num_tokens, 0)) <= gap_s:
@@ -349,17 +349,22 @@ class LatencyScheduler(Scheduler):
         self._num_degraded += state.when_infeasible is WhenInfeasible.DEGRADE
         self._waiting.remove(request)
         state.miss()
-        state.key = best_effort_key(request, state.has_begun)
+        state.key = best_effort_key(request)
         self._waiting.push(request)
 
     def _preempt(self, request: Request, batch: PlanBuilder) -> None:
         state = pace(request)
         state.num_uncached_tokens = request.num_tokens - self._cache.num_published_tokens(request)
-        if state.lane is Lane.BEST_EFFORT:
-            state.key = best_effort_key(request, state.has_begun)
-        elif state.has_begun:
-            state.key = min(state.next_due_s, self._now_s)
+        self._set_key_of_preempted(request)
         super()._preempt(request, batch)
+
+    def _set_key_of_preempted(self, request: Request) -> None:
+        """Places a preempted request; call it while it is not queued."""
+        state = pace(request)
+        if state.lane is Lane.BEST_EFFORT:
+            state.key = best_effort_key(request)
+        elif request.output_ids:
+            state.key = min(state.next_due_s, self._now_s)
 
     def _finish(self, request: Request, reason: EndReason, detail: str = "") -> RequestCompletion:
         if request.request_id in self._running:
@@ -375,9 +380,15 @@ class LatencyScheduler(Scheduler):
         live = [
             request
             for request, row in zip(requests, rows, strict=True)
-            if row[4] and request.status is not _FINISHED and request.status is not _PREEMPTED  # row.samples
+            if row[4] and request.status is not _FINISHED  # row.samples
         ]
+        preempted = [request for request in live if request.status is _PREEMPTED]
+        for request in preempted:
+            self._waiting.remove(request)  # its token may change its place
         note_tokens(live, now_s)
+        for request in preempted:
+            self._set_key_of_preempted(request)
+            self._waiting.push(request)
         if self._shares.is_shared:
             for tenant, num_tokens in Counter(request.tenant for request in live).items():
                 self._shares.charge(tenant, OUTPUT_TOKEN_CHARGE * num_tokens)
@@ -423,7 +434,7 @@ def _waiting_prompt(request: Request, work_s: float, speed: float, shares: Tenan
         work_s / speed,
         state.value,
         shares.is_over_share(request.tenant),
-        must_stay=state.has_begun,
+        must_stay=bool(request.output_ids),
         cost_s=work_s + state.answer_s,
     )
 

@@ -400,6 +400,7 @@ class Simulation:
         assert completion.reason in expectation.allowed_reasons, f"request {request_id}: {completion.reason}"
         produced = tuple(answer.token_ids)
         assert produced == solo.token_ids[: len(produced)], f"request {request_id}: {produced}, alone {solo.token_ids}"
+        assert not (produced and completion.reason is EndReason.INFEASIBLE), f"request {request_id} was refused late"
         if completion.reason is solo.reason:
             assert produced == solo.token_ids, f"request {request_id}: {produced}, alone {solo.token_ids}"
         if expectation.request.params.top_logprobs is not None:

@@ -103,6 +103,22 @@ def test_a_preempted_answer_resumes_before_prompts_that_are_due_earlier_than_its
     assert world.times_s[preempted.request_id][num_tokens] <= world.times_s[3][0]
 
 
+def test_a_request_that_lost_its_blocks_with_its_first_token_in_flight_is_not_refused() -> None:
+    world = World(num_blocks=68, max_model_len=1024, max_steps_in_flight=2)
+    for number in range(12):
+        world.add(number, 64, max_tokens=60, ttft_s=5.0, inter_token_s=1.0)
+    while world.requests[0].num_computed_tokens < 79:
+        world.step()
+    request = world.add(99, 5, max_tokens=50, ttft_s=0.03, inter_token_s=1.0, when_infeasible=REFUSE)
+    while request.status is not RequestStatus.PREEMPTED:  # the others need a block each, and it loses the least
+        world.step()
+    assert len(request.output_ids) == 1
+    assert request.pace is not None
+    assert request.pace.next_due_s == pytest.approx(world.now_s + 1.0)
+    world.run()
+    assert (world.reason(99), len(world.times_s[99])) == (EndReason.MAX_TOKENS, 50)
+
+
 def test_plans_do_not_depend_on_the_largest_number_of_output_tokens() -> None:
     plans = []
     for max_tokens in (5, 5000):

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from chairlift.service.end_reason import EndReason
+from engine.core.request import RequestStatus
 from tests.support.engine.latency_world import REFUSE, World, overload, quantile, random_arrivals
 
 
@@ -93,6 +94,21 @@ def test_best_effort_that_waited_long_gets_blocks_and_slots_before_requests_on_t
     )
     world.run([*arrivals, (5.0, lambda: world.add(9999, 3500))], until_s=120.0)
     assert 20.0 < world.ttft_s(9999) < 100.0
+
+
+def test_a_best_effort_answer_that_lost_its_blocks_goes_ahead_of_those_that_have_not_begun() -> None:
+    world = World(num_blocks=128, max_model_len=2048, enable_prefix_caching=False)
+    for number in range(3):
+        world.add(number, 500, max_tokens=300)
+    while world.scheduler.stats().num_preemptions_total == 0:
+        world.step()
+    (preempted,) = (request for request in world.requests.values() if request.status is RequestStatus.PREEMPTED)
+    num_tokens = len(preempted.output_ids)
+    assert num_tokens > 0
+    for number in range(3, 20):
+        world.add(number, 100, max_tokens=100)
+    world.run()
+    assert world.times_s[preempted.request_id][num_tokens] <= min(world.times_s[number][0] for number in range(3, 20))
 
 
 def test_best_effort_is_shared_among_tenants_by_the_service_they_had() -> None:

@@ -123,7 +123,7 @@ def test_a_request_that_moved_in_the_middle_of_an_answer_is_due_at_once_and_has_
 ) -> None:
     targets = LatencyTargets(ttft_s=0.0, inter_token_s=0.1)
     pace = pace_of(make_request(1, 5, output_ids=[1, 2], targets=targets, arrival_s=10.0, has_moved=True))
-    assert (pace.lane, pace.has_begun) == (Lane.ON_TIME, True)
+    assert (pace.lane, pace.is_judged) == (Lane.ON_TIME, True)
     pace.note_token(12.0, NUM_TOKENS)
     assert pace.is_timed  # one late token
     without = pace_of(make_request(2, 5, output_ids=[1, 2], arrival_s=10.0, has_moved=True))
