@@ -424,7 +424,9 @@ class LatencyScheduler(Scheduler):
                 yield request, num_missing
 
     def _has_waited_long(self, request: Request) -> bool:
-        return self._now_s - request.arrival_s + request.waited_s > _PATIENCE_S
+        has_run = request.status is _PREEMPTED  # then the time in which it ran is no wait
+        since_s = request.charged_until_s if has_run else request.arrival_s - request.waited_s
+        return self._now_s - since_s > _PATIENCE_S
 
 
 def _waiting_prompt(request: Request, work_s: float, speed: float, shares: TenantShares) -> WaitingPrompt:

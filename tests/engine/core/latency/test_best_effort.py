@@ -96,6 +96,20 @@ def test_best_effort_that_waited_long_gets_blocks_and_slots_before_requests_on_t
     assert 20.0 < world.ttft_s(9999) < 100.0
 
 
+def test_a_long_best_effort_answer_that_loses_its_blocks_has_not_waited_long() -> None:
+    world = World(lambda _: 0.1, num_blocks=100, max_model_len=1600, best_effort_share=0.5)
+    answer = world.add(1, 100, max_tokens=1400)
+    world.run(until_s=70.0)
+    world.add(2, 300, max_tokens=1000, ttft_s=100.0)
+    while answer.status is not RequestStatus.PREEMPTED:
+        world.step()
+    world.add(3, 600, ttft_s=100.0)
+    world.run(until_s=world.now_s + 3.0)
+    world.add(4, 50, ttft_s=100.0)
+    world.run()
+    assert world.ttft_s(4) < 1.0
+
+
 def test_a_best_effort_answer_that_lost_its_blocks_goes_ahead_of_those_that_have_not_begun() -> None:
     world = World(num_blocks=128, max_model_len=2048, enable_prefix_caching=False)
     for number in range(3):
