@@ -107,6 +107,7 @@ class LatencyScheduler(Scheduler):
 
     def add_request(self, request: Request) -> None:
         """Queues a request; see `Scheduler.add_request`."""
+        self._charge_kv_cache(request.arrival_s)  # a new tenant did not share the time before
         super().add_request(request)
         if request.is_finished or pace(request).lane is not Lane.ON_TIME:
             return

@@ -7,7 +7,7 @@ import pytest
 
 from chairlift.service.end_reason import EndReason
 from engine.core.request import RequestStatus
-from tests.support.engine.latency_world import REFUSE, World, overload, quantile, random_arrivals
+from tests.support.engine.latency_world import H200, REFUSE, World, overload, quantile, random_arrivals
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.3])
@@ -137,6 +137,20 @@ def test_best_effort_is_shared_among_tenants_by_the_service_they_had() -> None:
     assert light[0] < 0.7
     flood_meanwhile = sum(0.5 < world.times_s[number][0] < light[-1] for number in range(300))
     assert flood_meanwhile <= 25
+
+
+def test_no_tenant_is_charged_for_cache_that_it_held_alone() -> None:
+    world = World()
+    world.add(1, 8000, max_tokens=10, token_credit=1, tenant="paused")
+    world.run()
+    assert world.scheduler.stats().num_running == 1
+    world.now_s += 60.0
+    world.add(2, 100, max_tokens=1000, tenant="other")
+    shares = world.scheduler._shares
+    world.step()
+    assert shares.tokens("paused") < 100.0
+    world.run(until_s=world.now_s + 1.0)
+    assert shares.tokens("paused") == pytest.approx(8000 / (H200.coefficients.token_s * 4000 * 16), rel=0.2)
 
 
 def test_a_weight_is_a_share() -> None:
