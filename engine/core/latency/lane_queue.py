@@ -53,7 +53,7 @@ class LaneQueue(WaitingQueue):
         """Returns the next request of a lane, or None."""
         if lane is Lane.ON_TIME:
             return self._ready[0][2] if self._ready else None
-        tenant = self._tenants.first(self._best_effort.__contains__)
+        tenant = self._tenants.first()
         return None if tenant is None else self._best_effort[tenant][0][2]
 
     def check_integrity(self) -> None:
@@ -93,3 +93,4 @@ class LaneQueue(WaitingQueue):
         self._num_best_effort -= 1
         if not entries:
             del self._best_effort[request.tenant]
+            self._tenants.remove(request.tenant)

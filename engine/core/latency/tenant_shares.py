@@ -34,31 +34,40 @@ MAX_TENANTS = 4096
 class LeastServed:
     """A set of tenants with the one of the lowest counter first.
 
-    A heap with lazy corrections: counters only grow, so an entry that is too low is corrected when it comes to the top.
+    A heap with lazy corrections: counters of members only grow, so an entry that is too low is corrected when it comes
+    to the top. Entries of tenants that left are dropped there, or when they outnumber the members.
 
-    Invariant: every tenant that was added and not dropped has exactly one entry, at most its counter.
+    Invariants: every member has an entry, at most its counter; at most twice as many entries as members, plus a
+    constant.
     """
 
     def __init__(self, tokens: Callable[[str], float]) -> None:
         self._tokens = tokens
         self._heap: list[tuple[float, str]] = []
-        self._entered: set[str] = set()
+        self._entered: dict[str, float] = {}  # members, with the counter in their entry
 
     def add(self, tenant: str) -> None:
         """Adds a tenant, if it is not there."""
         if tenant not in self._entered:
-            self._entered.add(tenant)
-            heapq.heappush(self._heap, (self._tokens(tenant), tenant))
+            self._entered[tenant] = self._tokens(tenant)
+            heapq.heappush(self._heap, (self._entered[tenant], tenant))
 
-    def first(self, is_member: Callable[[str], bool]) -> str | None:
-        """Returns the tenant with the lowest counter; drops those that are no members any more. None: there is none."""
+    def remove(self, tenant: str) -> None:
+        """Removes a tenant, whose counter may be lower when it is added again."""
+        del self._entered[tenant]
+        if len(self._heap) > 2 * len(self._entered) + 64:
+            self._heap = [(entered, member) for member, entered in self._entered.items()]
+            heapq.heapify(self._heap)
+
+    def first(self) -> str | None:
+        """Returns the tenant with the lowest counter; None: there is none."""
         heap = self._heap
         while heap:
             entered, tenant = heap[0]
-            if not is_member(tenant):
+            if self._entered.get(tenant) != entered:
                 heapq.heappop(heap)
-                self._entered.discard(tenant)
             elif (tokens := self._tokens(tenant)) > entered:
+                self._entered[tenant] = tokens
                 heapq.heapreplace(heap, (tokens, tenant))
             else:
                 return tenant
@@ -112,6 +121,7 @@ class TenantShares:
         if self._num_live[tenant]:
             return
         del self._num_live[tenant]
+        self._active.remove(tenant)
         self._last_left = self._tokens[tenant] = self._tokens.pop(tenant)  # now the last of the idle ones
         if len(self._tokens) > self._max_tenants:
             self._forget()
@@ -121,7 +131,7 @@ class TenantShares:
         self._tokens[tenant] += num_tokens / self._weights.get(tenant, 1.0)
 
     def _least(self) -> float:
-        tenant = self._active.first(self._num_live.__contains__)
+        tenant = self._active.first()
         assert tenant is not None, "no tenant is active"
         return self._tokens[tenant]
 

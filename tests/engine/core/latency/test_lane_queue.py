@@ -8,7 +8,7 @@ import pytest
 from engine.core.latency.lane_queue import LaneQueue
 from engine.core.latency.pacing import Lane, pace_of
 from engine.core.latency.targets import LatencyTargets
-from engine.core.latency.tenant_shares import TenantShares
+from engine.core.latency.tenant_shares import MAX_TENANTS, TenantShares
 from engine.core.request import Request
 from engine.errors import IntegrityError
 
@@ -69,6 +69,25 @@ def test_the_head_of_best_effort_is_that_of_the_tenant_served_least(
         queue.remove(head)
         shares.charge(head.tenant, 100.0 if head.tenant == "a" else 30.0)
     assert heads == [0, 1, 3, 2]
+
+
+def test_a_tenant_that_was_forgotten_is_served_by_its_new_counter(
+    push: Callable[..., Request], queue: LaneQueue, shares: TenantShares
+) -> None:
+    push(1, tenant="light")
+    served = push(2, tenant="heavy")
+    shares.charge("heavy", 1e6)
+    assert queue.head is not None
+    assert queue.head.tenant == "light"
+    queue.remove(served)
+    shares.leave("heavy")
+    for number in range(MAX_TENANTS):
+        shares.enter(str(number))
+        shares.leave(str(number))
+    push(3, tenant="heavy")
+    assert shares.tokens("heavy") == shares.tokens("light")
+    shares.charge("light", 1.0)
+    assert drained(queue) == [3, 1]
 
 
 def test_requests_without_credit_are_in_no_lane(push: Callable[..., Request], queue: LaneQueue) -> None:
