@@ -84,8 +84,9 @@ class FcfsPolicy:
         return request.start_tag - _AHEAD_TOKENS if request.has_moved else request.start_tag
 
     def admit(self, request: Request) -> None:
-        """Advances virtual time."""
-        self._queue.admit(request.start_tag)
+        """Advances virtual time, unless the request went ahead of its place: new sessions would start behind it."""
+        if not request.has_moved:
+            self._queue.admit(request.start_tag)
 
     def finish(self, request: Request) -> None:
         """Charges the actual cost, which is now known: 0 if it never ran."""

@@ -145,6 +145,23 @@ def test_a_new_session_waits_for_at_most_one_request_of_each_other_session(
     assert len(order) - 1 <= num_floods
 
 
+def test_requests_that_went_ahead_because_they_moved_put_no_other_session_back(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
+    engine = make_engine(max_num_seqs=1)
+    flood = [make_request(number, 8, session=1) for number in range(20)]
+    moved = [make_request(number, 8, session=1, has_moved=True) for number in range(20, 30)]
+    engine.add(*flood, *moved)
+    while engine.reason(moved[-1]) is None:
+        engine.step()
+    engine.add(make_request(99, 8, session=2))
+    order: list[int] = []
+    while 99 not in order:
+        order += [new.request_id for new in engine.launch().new_requests]
+        engine.land()
+    assert order in ([99], [0, 99])
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(10))
 def test_two_sessions_with_a_backlog_get_the_same_number_of_tokens(
