@@ -125,7 +125,8 @@ class Call:
         if self._wanted.is_streamed:
             submission.token_credit = TOKEN_WINDOW
         if self._end_s is not None:
-            submission.remaining_ms = max(0, round((self._end_s - time.monotonic()) * 1e3))
+            remaining_ms = round((self._end_s - time.monotonic()) * 1e3)
+            submission.remaining_ms = min(max(remaining_ms, 0), 2**32 - 1)  # a deadline may be years away
         await self._session.submit(answer, submission, self._news.set)
 
     def _grant(self, answer: Answer, num_tokens: int) -> None:

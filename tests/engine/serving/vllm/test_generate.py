@@ -221,6 +221,10 @@ async def test_the_engine_ends_a_request_at_its_deadline(start: Any) -> None:
     await until(lambda: is_idle(served))
 
 
+async def test_a_deadline_in_years_is_no_error(served: Any) -> None:
+    assert tokens_of(await served.gateway.generate(wanted(PROMPT), timeout_s=1e8)) == solo(served.model)
+
+
 async def test_a_request_id_in_use_is_refused_and_free_afterwards(start: Any) -> None:
     gate = Gate()
     served = await start(on_step=gate)
