@@ -7,6 +7,11 @@ from frontend.generation.prompt_size import CHARS_PER_TOKEN
 _GAIN = 0.05
 """Weight of a new prompt in an average: the last 20 or so count. One long prompt does not decide."""
 
+_FULL_WEIGHT_CHARS = 1000
+"""Shorter prompts weigh less, in proportion. Most tokens of a greeting are those of the chat template, and say nothing
+of a long prompt.
+"""
+
 
 @dataclass(slots=True)
 class _Averages:
@@ -35,7 +40,8 @@ class TokenEstimate:
     def learn_tokens(self, model_name: str, num_chars: int, num_tokens: int) -> None:
         """Notes how many tokens a prompt of at least one character has."""
         averages = self._of(model_name)
-        averages.tokens_per_char += _GAIN * (num_tokens / num_chars - averages.tokens_per_char)
+        weight = _GAIN * min(num_chars / _FULL_WEIGHT_CHARS, 1.0)
+        averages.tokens_per_char += weight * (num_tokens / num_chars - averages.tokens_per_char)
 
     def learn_cached(self, model_name: str, num_tokens: int, num_cached: int) -> None:
         """Notes how many tokens of a prompt were found in the prefix cache."""

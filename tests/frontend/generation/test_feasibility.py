@@ -218,7 +218,7 @@ def test_a_prompt_with_far_more_tokens_than_estimated_is_checked_again(world):
 
 
 def test_exact_counts_improve_the_estimate(world):
-    for _ in range(200):
+    for _ in range(500):
         expected = world.gate.expect(FAST, "m", PromptSize(num_chars=400), accepted_at_s=0.0, now_s=0.0)
         world.gate.correct(expected, 50, 0.0)
         world.gate.forget(expected)
