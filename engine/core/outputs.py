@@ -172,7 +172,8 @@ class SchedulerStats:
     The last fields are those of the policy `slo`; others leave them at their defaults.
 
     Attributes:
-        prompt_tokens_per_s: prompt tokens computed per second while prompts wait, measured; 0: not measured yet.
+        prompt_tokens_per_s: prompt tokens computed per second while prompts wait, measured in the last second of steps,
+            otherwise as the step-time model expects; 0: not measured yet.
         model_coefficients: the five of the step-time model, in seconds (see `Coefficients`); empty: there is no model.
         on_time_tokens, best_effort_tokens: tokens of waiting and running prompts that are not computed yet, by lane.
         min_slack_s: least time to the next due token of a running request when the last step was planned, seconds from

@@ -98,10 +98,11 @@ class EngineSession:
         """
         ahead = sum(self._waiting_tokens[stream_id] for stream_id, other_s in self._due.items() if other_s <= due_s)
         reported = self._reported
+        is_idle = not self._open and not self._other_load.num_requests
         return EngineForecast(
             reported.prompt_tokens_per_second,
             ahead + self._num_other_on_time,
-            reported.step_us / 1e6,
+            self._min_step_s if is_idle else reported.step_us / 1e6,  # the last step may have been a stall
             self._min_step_s,
         )
 

@@ -244,6 +244,15 @@ async def test_classes_that_never_refuse_are_logged_at_the_start(make_pair, tmp_
     assert lines[0].endswith("--scheduling-policy slo")
 
 
+async def test_a_stall_before_an_engine_became_idle_refuses_nothing(make):
+    pair = await make()
+    pair.engine.load = engine_pb.LoadStats(prompt_tokens_per_second=1000.0, lane_tokens=[0, 0], step_us=10_000_000)
+    while pair.app.engines.forecast(0.0).tokens_per_second != 1000.0:
+        await asyncio.sleep(0)
+    await pair.stub().Generate(pb.GenerateRequest(spec=spec_of()))
+    assert len(pair.engine.submissions) == 1
+
+
 async def test_grpc_refusal_and_retry_with_the_ticket(skip, make, scrape):
     pair = await make()
     await backlog(pair, 20_000)

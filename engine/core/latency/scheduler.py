@@ -100,6 +100,7 @@ class LatencyScheduler(Scheduler):
         self._prompts: list[Request] = []  # running, not computed when the last step was planned
         self._slack: Slack | None = None
         self._num_kv_tokens = 0
+        self._free_share = 0.0  # of the last step; see `StepBudget`
         self._num_infeasible = 0
         self._num_degraded = 0
         self._num_itl_infeasible = 0
@@ -168,9 +169,11 @@ class LatencyScheduler(Scheduler):
         num_on_time = sum(request.num_tokens for _, _, request in self._lanes.on_time)
         num_on_time += sum(num_missing for _, num_missing in self._running_on_time())
         slack = self._slack
+        is_busy = self._clock.has_steps or self.has_work()
+        pace_now = (self._now_s, self._free_share) if is_busy else (float("inf"), 1.0)  # idle: nothing is measured
         return replace(
             stats,
-            prompt_tokens_per_s=self._clock.prompt_tokens_per_s or 0.0,
+            prompt_tokens_per_s=self._clock.prompt_tokens_per_s(*pace_now),
             model_coefficients=self._model.coefficients,
             on_time_tokens=num_on_time,
             best_effort_tokens=stats.num_waiting_prefill_tokens - num_on_time,
@@ -195,6 +198,7 @@ class LatencyScheduler(Scheduler):
             max_step_s if slack.allowed_s == float("inf") else min(slack.allowed_s, MAX_SLACK_STEPS * max_step_s)
         )
         budget = StepBudget(self._model, len(rows), slack.num_kv_tokens, allowed_s)
+        self._free_share = budget.free_share
         prompts = [request for request in prompts if request.status is _RUNNING]
         self._prompts = prompts
         self._give_up_late(start_s, budget)
@@ -354,8 +358,7 @@ class LatencyScheduler(Scheduler):
         self._waiting.push(request)
 
     def _preempt(self, request: Request, batch: PlanBuilder) -> None:
-        state = pace(request)
-        state.num_uncached_tokens = request.num_tokens - self._cache.num_published_tokens(request)
+        pace(request).num_uncached_tokens = request.num_tokens - self._cache.num_published_tokens(request)
         self._set_key_of_preempted(request)
         super()._preempt(request, batch)
 

@@ -4,6 +4,7 @@ Rates are measured while there is something to measure. They contain decodes, th
 device down, and so hold where the step-time model does not.
 """
 
+import math
 from collections import deque
 from typing import NamedTuple
 
@@ -58,14 +59,20 @@ class StepClock:
         return bool(self._steps)
 
     @property
-    def prompt_tokens_per_s(self) -> float | None:
-        """Prompt tokens computed per second while prompts wait; None: not measured yet."""
-        return self._prompt_rate.per_s
-
-    @property
     def ends_per_s(self) -> float | None:
         """Running requests that end per second of steps; None: none has ended lately."""
         return self._end_rate.per_s or None
+
+    def prompt_tokens_per_s(self, now_s: float, free_share: float) -> float:
+        """Returns the prompt tokens computed per second while prompts wait; 0: not measured yet.
+
+        An old measurement, which may have been of a stall, gives way to what `expected_pace` assumes, see there.
+        """
+        measured = self._prompt_rate.per_s
+        if measured is None or now_s - self._speed_measured_s <= _STALE_S:
+            return measured or 0.0
+        speed, _ = self.expected_pace(now_s, math.inf, free_share)
+        return speed / self.model.coefficients.token_s
 
     def start_s(self, now_s: float) -> float:
         """Returns when the step that is planned now is expected to start."""

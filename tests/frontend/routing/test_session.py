@@ -284,6 +284,14 @@ def test_forecast_of_an_engine_without_a_model_predicts_nothing():
     assert session.forecast(1.0) == (0.0, 0, 0.0, 0.0)
 
 
+def test_forecast_of_an_idle_engine_knows_no_last_step():
+    session = make_session()
+    session.note_load(load(1000.0, 0, step_us=20_000_000, model_coefficients=[0.5, 0.25, 0.125, 9.0, 9.0]))
+    assert session.forecast(1.0).step_s == 0.875
+    session.note_load(load(1000.0, 0, step_us=20_000_000, num_running=1))
+    assert session.forecast(1.0).step_s == 20.0
+
+
 def test_forecast_keeps_the_last_measured_rate():
     session = make_session()
     session.note_load(load(1000.0, 0))

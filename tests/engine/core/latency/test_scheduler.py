@@ -34,6 +34,19 @@ def test_a_device_that_is_lastingly_slower_than_the_model_allows_is_measured_and
     assert len(late) < 0.5 * len(served)
 
 
+@pytest.mark.parametrize("num_output_tokens", [1, 2000])  # idle afterwards, or without prompts
+def test_the_rate_of_a_stall_is_not_reported_until_prompts_wait_again(num_output_tokens: int) -> None:
+    model = StepTimeModel(H200)
+    world = World(lambda shape: model.predict_s(shape) + 5.0 * (shape.num_tokens > 64))
+    world.add(1, 12_000, max_tokens=num_output_tokens)
+    while world.scheduler.stats().on_time_tokens + world.scheduler.stats().best_effort_tokens:
+        world.step()
+    assert 0.0 < world.scheduler.stats().prompt_tokens_per_s < 2000.0 or num_output_tokens == 1
+    world.run(until_s=world.now_s + 3.0)
+    assert world.scheduler.stats().num_running == (num_output_tokens > 1)
+    assert world.scheduler.stats().prompt_tokens_per_s > 20_000.0
+
+
 def test_two_steps_in_flight_leave_a_first_token_no_later_than_promised() -> None:
     world = World(max_steps_in_flight=2)
     world.run(overload(world, rate=80.0))

@@ -33,17 +33,17 @@ def test_with_two_steps_in_flight_the_second_is_timed_from_the_end_of_the_first(
     clock.plan(PROMPT, 0.1, has_backlog=True)
     clock.collect(1.0, 0)
     clock.collect(3.0, 0)
-    assert clock.prompt_tokens_per_s == pytest.approx(100 / 2.0)
+    assert clock.prompt_tokens_per_s(3.0, 0.7) == pytest.approx(100 / 2.0)
 
 
 def test_rates_are_measured_while_prompts_wait_only(clock: StepClock) -> None:
     clock.plan(PROMPT, 0.0, has_backlog=False)
     clock.collect(2.0, 0)
-    assert clock.prompt_tokens_per_s is None
+    assert clock.prompt_tokens_per_s(2.0, 0.7) == 0.0
     assert clock.expected_pace(2.0, 9.0, 0.7) == (0.7, 2.0)
     clock.plan(PROMPT, 2.0, has_backlog=True)
     clock.collect(4.0, 4)
-    assert clock.prompt_tokens_per_s == 50.0
+    assert clock.prompt_tokens_per_s(4.0, 0.7) == 50.0
     assert clock.expected_pace(4.0, 9.0, 0.7) == (0.5, 2.0)  # 100 tokens of 10 ms in 2 s
     assert clock.ends_per_s is not None
 
@@ -60,6 +60,8 @@ def test_old_measurements_are_not_kept(clock: StepClock) -> None:
     clock.collect(50.0, 0)
     assert clock.expected_pace(50.5, 0.1, 0.7) == (pytest.approx(1.0 / 50.0), 50.0)
     assert clock.expected_pace(60.0, 0.1, 0.7) == (0.7, 0.1)
+    assert clock.prompt_tokens_per_s(50.5, 0.7) == 2.0
+    assert clock.prompt_tokens_per_s(60.0, 0.7) == pytest.approx(0.7 / 0.01, rel=0.1)
     for now_s in range(60, 80):
         clock.plan(DECODE, float(now_s), has_backlog=False)
         clock.collect(now_s + 1.0, 0)  # the engine runs, but no prompt waits
