@@ -105,7 +105,8 @@ class StepClock:
                 self._speed_measured_s = now_s
             self._model_speed.add(step.predicted_s, elapsed_s)
             self._end_rate.add(num_ended, elapsed_s)
-            self._last_step_s = elapsed_s
+            is_stall = self.model.is_stall(step.predicted_s, elapsed_s)
+            self._last_step_s = step.predicted_s if is_stall else elapsed_s
             self._collected_s = now_s
         self._busy_until_s = now_s + sum(step.predicted_s for step in self._steps)
 

@@ -161,6 +161,10 @@ class StepTimeModel:
         """Returns the expected seconds of prompt tokens with their attention, apart from the step they are in."""
         return self.coefficients.token_s * num_tokens + self.coefficients.pair_s * num_pairs
 
+    def is_stall(self, predicted_s: float, elapsed_s: float) -> bool:
+        """Whether a step took so much longer than predicted that this says nothing of the next ones."""
+        return elapsed_s / predicted_s - 1.0 > _STALL * max(self._mean_residual, _MIN_MEAN)
+
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
         """Learns from a step that took `elapsed_s` seconds; ignores a duration that is not positive."""
         if elapsed_s <= 0.0:
@@ -173,7 +177,7 @@ class StepTimeModel:
         predicted_s = sum(terms)
         residual = elapsed_s / predicted_s - 1.0
         mean = max(self._mean_residual, _MIN_MEAN)
-        if residual > _STALL * mean:
+        if self.is_stall(predicted_s, elapsed_s):
             self._num_stalls += 1
         else:
             error = abs(elapsed_s - predicted_s) / elapsed_s

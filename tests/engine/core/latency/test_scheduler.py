@@ -4,7 +4,7 @@ import pytest
 
 from chairlift.service.end_reason import EndReason
 from engine.core.latency.step_time import StepTimeModel
-from tests.support.engine.latency_world import H200, World, overload, quantile
+from tests.support.engine.latency_world import H200, REFUSE, World, overload, quantile
 
 
 def test_a_stall_costs_no_request_its_place_and_is_counted() -> None:
@@ -19,6 +19,24 @@ def test_a_stall_costs_no_request_its_place_and_is_counted() -> None:
     pace = world.requests[1].pace
     assert pace is not None
     assert pace.is_timed
+
+
+@pytest.mark.parametrize("max_steps_in_flight", [1, 2])
+def test_a_stall_refuses_none_of_those_that_came_during_it(max_steps_in_flight: int) -> None:
+    model = StepTimeModel(H200)
+    world = World(
+        lambda shape: model.predict_s(shape) + 0.5 * (len(world.steps) == 300), max_steps_in_flight=max_steps_in_flight
+    )
+    world.add(1, 100, max_tokens=1000)
+    while not world.steps or world.steps[-1][0] < 0.5:
+        before_s = world.now_s
+        world.step()
+    while world.now_s < before_s + 0.5:
+        world.step()
+    world.add(2, 500, ttft_s=0.3, when_infeasible=REFUSE, arrival_s=world.now_s - 0.2)
+    world.run()
+    assert world.reason(2) is EndReason.MAX_TOKENS
+    assert world.ttft_s(2) < 0.3
 
 
 def test_a_device_that_is_lastingly_slower_than_the_model_allows_is_measured_and_more_is_refused() -> None:
