@@ -61,6 +61,16 @@ class KVCacheManager:
         num_held = len(self._tables[request.request_id].block_ids)
         return self.num_blocks_for(num_tokens) - num_held - self.pool.num_free_blocks
 
+    def leaves_free(self, request: Request, num_blocks: float) -> bool:
+        """Returns whether at least so many blocks stay free if a waiting request is admitted with its known tokens.
+
+        Cached blocks count as free until a request takes them. Those of its prefix that others hold are shared.
+        """
+        num_left = self.pool.num_free_blocks - self.num_blocks_for(request.num_tokens)
+        if num_left < num_blocks:  # otherwise no lookup is needed
+            num_left += sum(not self.pool.is_idle(block_id) for block_id in self.get_computed_blocks(request))
+        return num_left >= num_blocks
+
     def get_computed_blocks(self, request: Request) -> list[BlockId]:
         """Returns the blocks of the longest cached prefix of a request.
 

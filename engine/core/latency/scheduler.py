@@ -291,8 +291,8 @@ class LatencyScheduler(Scheduler):
             num_best_effort = sum(pace(other).lane is Lane.BEST_EFFORT for other in self._running.values())
             if num_best_effort >= config.best_effort_share * config.max_num_seqs:
                 return False
-        num_left = self._cache.pool.num_free_blocks - self._cache.num_blocks_for(pace(request).num_uncached_tokens)
-        return num_left >= _OF_BLOCKS[Lane.BEST_EFFORT if is_reserved else Lane.ON_TIME] * config.num_blocks
+        share = _OF_BLOCKS[Lane.BEST_EFFORT if is_reserved else Lane.ON_TIME]
+        return self._cache.leaves_free(request, share * config.num_blocks)
 
     def _is_alone(self, turn: _Turn) -> bool:
         """Whether nothing but the next request would make progress."""

@@ -85,6 +85,31 @@ def test_best_effort_leaves_blocks_for_requests_on_time() -> None:
     assert world.ttft_s(2) < 0.2
 
 
+def test_an_idle_prefix_that_an_admission_takes_is_not_left_free() -> None:
+    world = World(num_blocks=100, max_model_len=1600)
+    world.add(1, 960, ttft_s=10.0)
+    world.run()
+    world.add(2, 600, max_tokens=50, ttft_s=10.0, token=9)
+    world.step()
+    world.add(3, 970, max_tokens=50, ttft_s=10.0, token=2)  # 60 of 62 free blocks, 60 of them cached
+    world.step()
+    assert world.scheduler.stats().num_running == 1
+    world.run()
+    assert world.scheduler.stats().prefix_cache_hits_total >= 944
+    assert world.ttft_s(3) < 1.0
+
+
+def test_a_prefix_that_others_hold_takes_nothing_of_the_reserve() -> None:
+    world = World(num_blocks=100, max_model_len=1600)
+    world.add(1, 960, max_tokens=300, ttft_s=10.0, token=9)
+    while not world.times_s[1]:
+        world.step()
+    world.add(2, 970, max_tokens=5, token=9)  # best effort: 20 blocks must stay free of 39
+    world.run()
+    assert world.times_s[2][0] < world.ended_s[1]
+    assert world.ttft_s(2) < 0.1
+
+
 def test_best_effort_that_waited_long_gets_blocks_and_slots_before_requests_on_time() -> None:
     world = World(max_num_seqs=8, num_blocks=300, max_model_len=4096)
     arrivals = random_arrivals(
