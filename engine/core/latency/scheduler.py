@@ -428,7 +428,7 @@ class LatencyScheduler(Scheduler):
                 yield request, num_missing
 
     def _has_waited_long(self, request: Request) -> bool:
-        has_run = request.status is _PREEMPTED  # then the time in which it ran is no wait
+        has_run = request.status is _PREEMPTED or request.output_ids  # the time in which it ran is no wait
         since_s = request.charged_until_s if has_run else request.arrival_s - request.waited_s
         return self._now_s - since_s > _PATIENCE_S
 

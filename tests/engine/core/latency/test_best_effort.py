@@ -135,6 +135,19 @@ def test_a_long_best_effort_answer_that_loses_its_blocks_has_not_waited_long() -
     assert world.ttft_s(4) < 1.0
 
 
+def test_nor_has_one_that_moved_here_from_a_lost_engine() -> None:
+    world = World(lambda _: 0.1, num_blocks=100, max_model_len=1600, best_effort_share=0.5)
+    world.add(1, 600, max_tokens=500, ttft_s=100.0)
+    world.step()
+    world.add(2, 900, max_tokens=100, has_moved=True, waited_s=100.0, output_ids=[1] * 10)
+    world.add(3, 600, ttft_s=100.0)
+    world.run(until_s=world.now_s + 3.0)
+    assert not world.times_s[2]  # lacks blocks
+    world.add(4, 50, ttft_s=100.0)
+    world.run()
+    assert world.ttft_s(4) < 1.0
+
+
 def test_a_best_effort_answer_that_lost_its_blocks_goes_ahead_of_those_that_have_not_begun() -> None:
     world = World(num_blocks=128, max_model_len=2048, enable_prefix_caching=False)
     for number in range(3):
