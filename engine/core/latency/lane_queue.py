@@ -27,6 +27,7 @@ class LaneQueue(WaitingQueue):
 
     def __init__(self, shares: TenantShares) -> None:
         super().__init__(lambda request: pace(request).key)
+        self._shares = shares
         self._best_effort: dict[str, list[Entry]] = {}
         self._num_best_effort = 0
         self._tenants = LeastServed(shares.tokens)
@@ -73,6 +74,7 @@ class LaneQueue(WaitingQueue):
             raise IntegrityError("the queue keeps an empty list of a tenant")
 
     def _insert(self, request: Request) -> None:
+        self._shares.queue(request.tenant)
         state = pace(request)
         entry = (state.key, request.arrival_index, request)
         if state.lane is Lane.ON_TIME:
@@ -83,6 +85,7 @@ class LaneQueue(WaitingQueue):
         self._num_best_effort += 1
 
     def _delete(self, request: Request) -> None:
+        self._shares.unqueue(request.tenant)
         state = pace(request)
         entry = (state.key, request.arrival_index, request)
         if state.lane is Lane.ON_TIME:

@@ -191,6 +191,23 @@ def test_no_tenant_is_charged_for_cache_that_it_held_alone() -> None:
     assert shares.tokens("paused") == pytest.approx(8000 / (H200.coefficients.token_s * 4000 * 16), rel=0.2)
 
 
+def test_beside_a_stream_that_gets_little_two_tenants_that_flood_share_the_engine() -> None:
+    world = World(max_model_len=60_000, num_blocks=40_000, max_num_seqs=16)
+    world.add(1, 100, max_tokens=50_000, tenant="stream")
+    for number in range(1000, 2000):
+        world.add(number, 1000, max_tokens=2, tenant="old")
+    world.run(until_s=10.0)
+    for number in range(2000, 3000):
+        world.add(number, 1000, max_tokens=2, tenant="new")
+    num_before = len(world.steps)
+    world.run(until_s=15.0)
+    tokens = Counter[str]()
+    for _, _, plan in world.steps[num_before:]:
+        for row in plan.rows:
+            tokens[world.requests[row.request_id].tenant] += row.num_scheduled_tokens
+    assert tokens["new"] / tokens["old"] == pytest.approx(1.0, rel=0.1)
+
+
 def test_a_weight_is_a_share() -> None:
     world = World(max_num_seqs=4, tenant_weights={"big": 3.0})
     for number in range(400):

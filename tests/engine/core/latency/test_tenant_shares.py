@@ -4,7 +4,13 @@ import random
 
 import pytest
 
-from engine.core.latency.tenant_shares import OUTPUT_TOKEN_CHARGE, OVER_SHARE_TOKENS, LeastServed, TenantShares
+from engine.core.latency.tenant_shares import (
+    MAX_AHEAD_TOKENS,
+    OUTPUT_TOKEN_CHARGE,
+    OVER_SHARE_TOKENS,
+    LeastServed,
+    TenantShares,
+)
 
 
 def test_charges_are_divided_by_weight() -> None:
@@ -16,39 +22,62 @@ def test_charges_are_divided_by_weight() -> None:
     assert (shares.tokens("big"), shares.tokens("small")) == (25.0, 100.0)
 
 
-def test_a_tenant_that_returns_is_lifted_to_the_least_served_and_never_lowered() -> None:
+def wait(shares: TenantShares, tenant: str) -> None:
+    """A request of the tenant arrives and waits."""
+    shares.enter(tenant)
+    shares.queue(tenant)
+
+
+def test_a_tenant_that_returns_is_lifted_to_the_least_served_that_waits_and_never_lowered() -> None:
     shares = TenantShares()
-    shares.enter("a")
-    shares.enter("b")
+    wait(shares, "a")
+    wait(shares, "b")
+    shares.enter("runs")
     shares.charge("a", 500.0)
     shares.charge("b", 300.0)
     shares.enter("new")
     assert shares.tokens("new") == 300.0
+    shares.unqueue("a")
     shares.leave("a")
     shares.enter("a")
     assert shares.tokens("a") == 500.0
 
 
-def test_an_engine_that_was_idle_lifts_to_the_tenant_that_left_last() -> None:
+def test_an_engine_that_was_idle_lifts_to_the_tenant_that_waited_last() -> None:
     shares = TenantShares()
-    shares.enter("a")
+    wait(shares, "a")
+    shares.unqueue("a")
     shares.charge("a", 700.0)
     shares.leave("a")
     shares.enter("b")
     assert shares.tokens("b") == 700.0
 
 
-def test_over_share_is_relative_to_the_least_served_active_tenant() -> None:
+def test_an_answer_that_runs_for_long_saves_up_a_bounded_service() -> None:
     shares = TenantShares()
-    shares.enter("flood")
     shares.enter("light")
+    wait(shares, "flood")
+    shares.charge("flood", 1e6)
+    wait(shares, "light")
+    assert shares.tokens("light") == 1e6 - MAX_AHEAD_TOKENS
+    assert shares.is_over_share("flood")
+    shares.charge("light", 5000.0)
+    shares.enter("light")  # while another one waits
+    assert shares.tokens("light") == 1e6 - MAX_AHEAD_TOKENS + 5000.0
+
+
+def test_over_share_is_relative_to_the_least_served_tenant_that_waits() -> None:
+    shares = TenantShares()
+    wait(shares, "flood")
+    wait(shares, "light")
+    shares.enter("runs")
     shares.charge("flood", OVER_SHARE_TOKENS)
     assert not shares.is_over_share("flood")
     shares.charge("flood", 1.0)
     assert shares.is_over_share("flood")
     assert not shares.is_over_share("light")
-    shares.leave("light")
-    assert not shares.is_over_share("flood")  # alone
+    shares.unqueue("light")
+    assert not shares.is_over_share("flood")
 
 
 def test_idle_tenants_are_forgotten_the_least_recently_active_first() -> None:
@@ -74,13 +103,14 @@ def test_many_tenants_keep_few_counters() -> None:
 
 def test_tenants_that_left_take_no_memory_beside_one_that_gets_nothing() -> None:
     shares = TenantShares(max_tenants=100)
-    shares.enter("paused")
+    wait(shares, "gets nothing")
     for number in range(10_000):
-        shares.enter(str(number))
+        wait(shares, str(number))
         shares.charge(str(number), 1.0)
         assert not shares.is_over_share(str(number))
+        shares.unqueue(str(number))
         shares.leave(str(number))
-    assert len(shares._active._heap) < 100
+    assert len(shares._waiting._heap) < 100
 
 
 @pytest.mark.parametrize("seed", range(20))
