@@ -44,7 +44,7 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
         cache_log: what the prefix cache holds.
         coalescing: when the tokens of several steps are sent together.
 
-    Invariant: `_calls` holds the open Generate calls by their request ids.
+    Invariant: `_calls` holds the open Generate calls by their request ids, `_aborted` those aborted in preparation.
     """
 
     def __init__(self, engine: EngineService, cache_log: CacheLog, coalescing: CoalescePolicy) -> None:
@@ -53,6 +53,7 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
         self._coalescing = coalescing
         self._session: LocalSession | None = None
         self._calls: dict[str, Call | None] = {}  # None: being prepared
+        self._aborted: set[str] = set()
         self._archive: bytes | None = None
         self._load_meter = LoadMeter()
         self._began_at_s = time.monotonic()
@@ -80,6 +81,8 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
                 bytes_of = await self._spelling(bool(wanted.stop_texts), parts.grammars)
                 call = Call(wanted, self._local_session(), grammar, bytes_of, end_s)
                 self._calls[wanted.request_id] = call
+                if wanted.request_id in self._aborted:
+                    call.abort()
                 try:
                     async for response in call.responses():
                         await context.write(response)
@@ -87,6 +90,7 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
                     call.close()
             finally:
                 del self._calls[wanted.request_id]
+                self._aborted.discard(wanted.request_id)
         except (RequestError, StreamRefused) as error:
             await _refuse(context, error)
 
@@ -96,6 +100,8 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
             call = self._calls.get(request_id)
             if call is not None:
                 call.abort()
+            elif request_id in self._calls:
+                self._aborted.add(request_id)
         return vllm_pb.AbortResponse()
 
     async def HealthCheck(self, request: Any, context: _Context) -> Any:

@@ -17,7 +17,7 @@ from chairlift.service.sampling_fields import seed_of_answer
 from engine.constraints.grammar import GrammarMatcher
 from engine.core.request import SamplingParams
 from engine.demo import MODEL_DIR
-from engine.serving.vllm import call
+from engine.serving.vllm import call, service
 from tests.hang import HANG_S
 from tests.support.engine.client import AttachClient, engine_status, submission
 from tests.support.engine.fake_model import FakeModel
@@ -338,6 +338,26 @@ async def test_abort_while_a_grammar_compiles(served: Any, monkeypatch: pytest.M
         assert (response.complete.finish_reason, list(response.complete.output_ids)) == ("abort", [])
     finally:
         may_end.set()
+
+
+async def test_abort_while_a_constraint_is_converted(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, may_end, convert = threading.Event(), threading.Event(), service.grammar_of
+
+    def slow(*arguments: Any) -> Any:
+        has_begun.set()
+        assert may_end.wait(HANG_S)
+        return convert(*arguments)
+
+    monkeypatch.setattr(service, "grammar_of", slow)
+    answering = asyncio.create_task(served.gateway.generate(wanted(PROMPT, regex="a+")))
+    try:
+        assert await asyncio.to_thread(has_begun.wait, HANG_S)
+        await served.gateway.stub.Abort(vllm_pb.AbortRequest(request_ids=["r"]))
+    finally:
+        may_end.set()
+    (response,) = await asyncio.wait_for(answering, HANG_S)
+    assert (response.complete.finish_reason, list(response.complete.output_ids)) == ("abort", [])
+    assert tokens_of(await served.gateway.generate(wanted(PROMPT))) == solo(served.model)
 
 
 async def has_generated(served: Any, num_tokens: int) -> bool:
