@@ -16,7 +16,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 _NO_SERVICE = "-chairlift.service.health"  # needs grpcio-health-checking, which the two services alone have
-_NO_GRAMMARS = "-chairlift.service.structured.grammars"  # needs llguidance, which the two services alone have
+_NO_GRAMMARS = [  # need llguidance, which the two services alone have
+    "-chairlift.service.structured.grammars",
+    "-chairlift.service.structured.grammar_tokenizer",
+]
 _NO_NUMPY = "-chairlift.bench.workload"  # benchmarks run with [engine] or [loadgen]
 
 NEEDS_TRANSFORMERS = [f"-engine.model.transformers_{name}" for name in ("model", "probe", "states")]
@@ -26,7 +29,7 @@ NEEDS_ENGINES = [f"-engine.serving.vllm.{name}" for name in ("cache_log", "call"
 # Packages (whole) and modules that each extra must import; "" is the distribution without extras. Names behind "-" are
 # left out: they are run with [dev].
 PROMISES = {
-    "": ["chairlift", _NO_SERVICE, _NO_GRAMMARS, _NO_NUMPY, "engine.core", "chairlift.client"],
+    "": ["chairlift", _NO_SERVICE, *_NO_GRAMMARS, _NO_NUMPY, "engine.core", "chairlift.client"],
     "frontend": [
         "chairlift",
         "frontend",
@@ -36,13 +39,13 @@ PROMISES = {
     "otel": [
         "chairlift",
         _NO_SERVICE,
-        _NO_GRAMMARS,
+        *_NO_GRAMMARS,
         _NO_NUMPY,
         "frontend.observability.otlp",
         "frontend.observability.request_trace",
         "frontend.observability.trace_context",
     ],
-    "engines": ["chairlift", _NO_SERVICE, _NO_GRAMMARS, _NO_NUMPY, "smg_grpc_proto"],
+    "engines": ["chairlift", _NO_SERVICE, *_NO_GRAMMARS, _NO_NUMPY, "smg_grpc_proto"],
     "engine": [
         "chairlift",
         "engine",
@@ -54,7 +57,7 @@ PROMISES = {
     "loadgen": [
         "chairlift",
         _NO_SERVICE,
-        _NO_GRAMMARS,
+        *_NO_GRAMMARS,
         "chairlift.client",
         "loadgen",
         "-loadgen.experiments.peers.llama_cpp.worker",  # these run in environments of their own

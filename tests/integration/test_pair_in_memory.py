@@ -210,7 +210,7 @@ class World:
         self.rng, self.clock = rng, clock
         metrics: Any = SimpleNamespace(
             note_without_engine=lambda _: None,
-            engine=lambda: SimpleNamespace(engine="0", count_lost=lambda _: None),
+            engine=lambda address: SimpleNamespace(engine="0", count_lost=lambda _: None),
         )
         addresses = [f"127.0.0.1:{port}" for port in range(1, rng.randrange(2, 4))]
         self.router = router.Router(
