@@ -1,6 +1,7 @@
 """What helm makes of the chart: valid for Kubernetes, accepted by the programs, locked down, and drained in time."""
 
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -446,3 +447,15 @@ def test_large_numbers_stay_whole(render: Render) -> None:
     )
     arguments = made.container("engine")["args"]
     assert {"--kv-cache-memory-bytes=34359738368", "--gpu-memory-utilization=0.85", "--lora=a=/x"} <= set(arguments)
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_the_notes_name_a_pod_of_the_engines(
+    chart: Path, helm: Callable[..., "subprocess.CompletedProcess[str]"], num_hosts: int
+) -> None:
+    done = helm("install", "test", str(chart), "--dry-run=client", "--set", f"engine.hosts={num_hosts}")
+    assert done.returncode == 0, done.stderr
+    manifests, _, notes = done.stdout.partition("\nNOTES:\n")
+    objects = yaml.safe_load_all(manifests[manifests.index("\n---\n") :])
+    named = [one["metadata"]["name"] for one in objects if one and one["kind"] in ("StatefulSet", "LeaderWorkerSet")]
+    assert re.findall(r"kubectl logs (\S+)-0`", notes) == named
