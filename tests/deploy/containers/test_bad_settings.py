@@ -54,7 +54,7 @@ def other(project: Any, make_stack: Callable[..., Any], models: Path) -> Iterato
     [
         (
             {"CHAIRLIFT_KV_CACHE_MEMORY_BYTES": "1T"},
-            "--kv-cache-memory-bytes 1099511627776 is 1024 GiB, the weights leave",
+            "--kv-cache-memory-bytes 1099511627776 is 1,024 GiB, the weights leave",
         ),
         ({"MODEL": "/models/none"}, "/models/none: no such file or folder"),
         ({"MODEL": "/models/empty"}, "/models/empty/config.json: no such file"),
