@@ -106,6 +106,11 @@ class Stack:
         return f"127.0.0.1:{self.settings['GRPC_PORT']}"
 
     @property
+    def build_settings(self) -> Mapping[str, str]:
+        """What its images are built from, where that is not what compose.yaml says."""
+        return base_image()
+
+    @property
     def filters(self) -> tuple[str, str]:
         """Flags that leave docker's lists with what is this project's."""
         return "--filter", f"label=com.docker.compose.project={self.name}"
@@ -117,7 +122,7 @@ class Stack:
             [*self.command, "--project-name", self.name, "--env-file", str(self.env_file), *files, *arguments],
             cwd=ROOT,
             env={
-                **base_image(),
+                **self.build_settings,
                 **{name: value for name, value in os.environ.items() if not SETTINGS.match(name)},
                 **variables,
             },

@@ -45,6 +45,7 @@ def shell(project: Any, checkout: Path) -> Iterator[Callable[[str], str]]:
     """shell(line): runs it in the checkout; returns what it printed. `docker compose` may be `docker-compose`."""
     compose = f'docker() {{ shift; command {shlex.join(project.command)} "$@"; }}'
     environment = {
+        **project.build_settings,
         **{name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_CONFIG", "DOCKER_HOST") if name in os.environ},
         "COMPOSE_PROJECT_NAME": project.name,
         **{name: value for name, value in project.settings.items() if name.endswith("_PORT")},
