@@ -15,6 +15,9 @@ from engine.errors import CheckpointError
 MAX_JSON_BYTES = 16 << 20
 """Limit of files without a specific one. The largest shard index on the hub has 9 MB."""
 
+MAX_TOKENIZER_BYTES = 128 << 20
+"""Limit of tokenizer.json. The largest on the hub have 34 MB."""
+
 MAX_NESTING = 100
 """Levels of nested lists and objects. Parsers in C and Rust fail from 128 on, each with its own error."""
 

@@ -5,12 +5,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint_file import MAX_JSON_BYTES, exists, read_bytes, read_json
+from engine.model.checkpoint_file import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, exists, read_bytes, read_json
 from engine.model.config_fields import ConfigFields
+from engine.model.named_end_token import named_end_token_id
 from engine.model.safetensors_file import read_safetensors_header
 from engine.model.tensor_entry import TensorEntry
 from engine.model.text_part import decoder_names
-from engine.model.tokenizer_json import NAMING_FILES, named_end_token_id
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -51,7 +51,6 @@ TOKENIZER_FILE_NAMES = (
     "tokenizer_config.json",
 )
 TEMPLATE_FOLDER = "additional_chat_templates"
-_MAX_TOKENIZER_BYTES = 128 << 20  # the largest on the hub have 34 MB
 _MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_TEMPLATES = 64
 
@@ -112,11 +111,7 @@ class CheckpointFolder:
 
         Raises: CheckpointError: a file cannot be read.
         """
-        if not exists(self.path / "tokenizer.json"):
-            return None
-        return named_end_token_id(
-            {name: read_json(self.path / name, _max_bytes(name)) for name in NAMING_FILES if exists(self.path / name)}
-        )
+        return named_end_token_id(self.path)
 
     def weights_files(self) -> list[Path]:
         """Returns the one file, or those that the index names.
@@ -196,4 +191,4 @@ def _template_names(model_dir: Path) -> list[str]:
 def _max_bytes(name: str) -> int:
     if name.endswith(".jinja"):
         return _MAX_TEMPLATE_BYTES
-    return _MAX_TOKENIZER_BYTES if name == "tokenizer.json" else MAX_JSON_BYTES
+    return MAX_TOKENIZER_BYTES if name == "tokenizer.json" else MAX_JSON_BYTES

@@ -16,9 +16,6 @@ from engine.model.tokenizer_parts import check_parts
 MAX_TOKEN_ID = 2**24 - 1
 """Bounds the tables of tokens, which have a row for each id up to the largest."""
 
-NAMING_FILES = ("special_tokens_map.json", "tokenizer.json", "tokenizer_config.json")
-"""The files that `named_end_token_id` reads."""
-
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -49,32 +46,6 @@ def complete(folder: Path, contents: Mapping[str, Json]) -> Json | None:
     if not added.has_changed:
         return None
     return {**tokenizer, "added_tokens": sorted(added.entries.values(), key=lambda entry: entry["id"])}
-
-
-def named_end_token_id(contents: Mapping[str, Any]) -> int | None:
-    """Returns the id of the token that is called `eos_token`.
-
-    Args:
-        contents: what is in `NAMING_FILES` by name, unchecked; it must include tokenizer.json.
-    Returns: None if no token is called so, or if an entry is malformed, which `complete` reports.
-    """
-    files = {name: value if isinstance(value, dict) else {} for name, value in contents.items()}
-    config, tokenizer = files.get("tokenizer_config.json", {}), files["tokenizer.json"]
-    if "added_tokens_decoder" not in config:  # older checkpoints
-        config = {**config, **files.get("special_tokens_map.json", {})}
-    named, entries, model = config.get("eos_token"), tokenizer.get("added_tokens"), tokenizer.get("model")
-    text = named.get("content") if isinstance(named, dict) else named
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(text, str) and isinstance(entry, dict) and entry.get("content") == text:
-            return _id_or_none(entry.get("id"))
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, list):  # Unigram
-        return next((i for i, pair in enumerate(vocabulary) if isinstance(pair, list) and pair[:1] == [text]), None)
-    return _id_or_none(vocabulary.get(text)) if isinstance(vocabulary, dict) and isinstance(text, str) else None
-
-
-def _id_or_none(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 class _AddedTokens:

@@ -1,6 +1,7 @@
 """A tokenizer's `eos_token` ends answers too, wherever its files name it, with the id that transformers gives it."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,3 +109,20 @@ def test_a_damaged_file_is_named(checkpoint: Callable[..., Path], name: str) -> 
         ModelConfig.from_dir(path)
     (path / name).write_text('{"model": {"vocab": 5}, "added_tokens": [7], "added_tokens_decoder": []}')
     ModelConfig.from_dir(path)
+
+
+def test_a_key_that_is_no_id_is_not_one(checkpoint: Callable[..., Path]) -> None:
+    entry = {"content": "<|im_end|>", "special": True}
+    config = {"eos_token": "<|im_end|>", "added_tokens_decoder": {"9" * 5000: entry, "x": entry}}
+    path = checkpoint("words", {"tokenizer_config.json": config})
+    assert ModelConfig.from_dir(path).end_token_ids == {2, 5}  # that of tokenizer.json; `complete` refuses the key
+
+
+def test_a_changed_tokenizer_is_read_again(checkpoint: Callable[..., Path]) -> None:
+    path = checkpoint("words", NAMED[0])
+    assert ModelConfig.from_dir(path).end_token_ids == {2, 5}
+    tokenizer = path / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("<|im_end|>", "<|end|>"))
+    changed_ns = tokenizer.stat().st_mtime_ns + 1_000_000_000
+    os.utime(tokenizer, ns=(changed_ns, changed_ns))  # whatever the file system's clock resolves
+    assert ModelConfig.from_dir(path).end_token_ids == {2}
