@@ -1,10 +1,10 @@
 """The server's own metrics, kept beside a run: Prometheus text before and after, uninterpreted."""
 
-import ssl
 import urllib.request
 from http.client import HTTPException
 from urllib.parse import urlsplit
 
+from loadgen.direct_http import direct_opener
 from loadgen.errors import TargetError
 from loadgen.target.base import TargetSpec
 from loadgen.target.tls import ssl_context
@@ -30,7 +30,7 @@ def read_server_metrics(url: str, spec: TargetSpec) -> str:
         request = urllib.request.Request(url)
         if spec.api_key and _may_have_key(url, spec.url):
             request.add_unredirected_header("Authorization", f"Bearer {spec.api_key}")
-        with _opener(context).open(request, timeout=_TIMEOUT_S) as response:
+        with direct_opener(context).open(request, timeout=_TIMEOUT_S) as response:
             content: bytes = response.read(_LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:
         raise TargetError(f"--metrics-url {url}: {getattr(error, 'reason', None) or error}") from error
@@ -41,11 +41,6 @@ def read_server_metrics(url: str, spec: TargetSpec) -> str:
     if len(content) > _LARGEST_BYTES:
         raise TargetError(f"--metrics-url {url}: answers with more than {_LARGEST_BYTES} bytes")
     return content.decode(errors="replace")
-
-
-def _opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
-    """Asks no proxy that the environment names, as targets ask none: it would see the key."""
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
 
 
 def _may_have_key(url: str, target: str) -> bool:

@@ -20,7 +20,6 @@ import shlex
 import signal
 import socket
 import tomllib
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,11 +28,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from loadgen.direct_http import direct_opener
 from loadgen.errors import OptionError, TargetError
 from loadgen.processes import Process, wait_until
 
 _CONNECT_TIMEOUT_S = 2.0
-_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not by a proxy that the environment names
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def running(spec: ServerSpec, log: Path) -> Iterator[None]:
 def _answers(ready: str) -> bool:
     if ready.startswith(("http://", "https://")):
         try:
-            with _DIRECTLY.open(ready, timeout=_CONNECT_TIMEOUT_S) as reply:
+            with direct_opener().open(ready, timeout=_CONNECT_TIMEOUT_S) as reply:
                 return bool(200 <= reply.status < 300)
         except (OSError, ValueError, HTTPException):  # the last: it answers, but not in HTTP/1.1
             return False

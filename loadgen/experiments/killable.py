@@ -3,14 +3,13 @@
 import os
 import signal
 import time
-import urllib.error
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from loadgen.direct_http import direct_opener
 from loadgen.errors import TargetError
 from loadgen.processes import Process, held_port, start_module, wait_until
 
@@ -72,9 +71,9 @@ class KillableServer(ABC):
 
     def _num_attached(self) -> int:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}/metrics", timeout=5) as response:
+            with direct_opener().open(f"http://127.0.0.1:{self._http_port}/metrics", timeout=5) as response:
                 text: str = response.read().decode()
-        except (urllib.error.URLError, OSError):
+        except OSError:
             return 0
         return sum(line.startswith(_UP) and line.endswith(" 1.0") for line in text.splitlines())
 
