@@ -321,15 +321,21 @@ async def test_a_bad_constraint_is_invalid_and_named(served: Any, constraint: di
     assert all(word in error.details() for word in words), error.details()
 
 
-async def test_abort_while_a_grammar_compiles(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_begun, may_end, compile_grammar = threading.Event(), threading.Event(), GrammarMatcher.compile
+def hold(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> tuple[threading.Event, threading.Event]:
+    """Returns events: one is set when the function has been called, and it goes on when the other one is set."""
+    has_begun, may_end, function = threading.Event(), threading.Event(), getattr(owner, name)
 
     def slow(*arguments: Any) -> Any:
         has_begun.set()
         assert may_end.wait(HANG_S)
-        return compile_grammar(*arguments)
+        return function(*arguments)
 
-    monkeypatch.setattr(GrammarMatcher, "compile", slow)
+    monkeypatch.setattr(owner, name, slow)
+    return has_begun, may_end
+
+
+async def test_abort_while_a_grammar_compiles(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, may_end = hold(monkeypatch, GrammarMatcher, "compile")
     answering = asyncio.create_task(served.gateway.generate(wanted(PROMPT, regex="a+")))
     try:
         assert await asyncio.to_thread(has_begun.wait, HANG_S)
@@ -341,14 +347,7 @@ async def test_abort_while_a_grammar_compiles(served: Any, monkeypatch: pytest.M
 
 
 async def test_abort_while_a_constraint_is_converted(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_begun, may_end, convert = threading.Event(), threading.Event(), service.grammar_of
-
-    def slow(*arguments: Any) -> Any:
-        has_begun.set()
-        assert may_end.wait(HANG_S)
-        return convert(*arguments)
-
-    monkeypatch.setattr(service, "grammar_of", slow)
+    has_begun, may_end = hold(monkeypatch, service, "grammar_of")
     answering = asyncio.create_task(served.gateway.generate(wanted(PROMPT, regex="a+")))
     try:
         assert await asyncio.to_thread(has_begun.wait, HANG_S)
