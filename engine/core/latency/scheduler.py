@@ -197,7 +197,7 @@ class LatencyScheduler(Scheduler):
         allowed_s = (
             max_step_s if slack.allowed_s == float("inf") else min(slack.allowed_s, MAX_SLACK_STEPS * max_step_s)
         )
-        budget = StepBudget(self._model, len(rows), slack.num_kv_tokens, allowed_s)
+        budget = StepBudget(self._model, len(rows), slack.num_kv_tokens, allowed_s / self._clock.drift)
         self._free_share = budget.free_share
         prompts = [request for request in prompts if request.status is _RUNNING]
         self._prompts = prompts

@@ -8,6 +8,7 @@ import math
 from collections import deque
 from typing import NamedTuple
 
+from engine.core.latency.drift import Drift
 from engine.core.latency.moving_rate import MovingRate
 from engine.core.latency.step_time import StepShape, StepTimeModel, StepTimePrior
 
@@ -21,7 +22,9 @@ class _PlannedStep(NamedTuple):
     Attributes:
         shape: what it computes.
         planned_s: when it was planned.
-        predicted_s: expected duration.
+        predicted_s: expected duration by the model.
+        drift: factor by which the device was expected to be slower than the model.
+        known: relative residual of the last step that was known then.
         num_prompt_tokens: prompt tokens but one per row, if prompts were left over; otherwise 0, because they tell
             nothing of the rate.
         prompt_s: seconds that these take by the model, with their attention.
@@ -30,6 +33,8 @@ class _PlannedStep(NamedTuple):
     shape: StepShape
     planned_s: float
     predicted_s: float
+    drift: float
+    known: float
     num_prompt_tokens: int
     prompt_s: float
 
@@ -51,12 +56,18 @@ class StepClock:
         self._model_speed = MovingRate(_PROMPT_RATE_S)  # expected seconds of all steps, per second
         self._speed_measured_s = float("-inf")
         self._last_step_s = 0.0
-        self._observed: tuple[StepShape, float] | None = None  # not learned yet
+        self._drift = Drift()
+        self._observed: tuple[StepShape, float, float] | None = None  # with its drift; not learned yet
 
     @property
     def has_steps(self) -> bool:
         """Whether steps are in flight."""
         return bool(self._steps)
+
+    @property
+    def drift(self) -> float:
+        """How many times longer than the model says the next step is expected to take; see `drift.py`."""
+        return self._drift.factor
 
     @property
     def ends_per_s(self) -> float | None:
@@ -89,8 +100,11 @@ class StepClock:
         predicted_s = self.model.predict_s(shape) if shape.num_rows else 0.0
         num_prompt_tokens = shape.num_tokens - shape.num_rows if has_backlog else 0
         prompt_s = self.model.prompt_s(num_prompt_tokens, shape.num_pairs)
-        self._busy_until_s = self.start_s(now_s) + predicted_s
-        self._steps.append(_PlannedStep(shape, now_s, predicted_s, num_prompt_tokens, prompt_s))
+        drift = self._drift
+        self._busy_until_s = self.start_s(now_s) + predicted_s * drift.factor
+        self._steps.append(
+            _PlannedStep(shape, now_s, predicted_s, drift.factor, drift.residual, num_prompt_tokens, prompt_s)
+        )
 
     def collect(self, now_s: float, num_ended: int) -> None:
         """Notes the end of the oldest step in flight, and the running requests that ended since the one before."""
@@ -98,17 +112,19 @@ class StepClock:
         if step.shape.num_rows:
             elapsed_s = now_s - max(step.planned_s, self._collected_s)
             self.learn()
-            self._observed = (step.shape, elapsed_s)
+            self._observed = (step.shape, elapsed_s, step.drift)
             if step.num_prompt_tokens:
                 self._prompt_rate.add(step.num_prompt_tokens, elapsed_s)
                 self._prompt_speed.add(step.prompt_s, elapsed_s)
                 self._speed_measured_s = now_s
             self._model_speed.add(step.predicted_s, elapsed_s)
             self._end_rate.add(num_ended, elapsed_s)
-            is_stall = self.model.is_stall(step.predicted_s, elapsed_s)
+            is_stall = self.model.is_stall(step.predicted_s * step.drift, elapsed_s)
             self._last_step_s = step.predicted_s if is_stall else elapsed_s
+            if not is_stall and elapsed_s > 0.0:
+                self._drift.note(elapsed_s / step.predicted_s - 1.0, step.known)
             self._collected_s = now_s
-        self._busy_until_s = now_s + sum(step.predicted_s for step in self._steps)
+        self._busy_until_s = now_s + sum(step.predicted_s for step in self._steps) * self._drift.factor
 
     def learn(self) -> None:
         """Corrects the model by the last step that was collected, if that has not happened yet."""

@@ -165,8 +165,14 @@ class StepTimeModel:
         """Whether a step took so much longer than predicted that this says nothing of the next ones."""
         return elapsed_s / predicted_s - 1.0 > _STALL * max(self._mean_residual, _MIN_MEAN)
 
-    def observe(self, shape: StepShape, elapsed_s: float) -> None:
-        """Learns from a step that took `elapsed_s` seconds; ignores a duration that is not positive."""
+    def observe(self, shape: StepShape, elapsed_s: float, drift: float = 1.0) -> None:
+        """Learns from a step.
+
+        Args:
+            shape: what it computed.
+            elapsed_s: its duration; ignored if not positive.
+            drift: factor on the prediction with which it was planned. Errors are those of the product.
+        """
         if elapsed_s <= 0.0:
             return
         num_tokens, num_rows, num_kv_tokens, num_pairs = shape
@@ -177,10 +183,10 @@ class StepTimeModel:
         predicted_s = sum(terms)
         residual = elapsed_s / predicted_s - 1.0
         mean = max(self._mean_residual, _MIN_MEAN)
-        if self.is_stall(predicted_s, elapsed_s):
+        if self.is_stall(predicted_s * drift, elapsed_s):
             self._num_stalls += 1
         else:
-            error = abs(elapsed_s - predicted_s) / elapsed_s
+            error = abs(elapsed_s - predicted_s * drift) / elapsed_s
             bucket = sum(error > bound for bound in ERROR_BOUNDS)
             if num_tokens > num_rows:
                 self._prompt_errors[bucket] += 1
@@ -189,8 +195,9 @@ class StepTimeModel:
                 self._decode_errors[bucket] += 1
                 self._decode_error_sum += error
         clipped = max(-_CLIP * mean, min(_CLIP * mean, residual))
+        excess = min(_CLIP * mean, elapsed_s / (predicted_s * drift) - 1.0)
         self._mean_residual += _MEAN_STEP * (abs(clipped) - self._mean_residual)
-        self._mean_excess += _MEAN_STEP * (max(clipped, 0.0) - self._mean_excess)
+        self._mean_excess += _MEAN_STEP * (max(excess, 0.0) - self._mean_excess)
         multipliers = self._multipliers
         shares = [term / (multiplier * predicted_s) for term, multiplier in zip(terms, multipliers, strict=True)]
         self._correct(shares, clipped)
