@@ -12,9 +12,13 @@ from engine.core.latency.step_time import StepTimeModel, attention_pairs
 FLOOR_TOKENS = 64
 """Prompt tokens that every step may compute, so that prompts make progress even if decodes alone exceed the targets."""
 
-FLOOR_SHARE = 0.25
-"""These tokens take at most this share of the time that the step may last, or of its decodes if they take longer: on a
-CPU 64 tokens late in a prompt take longer than all decodes, and streams would miss every gap beside a long prompt."""
+FLOOR_SHARE = 1 / 16
+"""These tokens take at most this share of the time that the step may last, or of its decodes if they take longer.
+
+On a CPU 64 tokens late in a prompt take longer than all decodes. The share must fit into the margin that steps leave
+before a token is due (`pacing.py`): with a quarter, streams whose decodes took three quarters of their target missed
+every gap beside a long prompt.
+"""
 
 MAX_SLACK_STEPS = 5
 """A step uses at most this many times the longest idle step, however much slack there is: arrivals wait for its end."""
