@@ -28,11 +28,19 @@ _MAX_BANK = 1.5
 _MAX_LATE_SHARE, _MIN_LATE = 0.02, 3  # beyond both, a request has missed its targets under `paced`
 
 _MAX_LATE = 16
-"""Under `gap`, late tokens beyond those in time with which a request is given up.
+"""Under `gap`, late tokens beyond those in time with which a request has missed its target.
 
-Most of its gaps are too long then, and steps need not be short for it. Before, each further gap counts: on a CPU whose
-steps vary by 15 %, 2 % of the tokens are late at times, and a stream given up for them had no limit any more.
+Most of its gaps are too long then. Before, each further gap counts: on a CPU whose steps vary by 15 %, 2 % of the
+tokens are late at times.
 """
+
+_OF_LATE, _MIN_RELAXED, _MAX_RELAXED = 2.0, 2.0, 4.0
+"""Then gaps may be twice as long as the late ones, 2 to 4 times the target: half of a step is left to prompts. If that
+is missed too, the request limits no step. Without the second chance a slow second of the device was enough for streams
+to have gaps of four times their target ever after."""
+
+_RETRY_TOKENS = 128
+"""After so many tokens in time, the target counts again."""
 
 _NEVER = math.inf
 _AGE_OF_TOKEN_S = 0.02  # best effort: as much later as a token more to compute places a request
@@ -56,7 +64,7 @@ class Pace:
         lane: served in time, or as best effort.
         key: place within the lane, lowest first: when its next token is due, or its arrival if it is best effort.
         due_s: when the first token is due; inf: never.
-        gap_s: inter-token target; inf: none.
+        gap_s: longest gap in time: the inter-token target, or more after too many late tokens; inf: none.
         is_paced: whether gaps are judged by schedule.
         safety: share of its slack that a step may use.
         when_infeasible: what happens if it cannot be in time.
@@ -88,10 +96,10 @@ class Pace:
     _schedule_s: float = _NEVER  # under `paced`: when the next token counts as late
     _bank: float = 0.0  # gaps saved
     _late_at: int = 0  # under `gap`: the last late token
+    _target_s: float = _NEVER  # under `gap`: the inter-token target while `gap_s` is longer
 
     def note_token(self, now_s: float, num_tokens: int) -> None:
         """Judges a token that came at `now_s`, the `num_tokens`-th of the answer, and sets when the next one is due."""
-        gap_s = self.gap_s
         if not self.is_judged:
             self.is_judged = True
             self.is_steady = not self.is_paced
@@ -100,21 +108,24 @@ class Pace:
                 return
             self._schedule_s = now_s
         elif now_s > (self._schedule_s if self.is_paced else self.next_due_s):
-            self._note_late(num_tokens)
+            self._note_late(now_s, num_tokens)
             if not self.is_timed:
                 return
+        gap_s = self.gap_s
         if gap_s == _NEVER:
             self.is_timed = False
             return
         if not self.is_paced:
-            self.next_due_s = now_s + gap_s
+            if gap_s > self._target_s and num_tokens - self._late_at > _RETRY_TOKENS:
+                self.gap_s, self._target_s, self.is_steady, self.num_late = self._target_s, _NEVER, True, 0
+            self.next_due_s = now_s + self.gap_s
             return
         self._schedule_s += gap_s
         self._bank = min(_MAX_BANK, self._bank + _LEAD)
         self.next_due_s = max(self._schedule_s - self._bank * gap_s, now_s + 0.5 * gap_s)
 
-    def _note_late(self, num_tokens: int) -> None:
-        """Counts a late token, and gives the request up if there were too many."""
+    def _note_late(self, now_s: float, num_tokens: int) -> None:
+        """Counts a late token, and relaxes the target or gives the request up if there were too many."""
         if self.is_paced:
             self.num_late += 1
             is_missed = self.num_late > max(_MIN_LATE, _MAX_LATE_SHARE * num_tokens)
@@ -123,8 +134,18 @@ class Pace:
             self.num_late = max(0, self.num_late - num_in_time) + 1
             self._late_at = num_tokens
             is_missed = self.num_late > _MAX_LATE
+            if is_missed and self._target_s == _NEVER:
+                self._relax(now_s)
+                return
         if is_missed:
             self.miss()
+
+    def _relax(self, now_s: float) -> None:
+        """Makes it best effort with longer gaps; its last token came late at `now_s`."""
+        target_s = self._target_s = self.gap_s
+        late_s = now_s - (self.next_due_s - target_s)
+        self.gap_s = max(_MIN_RELAXED * target_s, min(_MAX_RELAXED * target_s, _OF_LATE * late_s))
+        self.lane, self.is_steady, self.num_late = Lane.BEST_EFFORT, False, 0
 
     def resume(self, now_s: float) -> None:
         """Starts the schedule anew after a pause that the client caused."""

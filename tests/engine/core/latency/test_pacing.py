@@ -80,33 +80,72 @@ def test_after_a_late_token_the_schedule_catches_up_at_twice_the_pace_at_most(ma
     assert pace.next_due_s == pytest.approx(11.55)
 
 
-@pytest.mark.parametrize(("pacing", "most"), [(Pacing.GAP, 16), (Pacing.PACED, 6)])
-def test_too_many_late_tokens_lose_the_targets(make_request: MakeRequest, pacing: Pacing, most: int) -> None:
-    pace, now_s = started(make_request, pacing), 10.5
+def test_under_paced_too_many_late_tokens_lose_the_targets(make_request: MakeRequest) -> None:
+    pace, now_s = started(make_request, Pacing.PACED), 10.5
     for _ in range(300):
         now_s += 0.09
         pace.note_token(now_s, NUM_TOKENS)
-    for num_late in range(1, most + 1):
-        now_s += 0.3 if pacing is Pacing.GAP else 10.0
+    for num_late in range(1, 7):
+        now_s += 10.0
         pace.note_token(now_s, NUM_TOKENS)
         assert pace.num_late == num_late
         assert pace.is_timed
-    now_s += 0.3 if pacing is Pacing.GAP else 10.0
-    pace.note_token(now_s, NUM_TOKENS)
+    pace.note_token(now_s + 10.0, NUM_TOKENS)
     assert (pace.lane, pace.is_timed) == (Lane.BEST_EFFORT, False)
 
 
+class Stream:
+    """A stream under `gap` with a target of 0.1 s."""
+
+    def __init__(self, make_request: MakeRequest) -> None:
+        self.pace, self.now_s, self.num_tokens = started(make_request, Pacing.GAP), 10.5, 1
+
+    def note(self, *gaps_s: float) -> None:
+        """Notes tokens that come with these gaps."""
+        for gap_s in gaps_s:
+            self.now_s += gap_s
+            self.num_tokens += 1
+            self.pace.note_token(self.now_s, self.num_tokens)
+
+
+@pytest.mark.parametrize(("late_s", "relaxed_s"), [(0.11, 0.22), (0.101, 0.202), (0.15, 0.3), (0.9, 0.4)])
+def test_under_gap_a_target_is_relaxed_before_the_stream_limits_no_step(
+    make_request: MakeRequest, late_s: float, relaxed_s: float
+) -> None:
+    stream = Stream(make_request)
+    pace = stream.pace
+    stream.note(*[0.09] * 300)
+    for gap_s, comes_after_s in ((0.1, late_s), (relaxed_s, 5.0)):
+        for num_late in range(1, 17):
+            stream.note(comes_after_s)
+            assert (pace.gap_s, pace.num_late, pace.is_timed) == (pytest.approx(gap_s), num_late, True)
+        stream.note(comes_after_s)
+        assert pace.lane is Lane.BEST_EFFORT
+    assert (pace.is_timed, pace.next_due_s) == (False, math.inf)
+
+
+def test_a_target_counts_again_after_a_slow_spell(make_request: MakeRequest) -> None:
+    stream = Stream(make_request)
+    pace = stream.pace
+    stream.note(*[0.15] * 17)
+    stream.note(*[0.15] * 128)  # in time for the relaxed target
+    assert pace.gap_s == pytest.approx(0.3)
+    stream.note(0.15)
+    assert pace.gap_s == 0.1
+    assert pace.next_due_s == pytest.approx(stream.now_s + 0.1)
+    stream.note(*[0.15] * 16)
+    assert pace.gap_s == 0.1
+    stream.note(0.15)
+    assert (pace.gap_s, pace.is_timed) == (pytest.approx(0.3), True)
+
+
 @pytest.mark.parametrize(("num_in_time", "is_kept"), [(1, True), (0, False)])
-def test_under_gap_a_stream_is_given_up_only_if_most_of_its_tokens_are_late(
+def test_under_gap_a_stream_misses_its_target_only_if_most_of_its_tokens_are_late(
     make_request: MakeRequest, num_in_time: int, is_kept: bool
 ) -> None:
-    pace, now_s, num_tokens = started(make_request, Pacing.GAP), 10.5, 1
-    for _ in range(50):
-        for delay_s in [0.3, *[0.05] * num_in_time]:
-            now_s += delay_s
-            num_tokens += 1
-            pace.note_token(now_s, num_tokens)
-    assert pace.is_timed is is_kept
+    stream = Stream(make_request)
+    stream.note(*[0.3, *[0.05] * num_in_time] * 50)
+    assert (stream.pace.gap_s == 0.1) is is_kept
 
 
 @pytest.mark.parametrize("pacing", Pacing)
