@@ -24,6 +24,10 @@ class CoalescePolicy:
         return self.max_delay_s if num_rows >= self.num_streams else self.max_delay_s / 8
 
 
+_OF_SLACK = 0.05
+"""Longest delay as a share of the time until a token is due: steps are planned to use most of that time."""
+
+
 class Hold:
     """The unsent tokens of one receiver that wait for the next step; lives on the event loop.
 
@@ -38,17 +42,20 @@ class Hold:
         self._since_s: float | None = None  # event loop's clock: arrival of the oldest
         self._timer: asyncio.TimerHandle | None = None
 
-    def keeps(self, *, num_rows: int, step_s: float) -> bool:
+    def keeps(self, *, num_rows: int, step_s: float, slack_s: float | None = None) -> bool:
         """Returns whether the tokens wait, because the next step is due within their delay.
 
         Args:
             num_rows: streams with unsent tokens.
             step_s: duration of the last step, the estimate for the next one.
+            slack_s: least time until a running request's next token is due; None: none is.
         """
         loop = asyncio.get_running_loop()
         if self._since_s is None:
             self._since_s = loop.time()
         delay_s = self._policy.delay_s(num_rows)
+        if slack_s is not None:
+            delay_s = min(delay_s, _OF_SLACK * slack_s)
         if loop.time() - self._since_s + step_s >= delay_s:
             return False
         if self._timer is None:

@@ -145,8 +145,10 @@ class Outgoing:
         if not self._columns:
             return
         if self._newest is not None and not self._is_urgent and self._closes_at_s is None:
-            step_s = self._newest[0].step_us / 1e6
-            if self._hold.keeps(num_rows=self._columns.num_rows, step_s=step_s):
+            last = self._newest[0]
+            if self._hold.keeps(
+                num_rows=self._columns.num_rows, step_s=last.step_us / 1e6, slack_s=last.stats.min_slack_s
+            ):
                 return
         self._send_now()
 

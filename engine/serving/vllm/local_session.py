@@ -42,6 +42,7 @@ class LocalSession(Receiver):
         self._calls: dict[int, tuple[Answer, Callable[[], None]]] = {}
         self._held: dict[int, Callable[[], None]] = {}  # calls with news that wait for more
         self._step_s = 0.0
+        self._slack_s: float | None = None
         self._session = open_session(self)
 
     async def submit(self, answer: Answer, submission: pb.Submission, wake: Callable[[], None]) -> None:
@@ -94,7 +95,7 @@ class LocalSession(Receiver):
         self, handle: int, epoch: int, output: RequestOutput, snapshot: LoopSnapshot, sampled_at_ns: int
     ) -> None:
         """See `Receiver`."""
-        self._step_s = snapshot.step_us / 1e6
+        self._step_s, self._slack_s = snapshot.step_us / 1e6, snapshot.stats.min_slack_s
         call = self._calls.get(handle)
         if call is None:
             return
@@ -115,7 +116,7 @@ class LocalSession(Receiver):
         """See `Receiver`. Holds tokens back until the next step where that is due soon enough."""
         if not self._held:
             self._hold.end()
-        elif not self._hold.keeps(num_rows=len(self._held), step_s=self._step_s):
+        elif not self._hold.keeps(num_rows=len(self._held), step_s=self._step_s, slack_s=self._slack_s):
             self._release()
 
     def complete(self, completion: pb.Completion) -> None:

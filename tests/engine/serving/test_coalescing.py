@@ -61,6 +61,29 @@ def test_tokens_wait_if_the_next_step_is_soon_for_the_number_of_streams(
         assert not runner.run(second_step(0.0)), "0 disables coalescing"
 
 
+@pytest.mark.parametrize(
+    ("slack_s", "step_s", "keeps"),
+    [
+        (0.03, 0.0014, True),
+        (0.03, 0.0016, False),  # a twentieth of the time until a token is due
+        (0.3, 0.014, True),
+        (0.3, 0.016, False),
+        (10.0, 0.024, True),
+        (10.0, 0.026, False),
+        (-0.01, 0.0, False),  # late already
+    ],
+)
+def test_tokens_with_a_due_time_wait_for_a_small_part_of_it(slack_s: float, step_s: float, keeps: bool) -> None:
+    async def first_step() -> bool:
+        hold = Hold(CoalescePolicy(0.025), lambda: None)
+        result = hold.keeps(num_rows=64, step_s=step_s, slack_s=slack_s)
+        hold.end()
+        return result
+
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        assert runner.run(first_step()) is keeps
+
+
 @pytest.mark.parametrize(("num_rows", "delay_s"), [(1, 0.003125), (7, 0.003125), (8, 0.025), (100, 0.025)])
 def test_one_timer_releases_what_no_step_follows(num_rows: int, delay_s: float) -> None:
     clock = Clock()

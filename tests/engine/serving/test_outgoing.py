@@ -262,6 +262,15 @@ async def test_first_tokens_completions_and_the_last_token_of_a_credit_are_sent_
     assert await sent(outgoing) is not None
 
 
+async def test_tokens_that_are_due_soon_are_sent_at_once() -> None:
+    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    stats = dataclasses.replace(FAST.stats, min_slack_s=0.03)
+    for handle in range(1, 9):
+        outgoing.add_output(handle, 0, output(0, 5), dataclasses.replace(FAST, stats=stats), 1000)
+    outgoing.end_step()
+    assert await sent(outgoing) is not None
+
+
 async def test_tokens_are_sent_after_the_delay_without_a_further_step() -> None:
     outgoing = Outgoing(CoalescePolicy(0.02))
     step(outgoing, 0)
