@@ -6,7 +6,7 @@ Goal: beside ten prompts of 2,048 tokens per second, the 99th percentile of the 
 their target, which is twice their solo gap, where a fixed token budget misses it by 3 times or more.
 
 Method: a pair with a small model with random weights. First the streams alone, for the solo gap: the median of all
-gaps between tokens. Tokens that came in one message share its gap. Then, on the same pair, the streams with that target
+gaps between tokens, up to the contexts of the next phases. Tokens that came in one message share its gap. Then, on the same pair, the streams with that target
 and the prompts, which have none, at a steady rate; gaps count from the first prompt on while prompts come. The same
 streams and prompts, with the target of the first pair, run under `fcfs` with a fixed budget of 2,048 and of 512 tokens.
 On a CPU the prompts are more work than the engine can do, so that one waits at all times.
@@ -31,7 +31,6 @@ from loadgen.experiments.latency.served import EngineLimits, percentile, served
 
 _GOAL_GOVERNED, _GOAL_FIXED = 1.1, 3.0
 _NUM_STREAMS, _PROMPTS_PER_S = 16, 10.0
-_SOLO_S = 4.0
 _TARGET_FACTOR = 2.0
 _STREAM_PROMPT_TOKENS = 64
 
@@ -73,7 +72,7 @@ def run(settings: Settings) -> Outcome:
         )
         with served(limits, settings.scratch / name.replace(" ", "-"), policy=policy) as pair:
             if not target_s:
-                solo = asyncio.run(_phase(pair.address, sizes, None, 0.0, _SOLO_S))
+                solo = asyncio.run(_phase(pair.address, sizes, None, 0.0, sizes.seconds / _TARGET_FACTOR))
                 target_s = _TARGET_FACTOR * percentile(solo.gaps_s, 50)
                 phases["solo"] = solo
             phase = asyncio.run(_phase(pair.address, sizes, target_s, options.prompts_per_s, sizes.seconds))
