@@ -50,6 +50,8 @@ _FLEET_FLAGS = (
     Flag("--noise", "standard deviation of a step's logarithm (default: 0.03, that of the fit with --step-log)",
          not_negative),
     Flag("--stall-share", "share of steps that stall for 50 ms (default: 0.0005, 0 with --step-log)", share),
+    Flag("--transit", "time that frontend, connections and client add to the first token (default: 0)", duration_s,
+         default=0.0),
 )  # fmt: skip
 _REQUEST_FLAGS = (
     *CLASS_FLAGS,
@@ -184,6 +186,7 @@ def _fleet(options: argparse.Namespace, engine: _Engine, trace: Trace, policy: P
         knows_rates=options.placement_rates,
         noise=engine.noise if options.noise is None else options.noise,
         stall_share=engine.stall_share if options.stall_share is None else options.stall_share,
+        transit_s=options.transit,
     )
 
 

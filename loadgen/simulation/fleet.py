@@ -29,6 +29,8 @@ class FleetOptions:
         has_prefix_cache: whether engines share full blocks of equal prefixes.
         knows_rates: whether engines report the rate of their device; without it, placement compares tokens.
         noise, stall_share, stall_s: see `StepTimer`.
+        transit_s: between a request's arrival and when its engine has it: what frontend, connections and client add
+            to its first token.
         report_interval_s: between load reports of an engine; the requests of the fleet's one frontend count at once.
         seed: of the noise.
     """
@@ -46,6 +48,7 @@ class FleetOptions:
     noise: float = 0.0
     stall_share: float = 0.0
     stall_s: float = 0.05
+    transit_s: float = 0.0
     report_interval_s: float = 0.25
     seed: int = 0
 
@@ -146,7 +149,7 @@ def simulate(
     num_placed, now_s = 0, 0.0
 
     while True:
-        arrival_s = requests[num_placed].arrival_s if num_placed < len(requests) else math.inf
+        arrival_s = requests[num_placed].arrival_s + options.transit_s if num_placed < len(requests) else math.inf
         event_s = events[0][0] if events else math.inf
         if min(arrival_s, event_s) > until_s or (arrival_s == math.inf and not any(node.num_open for node in nodes)):
             break

@@ -6,10 +6,11 @@ Goal: beside ten prompts of 2,048 tokens per second, the 99th percentile of the 
 their target, which is twice their solo gap, where a fixed token budget misses it by 3 times or more.
 
 Method: a pair with a small model with random weights. First the streams alone, for the solo gap: the median of all
-gaps between tokens, up to the contexts of the next phases. Tokens that came in one message share its gap. Then, on the same pair, the streams with that target
-and the prompts, which have none, at a steady rate; gaps count from the first prompt on while prompts come. The same
-streams and prompts, with the target of the first pair, run under `fcfs` with a fixed budget of 2,048 and of 512 tokens.
-On a CPU the prompts are more work than the engine can do, so that one waits at all times.
+gaps between tokens, up to the contexts of the next phases. Tokens that came in one message share its gap. Then, on the
+same pair, the streams with that target and the prompts, which have none, at a steady rate; gaps count from the first
+prompt on while prompts come. The same streams and prompts, with the target of the first pair, run under `fcfs` with a
+fixed budget of 2,048 and of 512 tokens. On a CPU the prompts are more work than the engine can do, so that one waits at
+all times.
 """
 
 import argparse

@@ -85,3 +85,19 @@ def test_a_fleet_of_a_thousand_engines_serves_each_request(fleet_of):
     run = simulate(requests, fleet(fleet_of, num_engines=1000, kv_cache_tokens=64 * 130))
     assert {request.outcome for request in requests} == {Outcome.COMPLETED}
     assert len(run.engine_busy_s) == 1000
+
+
+def test_all_but_the_engine_adds_its_time_to_first_tokens_and_to_what_is_left_of_targets(
+    request_of, fleet_of, interactive
+):
+    def first_tokens(transit_s):
+        requests = [request_of(1, 1.0, 8, 2, interactive), request_of(2, 40.0, 8, 2)]
+        simulate(requests, fleet_of("fcfs@8", [interactive], transit_s=transit_s))
+        return [request.first_s - request.arrival_s for request in requests]
+
+    assert first_tokens(0.0) == [2.0, 2.0]
+    assert first_tokens(0.5) == [2.5, 2.5]
+
+    late = request_of(1, 1.0, 8, 2, interactive)  # first token within 4 s, refused if it cannot be
+    simulate([late], fleet_of("slo@8", [interactive], transit_s=3.0))
+    assert late.outcome is Outcome.REFUSED
