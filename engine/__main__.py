@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import grpc.aio
 
 from chairlift.service.logs import log_to_stderr, report_error, terminal
+from chairlift.service.operating_system import UnsupportedSystemError, check_operating_system
 from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, check_process_limits
 from chairlift.service.standard_streams import open_closed_streams
 from chairlift.service.variables import warn_of_unknown_variables
@@ -55,9 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     log_to_stderr(_PROGRAM, config.log_level, config.log_format)
     warn_of_unknown_variables()
     try:
+        check_operating_system()
         run = _run_node if config.layout.num_nodes > 1 and config.node_rank > 0 else _run
         run(config, began_at_s)
-    except (ConfigError, CheckpointError) as error:
+    except (ConfigError, CheckpointError, UnsupportedSystemError) as error:
         report_error(_PROGRAM, error, config.log_format)
         return 2
     except StoppedWhileLoading:

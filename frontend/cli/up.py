@@ -17,6 +17,7 @@ from pathlib import Path
 from chairlift import GenerationError
 from chairlift.service.flags import FlagError, FlagParser, add_flags, config_from, flag, switch, text
 from chairlift.service.logs import TEXT, announce, discard_stdout, log_to_stderr, report_error
+from chairlift.service.operating_system import UnsupportedSystemError, check_operating_system
 from chairlift.service.signals import StopSignals
 from frontend.access.api_keys import load_keys
 from frontend.app import FrontendApp, loop_factory
@@ -57,12 +58,13 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
     log_to_stderr("chairlift-frontend", config.log_level, config.log_format)
     logging.getLogger(_LINK_LOGGER).setLevel(logging.WARNING)  # until it serves; `up` announces that itself
     try:
+        check_operating_system()
         with _socket_folder() as folder, asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
             pair = Pair(config, [*engine_command, *engine_flags], folder)
             return runner.run(pair.run(with_smoke_test=own.smoke_test))
-    except (ConfigError, WorkerFailed) as error:
+    except (ConfigError, UnsupportedSystemError, WorkerFailed) as error:
         report_error("chairlift up", error, config.log_format)
-        return 2 if isinstance(error, ConfigError) else 1
+        return 1 if isinstance(error, WorkerFailed) else 2
     except KeyboardInterrupt:  # before the handlers were installed
         return 130
 

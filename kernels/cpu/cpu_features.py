@@ -1,5 +1,6 @@
 """CPU features that the compiler may use; detected once per process."""
 
+import platform
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,13 +19,13 @@ class CpuFeatures:
     Attributes:
         avx512: 512-bit vectors and 32 registers for them.
         vnni: products of unsigned and signed bytes, summed in 32 bits, on 512-bit vectors.
-        f16c: conversion of fp16 to fp32, which 512-bit vectors include.
+        fp16: conversion of fp16 to fp32: F16C, which 512-bit vectors include; every ARM CPU of 64 bits has it.
         bf16: products of pairs of bf16, summed in fp32, on 512-bit vectors.
     """
 
     avx512: bool
     vnni: bool
-    f16c: bool
+    fp16: bool
     bf16: bool
 
 
@@ -41,6 +42,6 @@ def cpu_features() -> CpuFeatures:
     return CpuFeatures(
         avx512=avx512,
         vnni=avx512 and "avx512vnni" in features,
-        f16c=avx512 or "f16c" in features,
+        fp16=avx512 or "f16c" in features or platform.machine() in ("aarch64", "arm64"),
         bf16=avx512 and "avx512bf16" in features,
     )

@@ -72,10 +72,19 @@ call_item: Any = intrinsic(_call_item)
 """call_item(code, instruction, value, item, scratch): calls the kernel of items at the address `code`."""
 
 
+def emit_cycles(builder: Any) -> Any:
+    """Reads the CPU's time stamp counter. On ARM it is the virtual counter: older LLVMs take that of cycles, which
+    Linux keeps from processes.
+    """
+    kind = ir.FunctionType(_I64, [])
+    if builder.module.triple.startswith(("aarch64", "arm64")):
+        return builder.asm(kind, "mrs $0, cntvct_el0", "=r", [], side_effect=True)
+    return builder.call(builder.module.declare_intrinsic("llvm.readcyclecounter", [], kind), [])
+
+
 def _cycles(_typing_context: Any) -> Any:
     def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
-        function = builder.module.declare_intrinsic("llvm.readcyclecounter", [], ir.FunctionType(_I64, []))
-        return builder.call(function, [])
+        return emit_cycles(builder)
 
     return types.int64(), codegen
 

@@ -147,6 +147,14 @@ def strict_inline(function: _Function) -> _Function:
     return cast(_Function, njit(inline="always", error_model="numpy", fastmath=False)(function))
 
 
+def strict_function(function: _Function) -> _Function:
+    """Compiles a strict function that LLVM inlines into callers of any kind: its operations stay as written in them.
+
+    One flagged operation is enough: on ARM, LLVM fuses an addition that may be contracted with a product that may not.
+    """
+    return cast(_Function, njit(nogil=True, error_model="numpy", fastmath=False)(function))
+
+
 def _bits_to_float(_typing_context: Any, _bits: Any) -> Any:
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
@@ -167,8 +175,8 @@ float_bits: Any = intrinsic(_float_to_bits)
 """The 32 bits of an fp32 value, as an int32."""
 
 
-# Not in the caller's fastmath, as `inline="always"` would be: `reassoc` cancels the two uses of round_to_integer.
-@njit(nogil=True, error_model="numpy", fastmath=False)
+# With the caller's flags, `reassoc` would cancel the two uses of round_to_integer.
+@strict_function
 def exp_nonpositive(x: np.float32) -> np.float32:
     """exp(x) for fp32 x <= 0, relative error 1e-7; 0 below -87, NaN stays NaN. Unlike math.exp it vectorises.
 

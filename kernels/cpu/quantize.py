@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at, words_at
-from kernels.cpu.jit import bits_float, float_bits, inline, kernel, strict_kernel
+from kernels.cpu.jit import bits_float, float_bits, inline, kernel, strict_function, strict_kernel
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Ints
@@ -32,7 +32,7 @@ def inverse_scale(largest: np.float32) -> np.float32:
     return np.float32(127) / largest if largest > np.float32(1e-30) else np.float32(0)
 
 
-@inline
+@strict_function
 def rounded(x: np.float32) -> np.int32:
     """Rounds a value below 2^22 in magnitude to the nearest integer."""
     return np.int32(float_bits(x + _ROUND) - _ROUND_BITS)

@@ -24,8 +24,8 @@ def emit_bf16_to_fp32(builder: Any, bits: Any) -> Any:
 
 
 def emit_fp16_to_fp32(builder: Any, bits: Any) -> Any:
-    """Widens fp16, given as one i16 or a vector of them; by F16C if the CPU has it, else by integer operations."""
-    if cpu_features().f16c:
+    """Widens fp16, given as one i16 or a vector of them; by the CPU if it can, else by integer operations."""
+    if cpu_features().fp16:
         return builder.fpext(builder.bitcast(bits, _like(bits, _F16)), _like(bits, _F32))
     return emit_fp16_by_integers(builder, bits)
 

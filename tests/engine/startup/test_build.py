@@ -106,8 +106,8 @@ def test_int8_engines_serve(model_dir: Path, quantization: Quantization | None, 
 @pytest.mark.parametrize(
     ("features", "words"),
     [
-        (CpuFeatures(avx512=False, vnni=False, f16c=False, bf16=False), ["no AVX-512:", "no AVX-512 VNNI"]),
-        (CpuFeatures(avx512=True, vnni=False, f16c=True, bf16=False), ["no AVX-512 VNNI"]),
+        (CpuFeatures(avx512=False, vnni=False, fp16=False, bf16=False), ["no AVX-512:", "no AVX-512 VNNI"]),
+        (CpuFeatures(avx512=True, vnni=False, fp16=True, bf16=False), ["no AVX-512 VNNI"]),
     ],
 )
 def test_missing_cpu_features_are_reported(

@@ -33,7 +33,7 @@ def make_int8_weights_ops():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "kernels.cpu.packed_linear.cpu_features",
-                lambda: CpuFeatures(avx512=True, vnni=False, f16c=True, bf16=False),
+                lambda: CpuFeatures(avx512=True, vnni=False, fp16=True, bf16=False),
             )
             packed = pack(weight, bias)
         assert packed.kind is Kind.INT8_WEIGHTS

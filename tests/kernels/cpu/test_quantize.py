@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from kernels.cpu.quantize import quantize_row
+from kernels.cpu.quantize import quantize_row, rounded
 
 GUARD = 0x55
 
@@ -63,3 +63,12 @@ def test_a_value_that_is_not_finite_makes_the_scale_nan(bad, place):
     x = np.linspace(-3, 3, 67)
     x[place] = bad
     assert math.isnan(quantize(x)[1])
+
+
+def test_rounding_has_no_flag_by_which_it_could_be_fused():
+    """ARM compilers fuse an addition that may be contracted with the product before it: 63.49999 becomes 63, not 64."""
+    rounded(np.float32(1))
+    (code,) = rounded.inspect_llvm().values()
+    additions = [line for line in code.splitlines() if " fadd " in line]
+    assert additions
+    assert not any(flag in line for line in additions for flag in ("contract", "reassoc", "fast"))
