@@ -3,9 +3,11 @@
 The library refuses unknown keywords without naming their place. It also refuses some that have no effect or can be
 expressed differently: an unknown `format`, `uniqueItems` of few values, `propertyNames` of records, and `oneOf` with a
 discriminator. It counts two members with the same name as two, unlike validators, so that `minProperties` could be
-violated. It reads options from the schema, which only Chairlift may set.
+violated. It allows an exclusive bound itself if the other bound has the same integer part. It reads options from the
+schema, which only Chairlift may set.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +31,15 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
 }
 _TYPES = ("array", "boolean", "null", "number", "object", "string")
 
-# RFC 3339 allows a second 60, which date libraries and validators refuse.
-_NO_LEAP_SECONDS = {"date-time": "^.{17}[0-5]", "time": "^.{6}[0-5]"}
+# RFC 3339 allows a second 60, which date libraries and validators refuse; the library, February 29 in every year.
+_DATE = (
+    r"(([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29"
+    r"|.{5}(0[13-9].{3}|1.{4}|02-[01].|02-2[0-8]))"
+)
+_TIMES = {"date": f"^{_DATE}", "date-time": f"^{_DATE}.{{7}}[0-5]", "time": "^.{6}[0-5]"}
+
+_NEAR_ZERO = 1e-18
+"""A bound beside 0. The library writes all its digits, and parses them as 64 bits."""
 
 # The library's regular expressions have no look-around; these are equivalent without it.
 _SAME_PATTERNS = {
@@ -85,10 +94,23 @@ def _drop_unknown_format(_root: Schema, subschema: Subschema) -> None:
         schema.pop("format", None)
 
 
-def _exclude_leap_seconds(_root: Schema, subschema: Subschema) -> None:
+def _exclude_impossible_times(_root: Schema, subschema: Subschema) -> None:
     schema = subschema.schema
-    if "pattern" not in schema and schema.get("format") in _NO_LEAP_SECONDS:
-        schema["pattern"] = _NO_LEAP_SECONDS[schema["format"]]
+    if (pattern := _TIMES.get(schema.get("format", ""))) is not None:
+        _add_to_all(schema, {"pattern": pattern})
+
+
+def _exclude_bounds(_root: Schema, subschema: Subschema) -> None:
+    """Moves exclusive bounds at whole numbers inwards by less than a decimal can show."""
+    schema = subschema.schema
+    if schema.get("type") == "integer":
+        return
+    for keyword, inwards in (("exclusiveMinimum", math.inf), ("exclusiveMaximum", -math.inf)):
+        of_flag = keyword.removeprefix("exclusive").lower()  # draft 4: a flag beside the bound
+        name = of_flag if schema.get(keyword) is True else keyword
+        bound = schema.get(name)
+        if isinstance(bound, int | float) and not isinstance(bound, bool) and abs(bound) < 2**52 and bound % 1 == 0:
+            schema[name] = math.nextafter(bound, inwards) if bound else math.copysign(_NEAR_ZERO, inwards)
 
 
 def _replace_pattern(_root: Schema, subschema: Subschema) -> None:
@@ -175,7 +197,8 @@ def _refuse_min_properties(_root: Schema, subschema: Subschema) -> None:
 _RULES: tuple[Callable[[Any, Subschema], None], ...] = (
     _drop_keywords_without_effect,
     _drop_unknown_format,
-    _exclude_leap_seconds,
+    _exclude_impossible_times,
+    _exclude_bounds,
     _replace_pattern,
     _rewrite_not_anything,
     _rewrite_property_names,

@@ -1,5 +1,6 @@
 """Schemas in words that the library does not know: rewritten to mean the same, or refused with their place."""
 
+import calendar
 import copy
 import json
 import random
@@ -57,11 +58,47 @@ def test_property_names_allow_their_members_with_any_value(names, keeps_to):
     assert not keeps_to(grammar, '{"c":[1]}')
 
 
-def test_time_has_no_leap_second(keeps_to):
+@pytest.mark.parametrize("others", [{}, {"pattern": "[^a]"}])
+def test_time_has_no_leap_second(others, keeps_to):
     for kind, text in (("time", "23:59:60Z"), ("date-time", "2016-12-31T23:59:60Z")):
-        grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "string", "format": kind}))
+        grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "string", "format": kind, **others}))
         assert not keeps_to(grammar, f'"{text}"')
         assert keeps_to(grammar, f'"{text.replace("60Z", "59Z")}"')
+
+
+@pytest.mark.parametrize(("kind", "rest"), [("date", ""), ("date-time", "T10:20:30Z")])
+def test_date_is_in_the_calendar(kind, rest, keeps_to):
+    grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "string", "format": kind}))
+    days = [(year, 2, 29) for year in (1600, 1700, 1900, 1996, 1999, 2000, 2004, 2010, 2012, 2018, 2023, 2024, 2100)]
+    days += [(2023, month, day) for month in range(1, 13) for day in (1, 9, 10, 19, 20, 28, 29, 30, 31)]
+    for year, month, day in days:
+        is_day = day <= calendar.monthrange(year, month)[1]
+        assert keeps_to(grammar, f'"{year}-{month:02}-{day:02}{rest}"') == is_day, (year, month, day)
+
+
+BOUNDS = [
+    {"exclusiveMinimum": 0, "maximum": 0.5},
+    {"exclusiveMinimum": 0, "exclusiveMaximum": 0.001},
+    {"exclusiveMinimum": 1, "maximum": 1.5},
+    {"minimum": -0.5, "exclusiveMaximum": 0},
+    {"minimum": -1.5, "exclusiveMaximum": -1},
+    {"exclusiveMinimum": 0},
+    {"exclusiveMinimum": -1, "exclusiveMaximum": 1},
+    {"exclusiveMinimum": 0, "maximum": 0.5, "multipleOf": 0.5},
+    {"allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]},
+    {"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 0, "exclusiveMinimum": True, "maximum": 0.5},
+]
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_exclusive_bound_is_no_answer(bounds, keeps_to):
+    schema = {"type": "number", **bounds}
+    grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
+    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
+    for text in ("0", "-0", "0.0", "-0.0", "1", "1.0", "-1", "-1.0"):
+        assert validator.is_valid(float(text)) or not keeps_to(grammar, text), text
+    for text in ("0.5", "-0.5", "0.0001", "1.5", "-1.5", "-0.9"):
+        assert keeps_to(grammar, text) == validator.is_valid(float(text)), text
 
 
 def test_email_pattern_of_zod_is_equivalent(keeps_to):
