@@ -15,11 +15,11 @@ from frontend.api.http.errors import BodyError
 NO_LIMIT = 2**31 - 1
 """A max_tokens above every context length: the answer ends by itself, or when the context is full."""
 
-_TRANSLATED: Mapping[str, Callable[[int], int]] = {
-    "seed": lambda seed: seed % 2**64,
+_TRANSLATED: Mapping[str, Callable[[int], int | None]] = {
+    "seed": lambda seed: None if seed == -1 else seed % 2**64,  # -1 is random, as in vLLM and llama.cpp
     "top_k": lambda top_k: max(top_k, 0),
 }
-"""Parameters whose values over HTTP have a wider range than the table."""
+"""Parameters whose values over HTTP have a wider range than the table; None leaves one unset."""
 
 _MOST_SECONDS = 10**9
 """Above every allowed value, and within the range of a Duration."""
@@ -45,6 +45,8 @@ def _set_parameters(spec: pb.GenerationSpec, body: SamplingBody) -> None:
     """Sets the parameters of the shared table that the body has."""
     for name, row in SHARED_PARAMETERS.items():
         value = getattr(body, row.http_name)
+        if value is not None and name in _TRANSLATED:
+            value = _TRANSLATED[name](value)
         if value is None:
             continue
         message: Any = spec.sampling if name in SAMPLING else spec.stop
@@ -55,7 +57,7 @@ def _set_parameters(spec: pb.GenerationSpec, body: SamplingBody) -> None:
         elif name == "time_budget_s":
             message.time_budget.CopyFrom(_time_budget(value))
         else:
-            setattr(message, name, _TRANSLATED[name](value) if name in _TRANSLATED else value)
+            setattr(message, name, value)
 
 
 def _time_budget(seconds: float) -> Duration:

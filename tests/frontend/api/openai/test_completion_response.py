@@ -156,7 +156,7 @@ async def test_parameters_reach_the_engine(shared_client, shared_pair):
         top_p=0.25,
         presence_penalty=-1,
         frequency_penalty=2.0,
-        seed=-1,
+        seed=-2,
         logit_bias={"3": -100, "1": 2},
         extra_body={
             "top_k": 7,
@@ -173,7 +173,7 @@ async def test_parameters_reach_the_engine(shared_client, shared_pair):
     sampling = sent.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 7, 0.125)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -1.0, 2.0)
-    assert (sampling.seed, list(sampling.bias_ids), list(sampling.bias_values)) == (2**64 - 1, [1, 3], [2.0, -100.0])
+    assert (sampling.seed, list(sampling.bias_ids), list(sampling.bias_values)) == (2**64 - 2, [1, 3], [2.0, -100.0])
     assert (sent.stops.max_tokens, sent.stops.min_tokens) == (9, 2)
     assert (list(sent.stops.stop_token_ids), sent.stops.ignore_end_token) == ([4, 200], True)
     assert (sent.priority, sent.cache_salt) == (-3, "täg".encode())

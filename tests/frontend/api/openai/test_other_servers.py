@@ -209,6 +209,13 @@ async def test_repeat_penalty_is_repetition_penalty(shared_client, shared_pair):
     assert sent == [1.5, 2.0]
 
 
+async def test_seed_of_minus_one_is_random(shared_client, shared_pair):
+    for _ in range(2):
+        await shared_client.completions.create(model="fake", prompt="a", seed=-1)
+    first, second = (submission.sampling.seed for submission in shared_pair.engine.submissions)
+    assert first != second
+
+
 async def test_without_cache_prompt_no_prompt_shares_its_cache(shared_client, shared_pair):
     for value in (False, False, True, None):
         await complete(shared_client, "a", cache_prompt=value)
