@@ -3,11 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
+from frontend.errors import InvalidRequest
 from frontend.text.chat.argument_kinds import TEXT, kinds_of, names_in, properties_of, resolved
 from frontend.text.chat.argument_marks import ArgumentMarks
 from frontend.text.chat.call_family import CallableTool, TokenIdOf, lark_pattern, lark_sequence, lark_text
 
 _DEFINITIONS = ("$defs", "definitions")
+_OF_ALL_ARGUMENTS = (
+    *("allOf", "anyOf", "oneOf", "not", "if", "dependencies", "dependentRequired", "dependentSchemas"),
+    *("minProperties", "maxProperties"),
+)
+"""Keywords that restrict the arguments together, while each has a rule of its own."""
 _MOST_CHECKED_CHARS = 300
 """Above this minimum length, llguidance takes too long to exclude marks from a text."""
 
@@ -23,12 +29,22 @@ class MarkedArgumentRules:
         self.places: dict[str, int] = {}
 
     def call(self, index: int, tool: CallableTool) -> str:
-        """Returns the rule for a call of a tool."""
-        required = names_in(resolved(tool.parameters, tool.parameters).get("required"))
+        """Returns the rule for a call of a tool.
+
+        Raises: InvalidRequest: its parameters restrict arguments together.
+        """
+        schema = resolved(tool.parameters, tool.parameters)
+        if refused := [keyword for keyword in _OF_ALL_ARGUMENTS if schema.get(keyword)]:
+            raise InvalidRequest(
+                f"a call of {tool.name!r} cannot be enforced in this model's format: its parameters have "
+                f"{', '.join(refused)} beside or instead of properties",
+                field="spec.chat.tools_json",
+            )
+        required = names_in(schema.get("required"))
         arguments = []
-        for number, (key, schema) in enumerate(properties_of(tool.parameters).items()):
+        for number, (key, argument) in enumerate(properties_of(tool.parameters).items()):
             rule = f"argument_{index}_{number}"
-            self.lines.append(f"{rule}: {self._argument(rule, index, key, tool.parameters, schema)}")
+            self.lines.append(f"{rule}: {self._argument(rule, index, key, tool.parameters, argument)}")
             arguments.append(rule if key in required else f"{rule}?")
         start = self._written(self._marks.written_start, "{name}", tool.name)
         return " ".join([start, *arguments, self._marked(self._marks.written_end)])

@@ -10,6 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from chairlift.service.structured.grammars import grammar_of
 from chairlift.service.structured.output_constraint import ConstraintKind
+from frontend.errors import InvalidRequest
 from frontend.text.chat import CallableTool, ToolCallArguments, ToolCallStart, chat_format
 from frontend.text.chat.families import CALL_FAMILIES
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
@@ -172,6 +173,25 @@ def test_marked_arguments_follow_their_schema(style, write, keeps_to):
         assert not keeps_to(held, call(**dict(sorted({"b": "t", "f": "[1]", **arguments}.items()))))
     assert not keeps_to(held, call(b="t"))
     assert not keeps_to(held, call(f="[1]", b="t")), "another order"
+
+
+A_OR_B = {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+TOGETHER = [
+    {"properties": {"a": {}, "b": {}}, **A_OR_B},
+    {"anyOf": [{"properties": {"a": {}}, "required": ["a"]}]},
+    {"oneOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]}]},
+    {"allOf": [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}, "required": ["b"]}]},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"a": {}, "b": {}}, **A_OR_B}}},
+    {"properties": {"a": {}}, "minProperties": 1},
+]
+
+
+@pytest.mark.parametrize(("style", "write"), MARKED)
+@pytest.mark.parametrize("parameters", TOGETHER)
+def test_arguments_that_are_restricted_together_are_refused(style, write, parameters, keeps_to):
+    assert not jsonschema.Draft202012Validator(parameters).is_valid({})
+    with pytest.raises(InvalidRequest, match=r"a call of 'f' cannot be enforced .* its parameters have \w+Of|minProp"):
+        assert not keeps_to(marked_grammar(style, parameters), write({}))
 
 
 @pytest.mark.parametrize(("style", "write"), MARKED)
