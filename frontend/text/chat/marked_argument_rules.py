@@ -9,6 +9,8 @@ from frontend.text.chat.argument_marks import ArgumentMarks
 from frontend.text.chat.call_family import CallableTool, TokenIdOf, lark_pattern, lark_sequence, lark_text
 
 _DEFINITIONS = ("$defs", "definitions")
+_INTO_DEFINITIONS = tuple(f"#/{keyword}/" for keyword in _DEFINITIONS)
+_PARAMETERS = "parameters"
 _OF_ALL_ARGUMENTS = (
     *("allOf", "anyOf", "oneOf", "not", "if", "dependencies", "dependentRequired", "dependentSchemas"),
     *("minProperties", "maxProperties"),
@@ -55,8 +57,7 @@ class MarkedArgumentRules:
 
     def _value(self, rule: str, index: int, parameters: dict[str, Any], schema: Any) -> Iterator[str]:
         if kinds_of(parameters, schema) != TEXT:
-            definitions: dict[str, Any] = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
-            self.schemas[rule] = {**definitions, **schema} if isinstance(schema, dict) else {}
+            self.schemas[rule] = _standalone(schema, parameters) if isinstance(schema, dict) else {}
             self.places[rule] = index
             yield f"@{rule}"
             yield self._marked(self._marks.line_break + self._marks.value_end)
@@ -98,3 +99,32 @@ class MarkedArgumentRules:
 
     def _marked(self, text: str) -> str:
         return lark_sequence(text, self._marks.texts, self._token_id)
+
+
+def _standalone(schema: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of an argument as a schema of its own, with all that it refers to in the tool's parameters."""
+    alone = {**{keyword: parameters[keyword] for keyword in _DEFINITIONS if keyword in parameters}, **schema}
+    if all(reference.startswith(_INTO_DEFINITIONS) for reference in _references(alone)):
+        return alone
+    return {**_moved(schema), "$defs": {_PARAMETERS: _moved(parameters)}}
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if isinstance(reference := schema.get("$ref"), str):
+            yield reference
+        schema = list(schema.values())
+    for part in schema if isinstance(schema, list) else ():
+        yield from _references(part)
+
+
+def _moved(schema: Any) -> Any:
+    """Returns a part of a tool's parameters for a schema that has these as a definition."""
+    if isinstance(schema, list):
+        return [_moved(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(part) for key, part in schema.items()}
+    if isinstance(reference := moved.get("$ref"), str) and (reference == "#" or reference.startswith("#/")):
+        moved["$ref"] = f"#/$defs/{_PARAMETERS}{reference[1:]}"
+    return moved

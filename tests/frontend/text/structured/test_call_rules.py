@@ -175,6 +175,38 @@ def test_marked_arguments_follow_their_schema(style, write, keeps_to):
     assert not keeps_to(held, call(f="[1]", b="t")), "another order"
 
 
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+WHOLE = {
+    "the parameters": (
+        {"properties": {"a": {"type": "array", "items": {"$ref": "#"}}, "b": {"type": "null"}}, "required": ["a"]},
+        ([], [{"a": []}], [{"a": [], "b": None}]),
+        ([[]], [1], [{}], [{"a": [[]]}], {"a": []}),
+    ),
+    "another argument": (
+        {"properties": {"b": POINT, "a": {"$ref": "#/properties/b"}}, "required": ["a"]},
+        ({"x": 1},),
+        ({}, {"x": None}, 1),
+    ),
+    "a definition that refers to the parameters": (
+        {"$defs": {"d": {"type": "array", "items": {"$ref": "#"}}}, "properties": {"a": {"$ref": "#/$defs/d"}}}
+        | {"required": ["a"]},
+        ([], [{"a": []}]),
+        ([[]], [{}]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("style", "write"), MARKED)
+@pytest.mark.parametrize("case", WHOLE)
+def test_argument_may_refer_to_any_part_of_the_parameters(style, write, case, keeps_to):
+    members, right, wrong = WHOLE[case]
+    parameters = {"type": "object", **members}
+    held, validator = marked_grammar(style, parameters), jsonschema.Draft202012Validator(parameters)
+    for value in (*right, *wrong):
+        assert validator.is_valid({"a": value}) == (value in right)
+        assert keeps_to(held, write({"a": json.dumps(value)})) == (value in right), value
+
+
 A_OR_B = {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
 TOGETHER = [
     {"properties": {"a": {}, "b": {}}, **A_OR_B},
