@@ -62,12 +62,12 @@ class MarkedArgumentRules:
             yield f"@{rule}"
             yield self._marked(self._marks.line_break + self._marks.value_end)
             return
-        text = resolved(parameters, schema)
-        values = text["enum"] if isinstance(text.get("enum"), list) else [text["const"]] if "const" in text else None
+        values = _texts(parameters, schema)
         if values is not None:
-            yield f"({' | '.join(lark_text(value) for value in values)})"
+            yield f"({' | '.join(map(lark_text, values))})"
             yield self._marked(self._marks.line_break + self._marks.value_end)
             return
+        text = resolved(parameters, schema)
         least, most = text.get("minLength", 0), text.get("maxLength", "")
         if not (isinstance(least, int) and isinstance(most, int | str)):
             least, most = 0, ""
@@ -99,6 +99,25 @@ class MarkedArgumentRules:
 
     def _marked(self, text: str) -> str:
         return lark_sequence(text, self._marks.texts, self._token_id)
+
+
+def _texts(parameters: dict[str, Any], schema: Any) -> list[str] | None:
+    """Returns the texts that a string may be; None: any."""
+    texts: dict[str, None] = {}
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        part = resolved(parameters, waiting.pop())
+        if id(part) in seen:  # references may be circular
+            continue
+        seen.add(id(part))
+        alternatives, values = part.get("anyOf", part.get("oneOf")), part.get("enum", [part.get("const")])
+        if isinstance(alternatives, list) and alternatives:
+            waiting.extend(reversed(alternatives))
+        elif isinstance(values, list) and values != [None]:
+            texts |= dict.fromkeys(value for value in values if isinstance(value, str))
+        else:
+            return None
+    return list(texts)
 
 
 def _standalone(schema: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:

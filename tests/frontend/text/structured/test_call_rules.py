@@ -175,6 +175,26 @@ def test_marked_arguments_follow_their_schema(style, write, keeps_to):
     assert not keeps_to(held, call(f="[1]", b="t")), "another order"
 
 
+UNIONS = [
+    {"anyOf": [{"const": "x"}, {"const": "yz"}]},
+    {"oneOf": [{"type": "string", "enum": ["x"]}, {"anyOf": [{"const": "yz"}]}]},
+    {"$ref": "#/$defs/u"},
+    {"type": "string", "enum": [1, "x", "yz"]},
+]
+
+
+@pytest.mark.parametrize(("style", "write"), MARKED)
+@pytest.mark.parametrize("union", UNIONS)
+def test_union_of_texts_allows_only_these(style, write, union, keeps_to):
+    definition = {"anyOf": [{"const": "x"}, {"const": "yz"}, {"$ref": "#/$defs/u"}]}
+    parameters = {"$defs": {"u": definition}, "properties": {"a": union}, "required": ["a"]}
+    held = marked_grammar(style, parameters)
+    for text in ("x", "yz"):
+        assert keeps_to(held, write({"a": text}))
+    for text in ("", "xx", "z", "1"):
+        assert not keeps_to(held, write({"a": text}))
+
+
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 WHOLE = {
     "the parameters": (
