@@ -51,7 +51,7 @@ def test_the_highest_level_that_the_cpu_has_is_used(name: str, image: Path, monk
     assert use_compiled_level() == name
     assert configured() == target() == LEVELS[name]
     features = cpu_features.__wrapped__()
-    assert (features.avx512, features.vnni, features.f16c) == (name != NAMES[0], name in NAMES[2:], True)
+    assert (features.avx512, features.vnni, features.fp16) == (name != NAMES[0], name in NAMES[2:], True)
     assert features.bf16 == (name == NAMES[3])
 
 
