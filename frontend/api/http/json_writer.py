@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encode_raw = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _ENTRIES = 128
 _CHARS = 1 << 16
 _SMALL_CHARS = 256
@@ -13,8 +13,15 @@ _BYTES = 1 << 20
 
 
 def encoded(value: Any) -> str:
-    """Returns the JSON of a small value."""
-    return _encode(value)
+    """Returns the JSON of a small value.
+
+    The three characters of Unicode that end a line are escaped, as JSON escapes the others: many clients split
+    server-sent events at them (httpx's `iter_lines`, say), in the middle of an event.
+    """
+    text = _encode_raw(value)
+    if text.isascii():
+        return text
+    return text.replace("\x85", r"\u0085").replace("\u2028", r"\u2028").replace("\u2029", r"\u2029")
 
 
 def json_pieces(value: Any, depth: int = 5) -> Iterator[str]:
@@ -25,19 +32,19 @@ def json_pieces(value: Any, depth: int = 5) -> Iterator[str]:
     """
     if isinstance(value, str):
         if len(value) <= _CHARS:
-            yield _encode(value)
+            yield encoded(value)
             return
         yield '"'
         for start in range(0, len(value), _CHARS):
-            yield _encode(value[start : start + _CHARS])[1:-1]
+            yield encoded(value[start : start + _CHARS])[1:-1]
         yield '"'
     elif isinstance(value, dict):
         if depth <= 1:
-            yield _encode(value)
+            yield encoded(value)
             return
         yield "{"
         for position, (name, member) in enumerate(value.items()):
-            yield f"{',' * bool(position)}{_encode(name)}:"
+            yield f"{',' * bool(position)}{encoded(name)}:"
             yield from json_pieces(member, depth - 1)
         yield "}"
     elif isinstance(value, Iterable):
@@ -45,14 +52,14 @@ def json_pieces(value: Any, depth: int = 5) -> Iterator[str]:
         yield from _entries(iter(value), depth - 1)
         yield "]"
     else:
-        yield _encode(value)
+        yield encoded(value)
 
 
 def _entries(entries: Iterator[Any], depth: int) -> Iterator[str]:
     comma = ""
     while batch := list(islice(entries, _ENTRIES)):
         if depth <= 1 or all(map(_is_small, batch)):
-            yield comma + _encode(batch)[1:-1]
+            yield comma + encoded(batch)[1:-1]
             comma = ","
             continue
         for entry in batch:

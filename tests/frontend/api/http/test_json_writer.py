@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from frontend.api.http.json_writer import chunks, json_pieces
+from frontend.api.http.json_writer import chunks, encoded, json_pieces
 
 VALUES = {
     "scalars": [None, True, 1, -1.5, "a"],
@@ -22,6 +22,14 @@ VALUES = {
 @pytest.mark.parametrize("name", VALUES)
 def test_pieces_add_up_to_the_value(name):
     assert json.loads("".join(json_pieces(VALUES[name]))) == VALUES[name]
+
+
+@pytest.mark.parametrize("repeats", [1, 10_000])  # in one piece, and in several
+def test_line_separators_of_unicode_are_escaped_for_clients_that_split_events_at_them(repeats):
+    text = "a\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029字" * repeats
+    for written in (encoded({"text": text}), "".join(json_pieces({"text": text}))):
+        assert len(written.splitlines()) == 1
+        assert json.loads(written) == {"text": text}
 
 
 def test_iterable_is_written_as_a_list():
