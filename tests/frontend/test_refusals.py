@@ -116,3 +116,19 @@ async def test_draining_server_refuses_at_once(full_pair, monkeypatch):
     assert (status, answer["error"]["code"]) == (503, "server_draining")
     full_pair.engine.resume()
     await drain
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_draining_server_closes_the_connection_that_it_refuses_a_request_on(full_pair, path):
+    drain = asyncio.create_task(full_pair.app.drain(20))
+    await asyncio.sleep(0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", full_pair.app.http_port)
+    writer.write(f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+    async with asyncio.timeout(HANG_S):
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+        await reader.read()  # until the connection is closed
+    writer.close()
+    full_pair.engine.resume()
+    await drain

@@ -143,6 +143,8 @@ def error_object(error: Exception, params: Mapping[str, str] = COMPLETION_PARAMS
             message = param + message.removeprefix(field)
     if isinstance(error, DeadlineExceeded):  # OpenAI's clients retry after every 5xx; the same timeout would fail again
         headers["x-should-retry"] = "false"
+    if isinstance(error, ServerDraining):  # or the client would retry, and be refused, on this connection
+        headers["connection"] = "close"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))  # OpenAI's clients prefer it
