@@ -43,7 +43,15 @@ class HttpConnection(H11Protocol):
         super().data_received(data)
         if not self._awaits_head:
             self._stop_timer()
-        elif self._head_timer is None and not self.transport.is_closing():
+        elif self.transport.is_closing():
+            return
+        elif self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            # These were the last bytes of a request that was refused before them. uvicorn forgets to wait again.
+            self._stop_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close)
 
     def send_400_response(self, msg: str) -> None:

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 
+import h11
 import openai
 import pytest
 
@@ -115,6 +116,28 @@ async def test_silent_connection_is_closed(http_pair, monkeypatch):
     reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
     async with asyncio.timeout(HANG_S):
         assert await reader.read() == b""
+    writer.close()
+
+
+async def test_connection_is_kept_after_the_rest_of_a_refused_request(skip, http_pair, monkeypatch):
+    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 600.0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
+    (connection,) = http_pair.app._http._connections()
+    monkeypatch.setattr(connection, "timeout_keep_alive", 6000.0)
+    writer.write(b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n")
+    assert b" 404 " in await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"{")
+    while not connection._head_timer:
+        await asyncio.sleep(0)
+    writer.write(b"}")
+    while connection.conn.their_state is not h11.IDLE:
+        await asyncio.sleep(0)
+    skip(3000.0)
+    for _ in range(3):  # a timer that is due runs
+        await asyncio.sleep(0)
+    assert not connection.transport.is_closing()
+    skip(4000.0)
+    await reader.read()  # until the connection is closed
     writer.close()
 
 
