@@ -6,9 +6,13 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from frontend.api.http.errors import REQUEST_ID_HEADER, RETRY_MS_HEADER, TICKET_HEADER
 from frontend.api.http.unknown_parameters import HEADER as IGNORED_PARAMETERS
 
-_EXPOSED = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", IGNORED_PARAMETERS)
+_EXPOSED = (
+    *(REQUEST_ID_HEADER, "request-id", "retry-after", "retry-after-ms", "x-should-retry"),
+    *(RETRY_MS_HEADER, TICKET_HEADER, IGNORED_PARAMETERS),
+)
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
