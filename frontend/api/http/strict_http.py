@@ -21,7 +21,7 @@ class StrictConnection(h11.Connection):
 
     def __init__(self, max_head_bytes: int) -> None:
         super().__init__(h11.SERVER, max_head_bytes)
-        self._receive_buffer: ReceiveBuffer = _CrlfLines()
+        self._receive_buffer: ReceiveBuffer = _CrlfLines(max_head_bytes)
         self._held_head = b""
         self.refusal: h11.RemoteProtocolError | None = None
 
@@ -55,7 +55,15 @@ class StrictConnection(h11.Connection):
 
 
 class _CrlfLines(ReceiveBuffer):
-    """Receive buffer that requires lines of heads and trailers to end in CRLF and not to be folded."""
+    """Receive buffer that requires lines of heads and trailers to end in CRLF and not to be folded.
+
+    Args:
+        max_bytes: most bytes of a head or trailer. h11 limits only those that are incomplete.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__()
+        self._max_bytes = max_bytes
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         num_bytes = len(self)
@@ -63,6 +71,8 @@ class _CrlfLines(ReceiveBuffer):
         if lines is None:
             return None
         num_bytes -= len(self)
+        if num_bytes > self._max_bytes:
+            raise h11.LocalProtocolError(f"the head has {num_bytes} bytes, at most {self._max_bytes} are allowed", 431)
         if num_bytes != sum(len(line) + 2 for line in lines) + 2:
             raise h11.LocalProtocolError("a line ends in LF alone, it must end in CRLF")
         if any(line.startswith((b" ", b"\t")) for line in lines):

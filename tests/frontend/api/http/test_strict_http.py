@@ -74,8 +74,10 @@ async def test_an_ambiguous_request_is_refused_and_its_connection_closed(shared_
     assert [record.getMessage() for record in caplog.records if record.name != "asyncio"] == []
 
 
-async def test_a_head_of_more_than_64_kib_is_refused(shared_pair):
-    answer = await exchange(shared_pair.app.http_port, b"GET /version HTTP/1.1\r\nhost: x\r\na: ".ljust(66_000, b"b"))
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["incomplete", "complete"])
+async def test_a_head_of_more_than_64_kib_is_refused(shared_pair, end):
+    head = b"GET /version HTTP/1.1\r\nhost: x\r\na: ".ljust((64 << 10) + 1 - len(end), b"b") + end
+    answer = await exchange(shared_pair.app.http_port, head)
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert b"connection: close" in answer
 
@@ -84,6 +86,7 @@ async def test_a_head_of_more_than_64_kib_is_refused(shared_pair):
     "data",
     [
         HEAD + b"content-length: 17\r\n\r\n" + BODY,
+        (HEAD + b"content-length: 17\r\na: ").ljust((64 << 10) - 23, b"b") + b"\r\n\r\n" + BODY,
         (HEAD + b"content-length: 17\r\n\r\n" + BODY).replace(b"HTTP/1.1", b"HTTP/1.0"),
         HEAD + b"content-length: 17\r\ncontent-length: 17\r\n\r\n" + BODY,
         CHUNKED + b"11\r\n" + BODY + b"\r\n0\r\n\r\n",
