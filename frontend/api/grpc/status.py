@@ -33,6 +33,10 @@ _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 _NO_RETRY = "-1"
 """Tells gRPC's retry policy not to retry by itself: its attempt would not carry the ticket."""
 
+_MAX_MESSAGE_BYTES = 1024
+"""Of a message, as UTF-8. Clients accept 8 KiB of metadata by default, and get RESOURCE_EXHAUSTED instead of a status
+that is larger. A message is there three times: percent-encoded, in the status and in its details."""
+
 _CODES: dict[type[RequestError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     RequestTooLong: grpc.StatusCode.INVALID_ARGUMENT,
@@ -86,6 +90,7 @@ def _infeasible_status(error: TargetsInfeasible, retry_ms: int | None) -> ErrorS
 @lru_cache(maxsize=64)
 def _status(code: grpc.StatusCode, reason: str, message: str, field: str, retry_ms: int | None) -> ErrorStatus:
     """Builds a status. Cached, because a burst of refusals repeats the same one thousands of times."""
+    message = _shortened(message)
     details = [_packed(error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN))]
     metadata: list[tuple[str, str | bytes]] = []
     if field:
@@ -99,6 +104,13 @@ def _status(code: grpc.StatusCode, reason: str, message: str, field: str, retry_
         metadata.append((_PUSHBACK_KEY, str(retry_ms)))
     status = rpc_status.to_status(status_pb2.Status(code=code.value[0], message=message, details=details))
     return ErrorStatus(code, message, (*status.trailing_metadata, *metadata))
+
+
+def _shortened(message: str) -> str:
+    data = message.encode()
+    if len(data) <= _MAX_MESSAGE_BYTES:
+        return message
+    return data[:_MAX_MESSAGE_BYTES].decode(errors="ignore") + "..."
 
 
 def _packed(detail: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> Any:

@@ -86,6 +86,14 @@ async def test_structured_output_needs_a_tokenizer(make_pair):
         assert "no tokenizer" in caught.value.details()
 
 
+async def test_a_refusal_that_quotes_a_long_name_reaches_the_client(pair):
+    schema = json.dumps({"properties": {"\u5b57" * 5000: {"contains": {}}}}, ensure_ascii=False)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await submitted(pair, structured_output=pb.StructuredOutput(json_schema=schema))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details().startswith("json_schema cannot be served: properties.\u5b57")
+
+
 async def test_other_streams_run_while_a_schema_is_compiled_up_to_its_limit(make_pair, text_request):
     """The worker is stopped meanwhile, so that it cannot be done first."""
     pair = await make_pair(grammar_timeout_s=0.4)

@@ -1,3 +1,6 @@
+import base64
+import urllib.parse
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
@@ -40,6 +43,20 @@ def test_field_error_names_its_field():
     assert (violation.field, violation.description) == ("spec.sampling.top_p", "top_p is 2")
     assert found[error_details_pb2.ErrorInfo].domain == "chairlift"
     assert values == {}
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\u5b57", "\U0001f600"])
+def test_status_of_a_long_message_fits_into_the_metadata_that_clients_accept(letter):
+    error = errors.InvalidRequest("bad: " + letter * 50_000, field="spec.structured_output.json_schema")
+    code, details, metadata = status.error_status(error)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details.startswith("bad: " + letter * 200)
+    assert details.endswith(letter + "...")
+    num_bytes = len(urllib.parse.quote(details))
+    for key, value in metadata:
+        num_bytes += len(key) + (len(base64.b64encode(value)) if key.endswith("-bin") else len(value)) + 32
+    assert num_bytes < 7 << 10  # of 8 KiB
+    unpacked(error)
 
 
 def test_retry_delay_is_in_details_and_pushback():
