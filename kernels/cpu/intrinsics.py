@@ -4,7 +4,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -78,6 +78,7 @@ def emit_cycles(builder: Any) -> Any:
     """
     kind = ir.FunctionType(_I64, [])
     if builder.module.triple.startswith(("aarch64", "arm64")):
+        binding.initialize_native_asmparser()  # which numba does not do: LLVM would abort
         return builder.asm(kind, "mrs $0, cntvct_el0", "=r", [], side_effect=True)
     return builder.call(builder.module.declare_intrinsic("llvm.readcyclecounter", [], kind), [])
 
