@@ -152,8 +152,9 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     from kernels.gpu.kernel_cache import NoRoomError
 
     config = task.config
-    if task.dtype is torch.bfloat16 and not gpu.has_bfloat16:
-        task = _in_float16(task, gpu.memory.name)
+    # Ranks exchange activations without their dtype.
+    if task.dtype is torch.bfloat16 and not group.minimum(int(gpu.has_bfloat16)):
+        task = _in_float16(task, "the GPU of another rank" if gpu.has_bfloat16 else gpu.memory.name)
     is_torch = config.uses_torch_kernels("cuda")
     ops: GpuOps | ReferenceOps
     if is_torch:
@@ -163,7 +164,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         if config.kv_cache_dtype == "fp8":
             task = replace(task, kv_dtype=gpu.target.require_fp8("--kv-cache-dtype fp8"))
         ops = _gpu_ops(task, gpu, gpu.target, startup)
-    is_measured = config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
+    is_measured = task.measures_memory
     if is_measured:
         gpu.memory.check()
     gpu.memory.check_weights(
@@ -281,7 +282,7 @@ def _fp8(model: ServedModel) -> Fp8Weights | None:
 
 
 def _in_float16(task: RankTask, gpu_name: str) -> RankTask:
-    """Returns the task with float16 instead of bfloat16, which the GPU lacks, unless a flag asks for bfloat16."""
+    """Returns the task with float16 instead of bfloat16, which a rank's GPU lacks, unless a flag asks for bfloat16."""
     if task.config.dtype != "auto":
         raise ConfigError(f"--dtype bfloat16: {gpu_name} has no bfloat16; use --dtype float16, or auto")
     _log.warning("%s has no bfloat16: the model runs in float16, where values above 65,504 overflow", gpu_name)

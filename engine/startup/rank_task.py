@@ -46,6 +46,13 @@ class RankTask:
     adapters: tuple[LoraAdapter, ...] = ()
     gpu: Gpu | None = None
 
+    @property
+    def measures_memory(self) -> bool:
+        """Whether the cache gets what a step of all ranks leaves of a GPU's memory."""
+        config = self.config
+        is_given = config.kv_cache_memory_bytes is not None or config.num_gpu_blocks_override is not None
+        return self.kv_plan is None and not is_given
+
 
 def make_task(
     config: EngineConfig,

@@ -41,6 +41,7 @@ def facts_of(task: RankTask) -> dict[str, str]:
         "--max-num-seqs": str(task.limits.max_num_seqs),
         "--max-num-batched-tokens": str(task.limits.max_num_batched_tokens),
         "the device": "CPU" if task.kv_plan is not None else "GPU",
+        "the size of the KV cache": "measured" if task.measures_memory else "given",  # all ranks measure together
     }
 
 

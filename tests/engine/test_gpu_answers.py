@@ -14,6 +14,7 @@ import torch
 
 from engine.core.request import Adapter, Request, RequestId, SamplingParams
 from engine.errors import ConfigError
+from engine.parallel.group import SingleRank
 from engine.startup.rank import RankTask
 from kernels.check import kernel_cases
 from kernels.gpu.prefill_plan import PrefillPlan, prefill_plan
@@ -188,13 +189,20 @@ def test_eight_bit_weights_and_cache_serve(
     assert (len(products) == num_at_start) == tiles_few_rows
 
 
-def test_a_bfloat16_model_runs_in_float16_on_a_gpu_without_bfloat16(
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("sm_75", "fake"), ("sm_80", "the GPU of another rank")],  # a rank that kept its dtype would read other bits
+)
+def test_a_bfloat16_model_runs_in_float16_on_all_gpus_if_one_has_no_bfloat16(
     gpu: SimpleNamespace,
     servable: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    target: str,
+    name: str,
 ) -> None:
-    gpu.target = "sm_75"
+    gpu.target = target
+    monkeypatch.setattr(SingleRank, "minimum", lambda *_: 0)
     tasks: list[RankTask] = []
 
     def record(task: RankTask, *_: object) -> None:
@@ -205,7 +213,7 @@ def test_a_bfloat16_model_runs_in_float16_on_a_gpu_without_bfloat16(
     with pytest.raises(ConfigError, match="recorded"):
         build(servable(num_hidden_layers=1, dtype="bfloat16"), dtype="auto")
     assert tasks[0].dtype is tasks[0].kv_dtype is torch.float16
-    assert "fake has no bfloat16: the model runs in float16" in caplog.text
+    assert f"{name} has no bfloat16: the model runs in float16" in caplog.text
 
 
 @pytest.mark.slow
