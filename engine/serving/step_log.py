@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from engine.errors import ConfigError
 from engine.interfaces import LoopSnapshot, StepTimes
 
 MAX_QUEUED_STEPS = 4096
+CLOSE_TIMEOUT_S = 5.0
+"""How long an engine that ends waits for its last lines to be written."""
 
 # Lines for which a finished request is remembered: the plan that removes it is scheduled right after, and its line
 # follows those of the steps in flight.
@@ -76,9 +79,13 @@ class StepLog:
             self._num_dropped += 1
 
     def close(self) -> None:
-        """Writes what is queued and closes the file."""
-        self._steps.put(None)
-        self._thread.join()
+        """Writes what is queued and closes the file; gives up after `CLOSE_TIMEOUT_S`."""
+        until_s = time.monotonic() + CLOSE_TIMEOUT_S
+        with contextlib.suppress(Full):
+            self._steps.put(None, timeout=CLOSE_TIMEOUT_S)
+        self._thread.join(max(0.0, until_s - time.monotonic()))
+        if self._thread.is_alive():
+            _log.error("The step log lost its last lines: they were not written within %g s", CLOSE_TIMEOUT_S)
 
     def _write_all(self) -> None:
         has_failed = False

@@ -1,5 +1,7 @@
 """What the step log does when writing fails."""
 
+import fcntl
+import os
 import threading
 from pathlib import Path
 
@@ -52,6 +54,37 @@ def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixt
         log.write(PLAN, (), SNAPSHOT, TIMES)
     log.close()
     assert "step log stopped: No space left on device" in caplog.text
+
+
+@pytest.mark.parametrize("is_queue_full", [False, True])
+def test_a_stuck_disk_does_not_keep_the_engine_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_queue_full: bool
+) -> None:
+    """A pipe that nobody reads is one."""
+    monkeypatch.setattr("engine.serving.step_log.MAX_QUEUED_STEPS", 4)
+    monkeypatch.setattr("engine.serving.step_log.CLOSE_TIMEOUT_S", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDWR)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1)  # the smallest is a page
+    writing, write = threading.Event(), StepLog._try_to_write
+
+    def watched_write(log: StepLog, line: str) -> bool:
+        writing.set()
+        return write(log, "x" * (1 << 20))
+
+    monkeypatch.setattr(StepLog, "_try_to_write", watched_write)
+    log = StepLog(tmp_path / "pipe")
+    log.write(PLAN, (), SNAPSHOT, TIMES)
+    assert writing.wait(HANG_S)
+    for _ in range(5 * is_queue_full):
+        log.write(PLAN, (), SNAPSHOT, TIMES)
+    closing = threading.Thread(target=log.close, daemon=True)
+    closing.start()
+    closing.join(HANG_S)
+    has_ended = not closing.is_alive()
+    os.close(reader)  # ends the write
+    assert has_ended
+    assert "step log lost its last lines: they were not written within 0.1 s" in caplog.text
 
 
 def test_times_are_in_whole_microseconds() -> None:
