@@ -50,31 +50,55 @@ def distinct_arrays(root: Schema, schema: Schema) -> list[list[Any]] | None:
         return None
     if schema.get("prefixItems") or isinstance(schema.get("items"), list):
         raise NotEnumerable("of items that have schemas of their own")
-    values = _values(root, schema.get("items"))
+    try:
+        values = _values(root, schema.get("items"), {})
+    except RecursionError:
+        raise NotEnumerable("of items whose references are nested too deeply") from None
     if values is None:
         raise NotEnumerable("unless maxItems is at most 1 or the items have an enum or a small range")
     most = len(values) if most is None else min(most, len(values))
     sizes = range(least, most + 1)
     for number_of, arrays_of in ((math.perm, itertools.permutations), (math.comb, itertools.combinations)):
-        if sum(number_of(len(values), size) for size in sizes) <= MAX_ARRAYS:
+        # The running sum, because that of all sizes may have a number of digits that takes minutes.
+        if all(total <= MAX_ARRAYS for total in itertools.accumulate(number_of(len(values), size) for size in sizes)):
             return [list(array) for size in sizes for array in arrays_of(values, size)]
-    raise NotEnumerable(f"of {len(values)} values: more than {MAX_ARRAYS:,} arrays")
+    raise _too_many(len(values))
+
+
+def _too_many(num_values: int) -> NotEnumerable:
+    return NotEnumerable(f"of {num_values} values: more than {MAX_ARRAYS:,} arrays")
 
 
 def _count(value: Any, default: Any) -> Any:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
-def _values(root: Schema, schema: Any, seen: frozenset[int] = frozenset()) -> list[Any] | None:
-    """Returns the distinct values that a schema of items allows; None if they are too many or unknown."""
-    if not isinstance(schema, dict) or id(schema) in seen:
+def _values(root: Schema, schema: Any, known: dict[int, list[Any] | None]) -> list[Any] | None:
+    """Returns the distinct values that a schema of items allows; None if they are too many or unknown.
+
+    Args:
+        root: the whole schema.
+        schema: of the items.
+        known: what was found for other schemas, by their ids. References may lead to one schema on more paths than can
+            be followed.
+    """
+    if not isinstance(schema, dict):
         return None
+    if id(schema) not in known:
+        known[id(schema)] = None  # of a schema within itself
+        known[id(schema)] = _found_values(root, schema, known)
+    return known[id(schema)]
+
+
+def _found_values(root: Schema, schema: Schema, known: dict[int, list[Any] | None]) -> list[Any] | None:
     found, said = _own_values(schema), {keyword for keyword in schema if keyword in _CONSTRAINTS}
     if found is None and len(said - {"type"}) == 1:
         (keyword,) = said - {"type"}
         parts = [referred(root, schema["$ref"])] if keyword == "$ref" else schema[keyword]
         if keyword in _COMBINATIONS and isinstance(parts, list) and (keyword != "allOf" or len(parts) == 1):
-            values = [_values(root, part, seen | {id(schema)}) for part in parts]
+            values = [_values(root, part, known) for part in parts]
+            if (num_found := sum(len(part) for part in values if part)) > MAX_ARRAYS:
+                raise _too_many(num_found)  # before they are copied: definitions may multiply them without end
             found = None if None in values else [value for part in values if part for value in part]
     if found is None:
         return None

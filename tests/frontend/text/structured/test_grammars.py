@@ -253,6 +253,14 @@ def test_gbnf_is_detected_and_its_escapes_are_kept(compiled, keeps_to):
         assert not keeps_to(grammar, text)
 
 
+@pytest.mark.timeout(60)  # a search that begins again at each of them takes longer, and holds the GIL
+@pytest.mark.parametrize("blank", ["\n", " ", "\t", " \n", "\r\n"])
+def test_gbnf_is_found_behind_many_blanks(blank):
+    blanks = blank * (100_000 // len(blank))
+    assert "root" not in grammar_of(ConstraintKind.GRAMMAR, f'{blanks}root ::= "a"')
+    assert "start: NAME" in grammar_of(ConstraintKind.GRAMMAR, f"{blanks}start: NAME")
+
+
 def test_lark_grammar_may_recurse(compiled, keeps_to):
     grammar = compiled(grammar_of(ConstraintKind.GRAMMAR, 'start: "(" start ")" | NAME\nNAME: /[a-z]+/'))
     assert keeps_to(grammar, "((ab))")

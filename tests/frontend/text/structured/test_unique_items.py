@@ -88,3 +88,44 @@ def test_arrays_that_cannot_be_listed_are_refused(schema):
         distinct_arrays(schema, schema)
     with pytest.raises(ConstraintError, match=r"^a schema cannot be held to with uniqueItems .+: not supported$"):
         grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def chain(num_definitions, num_references):
+    """Returns definitions of which each refers to the next one so many times; the last one has two values."""
+    definitions = {
+        f"d{number}": {"anyOf": [{"$ref": f"#/$defs/d{number + 1}"}] * num_references}
+        for number in range(num_definitions)
+    }
+    return {"$defs": definitions | {f"d{num_definitions}": {"enum": [1, 2]}}, **unique({"$ref": "#/$defs/d0"})}
+
+
+@pytest.mark.timeout(60)  # following each of the 2^40 paths takes longer
+def test_a_definition_that_is_referred_to_on_many_paths_is_read_once():
+    schema = chain(40, num_references=2)
+    assert distinct_arrays(schema, schema) == [[], [1], [2], [1, 2], [2, 1]]
+
+
+def test_references_that_are_nested_too_deeply_are_refused():
+    schema = chain(10_000, num_references=1)
+    with pytest.raises(NotEnumerable, match="nested too deeply"):
+        distinct_arrays(schema, schema)
+
+
+def test_a_definition_that_contains_itself_has_no_end_of_values():
+    schema = {"$defs": {"a": {"anyOf": [{"const": 1}, {"$ref": "#/$defs/a"}]}}, **unique({"$ref": "#/$defs/a"})}
+    with pytest.raises(NotEnumerable, match="unless maxItems"):
+        distinct_arrays(schema, schema)
+
+
+@pytest.mark.timeout(60)  # to add up their numbers takes longer: the last one has 200,000 digits
+def test_tens_of_thousands_of_values_are_refused_at_once():
+    with pytest.raises(NotEnumerable, match="of 50000 values: more than 1,024 arrays"):
+        distinct_arrays({}, unique({"enum": list(range(50_000))}))
+
+
+@pytest.mark.timeout(60)  # to copy them takes longer, and gigabytes
+def test_values_that_definitions_multiply_are_refused_before_they_are_copied():
+    definitions = {"e": {"enum": list(range(9_000))}, "f": {"anyOf": [{"$ref": "#/$defs/e"}] * 6_000}}
+    schema = {"$defs": definitions, **unique({"$ref": "#/$defs/f"})}
+    with pytest.raises(NotEnumerable, match="of 9000 values: more than 1,024 arrays"):
+        distinct_arrays(schema, schema)
