@@ -113,8 +113,8 @@ class Outgoing:
 
     @property
     def is_full(self) -> bool:
-        """Whether too many admissions are unsent to read further submissions."""
-        return len(self._accepted) + len(self._rejections) >= MAX_UNSENT_ADMISSIONS
+        """Whether too many admissions are unsent to read further submissions, or the stream ends with a status."""
+        return self._refusal is not None or len(self._accepted) + len(self._rejections) >= MAX_UNSENT_ADMISSIONS
 
     def accept(self, handle: int) -> None:
         """Adds an accepted submission."""
@@ -130,6 +130,8 @@ class Outgoing:
         self, handle: int, epoch: int, output: RequestOutput, snapshot: LoopSnapshot, sampled_at_ns: int
     ) -> None:
         """Adds the output of a step for one request; `end_step` sends it."""
+        if self._refusal is not None:
+            return
         self._columns.add(handle, epoch, output)
         self._newest = (snapshot, sampled_at_ns)
         self._merged_steps.add(snapshot.engine_step)
@@ -154,6 +156,8 @@ class Outgoing:
 
     def complete(self, completion: pb.Completion) -> None:
         """Adds the completion of a request that ended outside a step."""
+        if self._refusal is not None:
+            return
         self._columns.add_completion(completion)
         self._send_now()
 
@@ -187,8 +191,12 @@ class Outgoing:
         self._wake.set()
 
     def refuse(self, refusal: StreamRefused) -> None:
-        """Ends the stream with a status; drops unsent messages."""
+        """Ends the stream with a status; drops unsent rows, and those to come.
+
+        A frontend that reads nothing may never let the message end that is being written, and with it the stream.
+        """
         self._refusal = refusal
+        self._columns = StepColumns()
         self._wake.set()
 
     def close(self, linger_s: float = LINGER_S) -> None:

@@ -194,6 +194,25 @@ async def test_a_receiver_that_lags_too_far_is_disconnected(monkeypatch: pytest.
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+async def test_a_refused_stream_keeps_nothing_while_the_write_of_its_last_message_is_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`next_message` is not called then, so that its error ends nothing."""
+    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_TOKENS", 3)
+    outgoing = Outgoing()
+    outgoing.complete(pb.Completion(handle=1))
+    outgoing.add_output(2, 0, output(0, 1, 2, 3), SNAPSHOT, 77)
+    assert not outgoing.is_full
+    outgoing.add_output(2, 0, output(3, 4), SNAPSHOT, 77)
+    assert outgoing.is_full  # further commands are not read
+    ended = RequestCompletion(EndReason.MAX_TOKENS, 1, 0, 5, NO_TIME)
+    outgoing.add_output(2, 0, output(4, 5, completion=ended), SNAPSHOT, 77)
+    outgoing.complete(pb.Completion(handle=3))
+    assert not any(outgoing.has_unsent_end(handle) for handle in (1, 2, 3))
+    with pytest.raises(StreamRefused, match="4 tokens are unread, at most 3"):
+        await outgoing.next_message()
+
+
 async def test_unsent_admissions_are_bounded() -> None:
     outgoing = Outgoing()
     for handle in range(MAX_UNSENT_ADMISSIONS):
