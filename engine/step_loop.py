@@ -113,6 +113,7 @@ class StepLoop:
             self.turn()
         while self._in_flight:
             self._collect()
+        self.num_cut = self.num_cut or len(self._open)  # by `stop`
 
     def drain(self, grace_s: float) -> None:
         """Takes nothing new from now on, finishes what is there within `grace_s`, cancels the rest, then lets `run`

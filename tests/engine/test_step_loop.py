@@ -237,6 +237,7 @@ def test_stop_returns_with_requests_open() -> None:
     bench.loop.stop()
     bench.loop.run()
     assert bench.reasons == {}
+    assert (bench.loop.num_drained, bench.loop.num_cut) == (0, 1)
 
 
 def test_the_step_log_has_one_line_per_step_with_the_documented_fields(tmp_path: Path) -> None:
