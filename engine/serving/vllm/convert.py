@@ -11,7 +11,7 @@ import numpy as np
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.sampling_fields import ENGINE_SAMPLING, STOPPING, Parameter, seed_of_answer
 from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, RequestTooLong
 from engine.serving.checks import check_length, check_vocabulary
 from engine.serving.convert import MAX_REQUEST_ID_CHARS, RequestLimits
 from engine.serving.convert_constraint import MAX_GRAMMAR_CHARS
@@ -85,7 +85,10 @@ def wanted_answers(request: Any, limits: RequestLimits, max_model_len: int) -> W
         request: as received.
         limits: limits of the model.
         max_model_len: most tokens of prompt and answer.
-    Raises: InvalidRequest: a field has an invalid value, or is not supported.
+
+    Raises:
+        InvalidRequest: a field has an invalid value, or is not supported.
+        RequestTooLong: the prompt leaves no room for a token.
     """
     _refuse_unsupported("", request, _REQUEST_FIELDS)
     params = request.sampling_params
@@ -93,6 +96,9 @@ def wanted_answers(request: Any, limits: RequestLimits, max_model_len: int) -> W
     if not request.request_id:
         raise InvalidRequest("request_id is empty: Abort would not find the request")
     check_length("request_id", len(request.request_id), MAX_REQUEST_ID_CHARS, "characters")
+    num_tokens = len(request.tokenized.input_ids)
+    if num_tokens >= max_model_len:  # before they are copied: 0.1 s for a million, in which no step is scheduled
+        raise RequestTooLong(f"prompt has {num_tokens} tokens, max_model_len is {max_model_len} with the answer")
     prompt_ids = np.array(request.tokenized.input_ids, dtype="<u4")
     if not prompt_ids.size:
         raise InvalidRequest("tokenized.input_ids is empty: at least 1 token is needed")
@@ -141,7 +147,7 @@ def _sampling(params: Any, vocab_size: int) -> pb.Sampling:
 
 
 def _stops(params: Any, vocab_size: int, num_free_tokens: int) -> pb.TokenStops:
-    max_tokens = params.max_tokens if params.HasField("max_tokens") else max(1, num_free_tokens)
+    max_tokens = params.max_tokens if params.HasField("max_tokens") else num_free_tokens
     if max_tokens < 1:
         raise InvalidRequest(f"{_PATH}max_tokens is 0: at least 1 is needed")
     if params.min_tokens > max_tokens:

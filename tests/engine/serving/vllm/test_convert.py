@@ -8,7 +8,7 @@ from smg_grpc_proto import vllm_engine_pb2 as vllm_pb
 
 from chairlift.service.structured.output_constraint import ConstraintKind
 from engine.core.request import RequestId
-from engine.errors import InvalidRequest
+from engine.errors import RequestError
 from engine.serving.convert import RequestLimits, request_from_submission
 from engine.serving.vllm.convert import MAX_ANSWERS, wanted_answers
 from tests.support.engine.gateway import wanted
@@ -18,7 +18,7 @@ MAX_MODEL_LEN = 64
 
 
 def refusal(request: Any) -> str:
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(RequestError) as caught:
         wanted_answers(request, LIMITS, MAX_MODEL_LEN)
     return str(caught.value)
 
@@ -54,6 +54,7 @@ def test_values_out_of_range_are_named_with_the_numbers(params: dict[str, Any], 
 def test_prompts_are_checked() -> None:
     assert refusal(wanted([])) == "tokenized.input_ids is empty: at least 1 token is needed"
     assert refusal(wanted([5, 100])) == "tokenized.input_ids contains token id 100, the vocabulary has 100 tokens"
+    assert refusal(wanted([5] * 63 + [100])) == "prompt has 64 tokens, max_model_len is 64 with the answer"
     assert refusal(wanted(request_id="")).startswith("request_id is empty")
     assert "request_id has 257 characters, at most 256" in refusal(wanted(request_id="x" * 257))
 
