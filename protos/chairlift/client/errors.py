@@ -56,13 +56,16 @@ class GenerationError(Exception):
         retry_delay_s: float | None = None,
         retry_ticket: bytes = b"",
     ) -> None:
-        super().__init__(f"{status.name}: {message}")
+        super().__init__(status, message)  # pickle and copy call __init__ with them
         self.status = status
         self.message = message
         self.reason = reason
         self.field_violations = field_violations
         self.retry_delay_s = retry_delay_s
         self.retry_ticket = retry_ticket
+
+    def __str__(self) -> str:
+        return f"{self.status.name}: {self.message}"
 
 
 def closed_error() -> GenerationError:

@@ -1,11 +1,14 @@
 """Errors are decoded without google.rpc's generated code, which here is the reference."""
 
+import copy
+import pickle
+
 import grpc
 import pytest
 from google.protobuf.any_pb2 import Any
 from google.rpc import error_details_pb2, status_pb2
 
-from chairlift.client.errors import FieldViolation, generation_error
+from chairlift.client.errors import FieldViolation, GenerationError, generation_error
 
 
 class FailedCall(grpc.RpcError):
@@ -68,3 +71,20 @@ def test_without_readable_details_the_status_stands_alone(metadata):
     error = generation_error(FailedCall(grpc.StatusCode.UNAVAILABLE, None, metadata))
     assert str(error) == "UNAVAILABLE: no reason given"
     assert (error.reason, error.field_violations, error.retry_delay_s) == ("", (), None)
+
+
+@pytest.mark.parametrize("copied", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy], ids=["pickle", "copy"])
+def test_an_error_survives_the_way_between_processes(copied):
+    error = GenerationError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "late",
+        reason="TARGETS_INFEASIBLE",
+        field_violations=(FieldViolation("spec", "is bad"),),
+        retry_delay_s=1.5,
+        retry_ticket=b"t",
+    )
+    error.add_note("prompt 1 of 3")
+    other = copied(error)
+    assert type(other) is GenerationError
+    assert str(other) == str(error) == "RESOURCE_EXHAUSTED: late"
+    assert vars(other) == vars(error)
