@@ -1,6 +1,7 @@
 """The asyncio client: the methods of `Client`, as coroutines."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
@@ -31,6 +32,7 @@ class AsyncGenerationStream(StreamedAnswer):
         super().__init__()
         self._call = call
         self._responses = aiter(call)
+        self._was_cancelled = False
 
     def __aiter__(self) -> AsyncIterator[pb.Chunk]:
         return self
@@ -51,14 +53,20 @@ class AsyncGenerationStream(StreamedAnswer):
         except asyncio.CancelledError as error:
             if _is_being_cancelled():
                 raise
-            raise GenerationError(
-                grpc.StatusCode.CANCELLED, "the generation was cancelled, or its client closed"
-            ) from error
+            if self._was_cancelled:
+                raise GenerationError(grpc.StatusCode.CANCELLED, "the generation was cancelled") from error
+            raise closed_error() from error
         raise StopAsyncIteration
 
     def cancel(self) -> None:
         """Ends the generation; the engine frees its memory within two steps. Does nothing if it has ended."""
+        self._was_cancelled = True
         self._call.cancel()
+
+    def __del__(self) -> None:
+        # grpc keeps a running call alive: the engine would continue an answer that nothing reads.
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            self._call.cancel()
 
     async def __aenter__(self) -> Self:
         return self

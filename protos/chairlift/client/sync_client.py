@@ -33,9 +33,10 @@ class GenerationStream(StreamedAnswer):
     StreamedAnswer's attributes hold what was received so far.
     """
 
-    def __init__(self, call: _ResponseCall) -> None:
+    def __init__(self, call: _ResponseCall, failure: Callable[[grpc.RpcError], GenerationError]) -> None:
         super().__init__()
         self._call = call
+        self._failure = failure
 
     def __iter__(self) -> Iterator[pb.Chunk]:
         return self
@@ -52,7 +53,7 @@ class GenerationStream(StreamedAnswer):
                 if chunk is not None:
                     return chunk
         except grpc.RpcError as error:
-            raise generation_error(error) from error
+            raise self._failure(error) from error
         raise StopIteration
 
     def cancel(self) -> None:
@@ -112,7 +113,7 @@ class Client:
     ) -> GenerationStream:
         """Starts a request and returns its answer as a stream. Arguments and errors as in `generate`."""
         request = pb.StreamGenerateRequest(spec=generation_spec(text, options))
-        return GenerationStream(self._call(self._stub.StreamGenerate, request, timeout_s))
+        return GenerationStream(self._call(self._stub.StreamGenerate, request, timeout_s), self._failure)
 
     @overload
     def generate_many(
@@ -162,7 +163,7 @@ class Client:
                     if call.code() is grpc.StatusCode.OK:
                         batch.answered(index, call.result())
                     else:
-                        batch.failed(index, generation_error(call), time.monotonic())
+                        batch.failed(index, self._failure(call), time.monotonic())
                     bar.update(batch.num_settled, batch.num_output_tokens)
         finally:
             for call in calls.values():
@@ -224,14 +225,15 @@ class Client:
         try:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            failure = generation_error(error)
-            if self._is_closed and failure.status is grpc.StatusCode.CANCELLED:
-                raise closed_error() from error
-            raise failure from error
+            raise self._failure(error) from error
         except ValueError as error:
             if self._is_closed:  # grpc's error for a closed channel
                 raise closed_error() from error
             raise
+
+    def _failure(self, error: grpc.RpcError) -> GenerationError:
+        failure = generation_error(error)
+        return closed_error() if self._is_closed and failure.status is grpc.StatusCode.CANCELLED else failure
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,7 @@
 """Both clients against a real frontend."""
 
+import gc
+
 import grpc
 import pytest
 
@@ -40,6 +42,14 @@ async def test_leaving_the_stream_cancels_the_generation(client, engine):
     assert chunk.text == "a"
     await engine.wait_for(lambda: len(engine.cancels) == 1)
     engine.resume()
+
+
+async def test_a_stream_that_is_abandoned_cancels_the_generation(client, engine):
+    async for chunk in client.stream("abc", **ENDLESS):
+        assert chunk.text.startswith("a")
+        break
+    gc.collect()
+    await engine.wait_for(lambda: len(engine.cancels) == 1)
 
 
 async def test_chat_and_token_ids(client):

@@ -40,7 +40,7 @@ async def test_running_calls_end_when_their_client_is_closed(client, engine):
     for call in calls:
         with pytest.raises(GenerationError) as caught:
             await call
-        assert caught.value.status is grpc.StatusCode.CANCELLED
+        assert (caught.value.status, caught.value.reason) == (grpc.StatusCode.CANCELLED, "CLIENT_CLOSED")
     engine.resume()
 
 
