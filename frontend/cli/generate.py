@@ -15,7 +15,7 @@ from frontend.cli.server_options import tls_from_arguments
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0, 1 after an error of the call, 130 after Ctrl-C; exits with 2 at a bad flag."""
+    """Runs the command; returns 0, or 1 after an error of the call; exits with 2 at a bad flag."""
     parser = generate_parser()
     arguments = parser.parse_args(argv)
     if arguments.system is not None and not arguments.chat:
@@ -45,8 +45,6 @@ def main(argv: Sequence[str]) -> int:
     except GenerationError as error:
         print(f"chairlift generate: {error_line(error, arguments.target)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

@@ -34,11 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name in COMMANDS:
         try:
             module = importlib.import_module(f"frontend.cli.{name}")
-        except KeyboardInterrupt:  # the command itself handles it
-            return 130
-        try:
             status: int = module.main(arguments[1:])
             sys.stdout.flush()
+        except KeyboardInterrupt:
+            return 130
         except BrokenPipeError:  # the reader (`| head`) has closed the pipe; the interpreter must not flush again
             discard_stdout()
             return 1

@@ -1,12 +1,16 @@
 """Tests of the `chairlift` command."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from frontend.cli.main import COMMANDS, main
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def test_help_lists_every_command(capsys):
@@ -34,6 +38,21 @@ def test_an_interrupt_during_the_imports_is_no_traceback(monkeypatch):
     assert main(["up"]) == 130
 
 
+@pytest.mark.parametrize("command", [("health", "--target"), ("health", "--engine"), ("lora", "list", "--target")])
+def test_an_interrupt_while_a_server_does_not_answer_is_no_traceback(command):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "frontend.cli.main", *command, f"127.0.0.1:{silent.getsockname()[1]}"],
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+        )
+        connection, _ = silent.accept()
+        with connection:
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate()
+    assert (process.returncode, error) == (130, b"")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name, capsys):
     with pytest.raises(SystemExit) as raised:
@@ -47,5 +66,4 @@ def test_generate_needs_neither_tokenizers_nor_jinja():
         "import sys; import frontend.cli.generate; "
         "sys.exit(bool({'tokenizers', 'jinja2', 'frontend.app'} & set(sys.modules)))"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], check=False, env=ENVIRONMENT).returncode == 0
