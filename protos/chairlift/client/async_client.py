@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 import grpc
 from grpc import aio
 
-from chairlift.client.connection import DEFAULT_TARGET, Tls, channel_options, key_metadata
+from chairlift.client.connection import DEFAULT_TARGET, Tls, call_timeout_s, channel_options, key_metadata
 from chairlift.client.errors import GenerationError, closed_error, generation_error
 from chairlift.client.progress import Progress
 from chairlift.client.prompt_batch import ManyOptions, Params, Prompt, PromptBatch
@@ -173,7 +173,7 @@ class AsyncClient:
 
     def _start(self, method: Callable[..., Call], request: object, timeout_s: float | None) -> Call:
         try:
-            return method(request, timeout=timeout_s, metadata=self._metadata)
+            return method(request, timeout=call_timeout_s(timeout_s), metadata=self._metadata)
         except aio.UsageError as error:  # grpc's error for a closed channel
             raise closed_error() from error
 

@@ -11,9 +11,11 @@ from chairlift.loopback import is_loopback
 KEY_VARIABLE = "CHAIRLIFT_API_KEY"
 DEFAULT_TARGET = "127.0.0.1:50051"
 MAX_MESSAGE_BYTES = 16 << 20
+_MAX_TIMEOUT_S = 10 * 365 * 86_400.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_reconnect_backoff_ms", 5_000),  # by default calls fail for two minutes after a server came back
 )
 
 
@@ -51,6 +53,11 @@ def channel_options(target: str) -> tuple[tuple[str, int], ...]:
     addresses; gRPC would ask it anyway, unless `no_proxy` lists them.
     """
     return (*_OPTIONS, ("grpc.enable_http_proxy", 0)) if _is_loopback(target) else _OPTIONS
+
+
+def call_timeout_s(timeout_s: float | None) -> float | None:
+    """Returns a timeout that gRPC can add to the time; it takes a sum that overflows for a deadline in the past."""
+    return None if timeout_s is None else min(timeout_s, _MAX_TIMEOUT_S)
 
 
 def key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:

@@ -28,7 +28,8 @@ class Progress:
     """
 
     def __init__(self, total: int, *, show: bool | None) -> None:
-        self._bar = _bar(total, required=show is True) if show or (show is None and sys.stderr.isatty()) else None
+        on_terminal = sys.stderr is not None and sys.stderr.isatty()  # None: closed, as in `2>&-`
+        self._bar = _bar(total, required=show is True) if show or (show is None and on_terminal) else None
         self._num_shown = 0
         self._started_at_s = time.monotonic()
 

@@ -122,8 +122,11 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
     if "text" in given:
         spec.text = given.pop("text")
     elif "token_ids" in given:
-        spec.token_ids.ids.extend(given.pop("token_ids"))
         spec.token_ids.SetInParent()  # an empty list still selects this form
+        try:
+            spec.token_ids.ids.extend(given.pop("token_ids"))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"token_ids: {error}") from error
     else:
         spec.chat.CopyFrom(chat_prompt(given.pop("chat"), _take(given, _CHAT_FIELDS)))
     formats = _take(given, _FORMATS)
@@ -175,20 +178,24 @@ def chat_prompt(turns: ChatTurns, options: Mapping[str, Any] | None = None) -> p
         options: the chat's options, by their names in GenerationOptions.
 
     Raises:
+        TypeError: a turn is neither a pair of texts nor a ChatMessage.
         ValueError: the tools or the variables cannot be encoded as JSON.
     """
     given = dict(options or {})
-    chat = pb.ChatPrompt(
-        messages=[
-            turn if isinstance(turn, pb.ChatMessage) else pb.ChatMessage(role=turn[0], content=turn[1])
-            for turn in turns
-        ]
-    )
+    chat = pb.ChatPrompt(messages=[_turn(turn) for turn in turns])
     chat.tools_json.extend(_json("tools", tool) for tool in given.pop("tools", ()))
     if "template_variables" in given:
         chat.template_variables_json = _json("template_variables", given.pop("template_variables"))
     chat.MergeFrom(_message(pb.ChatPrompt, given))
     return chat
+
+
+def _turn(turn: object) -> pb.ChatMessage:
+    if isinstance(turn, pb.ChatMessage):
+        return turn
+    if isinstance(turn, tuple | list) and len(turn) == 2:
+        return _message(pb.ChatMessage, {"role": turn[0], "content": turn[1]})
+    raise TypeError(f"chat has {turn!r}; a turn is (role, content) or a ChatMessage")
 
 
 def _structured_output(formats: dict[str, Any]) -> pb.StructuredOutput:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 import grpc
 
-from chairlift.client.connection import DEFAULT_TARGET, Tls, channel_options, key_metadata
+from chairlift.client.connection import DEFAULT_TARGET, Tls, call_timeout_s, channel_options, key_metadata
 from chairlift.client.errors import GenerationError, closed_error, generation_error
 from chairlift.client.progress import Progress
 from chairlift.client.prompt_batch import ManyOptions, Params, Prompt, PromptBatch
@@ -223,7 +223,7 @@ class Client:
 
     def _call(self, method: Callable[..., Response], request: object, timeout_s: float | None) -> Response:
         try:
-            return method(request, timeout=timeout_s, metadata=self._metadata)
+            return method(request, timeout=call_timeout_s(timeout_s), metadata=self._metadata)
         except grpc.RpcError as error:
             raise self._failure(error) from error
         except ValueError as error:

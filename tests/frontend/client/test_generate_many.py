@@ -101,6 +101,11 @@ async def test_progress_is_drawn_on_request(generate_many, capsys):
     assert "output tokens/s" in drawn
 
 
+async def test_progress_without_standard_error(generate_many, monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)  # of a process that was started with `2>&-`
+    assert [answer.text for answer in await generate_many(["ab"])] == ["ab"]
+
+
 async def test_progress_without_tqdm_is_silent_unless_asked_for(generate_many, monkeypatch, capsys):
     import_module = builtins.__import__
 

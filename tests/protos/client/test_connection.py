@@ -1,6 +1,7 @@
 """Tests of `chairlift.client.connection`."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -47,6 +48,22 @@ def test_a_proxy_in_the_environment_is_not_asked_for_this_machine(
             return (await client.get_model(timeout_s=20)).model
 
     assert asyncio.run(ask()) == "near"
+
+
+@pytest.mark.parametrize("timeout_s", [1e10, math.inf])
+def test_a_timeout_beyond_what_grpc_can_add_to_the_time_does_not_pass_at_once(timeout_s: float, port: int) -> None:
+    with Client(f"127.0.0.1:{port}") as client:
+        assert client.get_model(timeout_s=timeout_s).model == "near"
+
+    async def ask() -> str:
+        async with AsyncClient(f"127.0.0.1:{port}") as client:
+            return (await client.get_model(timeout_s=timeout_s)).model
+
+    assert asyncio.run(ask()) == "near"
+
+
+def test_a_server_that_was_away_is_tried_again_within_seconds() -> None:
+    assert ("grpc.max_reconnect_backoff_ms", 5_000) in channel_options("example.org:1")
 
 
 @pytest.mark.parametrize(

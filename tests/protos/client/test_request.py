@@ -136,6 +136,15 @@ def test_prompt_forms():
         ("x", {"choice": "ab"}, "choice is one text"),
         ("x", {"bad_words": "ab"}, "bad_words is one text"),
         ("x", {"stop_texts": "ab"}, "stop_texts is one text"),
+        (None, {"token_ids": ["5"]}, "token_ids: 'str' object"),
+        (
+            None,
+            {"chat": [{"role": "user", "content": "hi"}]},
+            r"chat has {'role': 'user', .*; a turn is \(role, content\)",
+        ),
+        (None, {"chat": [("user", "hi", "there")]}, "chat has"),
+        (None, {"chat": "hi"}, "chat has 'h'"),
+        (None, {"chat": [("user", 5)]}, "content is 5"),
     ],
 )
 def test_mistakes_are_type_errors(text, options, says):
@@ -169,6 +178,11 @@ def test_count_request():
 def test_number_that_its_field_cannot_hold_is_named(name, value):
     with pytest.raises(ValueError, match=re.escape(f"{name} is {value}")):
         generation_spec("x", {name: value})
+
+
+def test_token_id_that_its_field_cannot_hold_is_named():
+    with pytest.raises(ValueError, match=r"token_ids: .*-1"):
+        generation_spec(None, {"token_ids": [1, -1]})
 
 
 def test_whole_number_is_refused_with_its_range():
