@@ -38,7 +38,7 @@ class AsyncGenerationStream(StreamedAnswer):
         return self
 
     async def __anext__(self) -> pb.Chunk:
-        """Returns the next chunk.
+        """Returns the next chunk. Cancelling this, as by a timeout, ends the generation.
 
         Raises:
             GenerationError: the call failed; chunks before it remain valid.
@@ -52,16 +52,17 @@ class AsyncGenerationStream(StreamedAnswer):
             raise generation_error(error) from error
         except asyncio.CancelledError as error:
             if _is_being_cancelled():
+                self._was_cancelled = True
                 raise
-            if self._was_cancelled:
-                raise GenerationError(grpc.StatusCode.CANCELLED, "the generation was cancelled") from error
-            raise closed_error() from error
+            if not self._was_cancelled:
+                raise closed_error() from error
+        if self._was_cancelled:  # grpc's iterator just ends after an error
+            raise GenerationError(grpc.StatusCode.CANCELLED, "the generation was cancelled")
         raise StopAsyncIteration
 
     def cancel(self) -> None:
         """Ends the generation; the engine frees its memory within two steps. Does nothing if it has ended."""
-        self._was_cancelled = True
-        self._call.cancel()
+        self._was_cancelled |= self._call.cancel()
 
     def __del__(self) -> None:
         # grpc keeps a running call alive: the engine would continue an answer that nothing reads.

@@ -62,3 +62,23 @@ async def test_a_task_that_is_cancelled_stays_cancelled(target, engine):
             async with asyncio.timeout(0.01):
                 await client.generate("abc", **ENDLESS)
     engine.resume()
+
+
+async def test_a_stream_whose_read_was_cancelled_does_not_end_like_a_complete_one(target, engine):
+    async with AsyncClient(target) as client:
+        engine.pause()
+        stream = client.stream("abc", **ENDLESS)
+        read = asyncio.create_task(anext(stream))
+        await engine.wait_for(lambda: engine.num_open == 1)
+        read.cancel()
+        await asyncio.wait([read])
+        engine.resume()
+        for _ in range(2):
+            with pytest.raises(GenerationError, match="CANCELLED: the generation was cancelled"):
+                await anext(stream)
+
+
+async def test_cancelling_a_complete_stream_does_nothing(client):
+    async with client.stream("abc") as stream:
+        assert [chunk.text async for chunk in stream]
+    assert await read_all(stream) == []
