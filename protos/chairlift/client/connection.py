@@ -10,11 +10,9 @@ from chairlift.loopback import is_loopback
 
 KEY_VARIABLE = "CHAIRLIFT_API_KEY"
 DEFAULT_TARGET = "127.0.0.1:50051"
-MAX_MESSAGE_BYTES = 16 << 20
 _MAX_TIMEOUT_S = 10 * 365 * 86_400.0
 _OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", -1),  # an answer is as large as its request allows, and would be lost
     ("grpc.max_reconnect_backoff_ms", 5_000),  # by default calls fail for two minutes after a server came back
 )
 

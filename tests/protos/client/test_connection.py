@@ -24,6 +24,9 @@ def port() -> Iterator[int]:
         def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext) -> pb.GetModelResponse:
             return pb.GetModelResponse(model="near")
 
+        def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> pb.GenerateResponse:
+            return pb.GenerateResponse(text=request.spec.text * (20 << 20))
+
     server = grpc.server(ThreadPoolExecutor(1))
     pb_grpc.add_GenerationServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
@@ -48,6 +51,18 @@ def test_a_proxy_in_the_environment_is_not_asked_for_this_machine(
             return (await client.get_model(timeout_s=20)).model
 
     assert asyncio.run(ask()) == "near"
+
+
+def test_an_answer_may_have_any_size(port: int) -> None:
+    """128 answers of 1,000 tokens with 20 alternatives each have 17 MiB; gRPC's default limit is 4."""
+    with Client(f"127.0.0.1:{port}") as client:
+        assert len(client.generate("x").text) == 20 << 20
+
+    async def ask() -> int:
+        async with AsyncClient(f"127.0.0.1:{port}") as client:
+            return len((await client.generate("x")).text)
+
+    assert asyncio.run(ask()) == 20 << 20
 
 
 @pytest.mark.parametrize("timeout_s", [1e10, math.inf])
