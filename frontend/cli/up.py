@@ -169,7 +169,7 @@ class Pair:
                 await run_smoke_test(target, keys[0].text if keys else None)
             except GenerationError as error:
                 print(f"chairlift up: smoke test failed: {error_line(error, target)}", file=sys.stderr, flush=True)
-            except BrokenPipeError:  # the reader (`| head`) has gone
+            except OSError:  # the reader (`| head`) has gone, or the disk is full
                 discard_stdout()
             announce("\nServing; Ctrl-C drains and stops.", TEXT)
 

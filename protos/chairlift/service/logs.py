@@ -49,19 +49,20 @@ def log_to_stderr(program: str, level_name: str, log_format: str, **process: int
 def announce(text: str, log_format: str) -> None:
     """Prints a line that starters of this process wait for on stdout, or logs it if the format is JSON.
 
-    A server does not end because the reader of its stdout has: a terminal's Ctrl-C ends `| tee` first.
+    A server does not end because the reader of its stdout has (a terminal's Ctrl-C ends `| tee` first), or because the
+    disk under it is full.
     """
     if log_format == JSON:
         _log.info("%s", text)
         return
     try:
         print(text, flush=True)  # noqa: T201
-    except BrokenPipeError:
+    except OSError:
         discard_stdout()
 
 
 def discard_stdout() -> None:
-    """Discards what this process prints from now on, and what is still buffered, because the reader has gone."""
+    """Discards what this process prints from now on, and what is still buffered, because nothing can be written."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

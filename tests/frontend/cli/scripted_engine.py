@@ -4,7 +4,7 @@ The environment variable SCRIPTED_ENGINE names a folder. Its file `plan` has one
 also applies to all further starts:
 
     serve [SECONDS_PER_STEP]    serve
-    hold                        serve, but stop after the first token of the first request until a file `go` exists
+    hold                        serve, but only a step for each request that arrives until a file `go` exists
     die STATUS                  exit with this status
 
 Each start appends its pid and arguments to the file `starts`, as a line of JSON.
@@ -40,9 +40,11 @@ async def serve(step_interval_s: float, *, hold: bool) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
         notices.sendto(f"READY=1\nX_INSTANCE_ID={engine.instance_id}".encode(), os.environ["NOTIFY_SOCKET"])
     if hold:
-        await engine.wait_for(lambda: engine.num_open > 0)
-        await engine.step()
+        num_steps = 0
         while not (FOLDER / "go").exists():
+            if num_steps < len(engine.submissions):
+                num_steps = len(engine.submissions)
+                await engine.step()
             await asyncio.sleep(0.01)
         engine.resume()
     await stop.wait()

@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -34,7 +35,7 @@ sys.exit(main(sys.argv[2:], [sys.executable, sys.argv[1]]))
 class Up:
     """One run of `chairlift up`."""
 
-    def __init__(self, folder: Path, plan: str, flags: list[str]) -> None:
+    def __init__(self, folder: Path, plan: str, flags: list[str], stdout: int | IO[str]) -> None:
         self.folder = folder
         self.tmp = folder / "tmp"
         self.tmp.mkdir()
@@ -43,7 +44,7 @@ class Up:
         with self.stderr_path.open("w") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", RUN_UP, str(SCRIPT), "--port", "0", *flags],
-                stdout=subprocess.PIPE,
+                stdout=stdout,
                 stderr=stderr,
                 text=True,
                 start_new_session=True,  # its own process group, like a terminal's foreground job
@@ -105,17 +106,18 @@ def start_up():
     runs: list[Up] = []
     with tempfile.TemporaryDirectory(prefix="up-") as root:  # a short path: the socket lies below it
 
-        def start(plan: str, *flags: str) -> Up:
+        def start(plan: str, *flags: str, stdout: int | IO[str] = subprocess.PIPE) -> Up:
             folder = Path(root) / str(len(runs))
             folder.mkdir()
-            runs.append(Up(folder, plan, list(flags)))
+            runs.append(Up(folder, plan, list(flags), stdout))
             return runs[-1]
 
         yield start
         for run in runs:
             run.process.kill()
             run.process.wait()
-            run.process.stdout.close()
+            if run.process.stdout is not None:
+                run.process.stdout.close()
             for start_record in run.starts:
                 if is_alive(start_record["pid"]):
                     kill(start_record["pid"])
@@ -138,6 +140,30 @@ def test_signal_drains_even_if_it_comes_twice_and_leaves_nothing_behind(start_up
     assert up.end() == (0, "drained 1\n")
     assert "second signal" not in up.stderr
     assert len(up.starts) == 1
+    up.assert_nothing_left()
+
+
+@pytest.mark.parametrize("flags", [(), ("--smoke-test",)])
+def test_a_full_disk_under_stdout_does_not_keep_it_from_draining(start_up, flags):
+    with Path("/dev/full").open("w") as full:
+        up = start_up("hold", "--no-http", *flags, stdout=full)
+    deadline = time.monotonic() + HANG_S
+    while (listening := re.search(r"listening on (\S+), engine", up.stderr)) is None:
+        assert time.monotonic() < deadline, up.stderr
+        time.sleep(0.01)
+    with Client(listening[1]) as client:
+        texts = []
+        while not texts:
+            with contextlib.suppress(GenerationError):  # it does not serve yet
+                stream = client.stream("x" * 30)
+                texts.append(next(stream).text)
+        up.process.send_signal(signal.SIGTERM)
+        wait_draining(client)
+        up.go_on()
+        texts += [chunk.text for chunk in stream]
+    assert "".join(texts) == "x" * 30
+    assert up.process.wait() == 0
+    assert "Traceback" not in up.stderr
     up.assert_nothing_left()
 
 
