@@ -129,6 +129,7 @@ class FrontendApp:
         self._http = self._http_server() if config.http else None
         self._traffic_log: asyncio.Task[None] | None = None
         self._warm_up: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._draining = False
         self._checked_classes = False
         self._server: grpc.aio.Server | None = None
@@ -208,13 +209,15 @@ class FrontendApp:
     async def drain(self, grace_s: float) -> int:
         """Refuses new calls and waits until running ones have finished and their answers are sent.
 
-        Calls that run longer than `grace_s` end with UNAVAILABLE.
+        Calls that run longer than `grace_s` end with UNAVAILABLE. Ports that another frontend shares are closed.
 
         Returns: number of calls that finished in time.
         """
         self._draining = True
         self._update_health()
         self.calls.refuse_new()
+        if self._config.reuse_port and self._place is None:
+            self._leave_ports(grace_s)
         num_running = self.calls.num_active
         try:
             async with asyncio.timeout(grace_s):
@@ -231,6 +234,13 @@ class FrontendApp:
         await self.engines.stop(ServerDraining("this server has stopped", retry_after_s=1.0))
         return num_running - num_cut
 
+    def _leave_ports(self, grace_s: float) -> None:
+        """Leaves new connections to the frontend that shares the ports, and tells gRPC's clients to make some."""
+        if self._http is not None:
+            self._http.close_port()
+        if self._server is not None:
+            self._leaving = asyncio.create_task(self._server.stop(grace_s + _SETTLE_S))
+
     async def stop(self) -> None:
         """Stops everything. Running calls end with UNAVAILABLE, or are cancelled after a second."""
         self._draining = True
@@ -241,6 +251,8 @@ class FrontendApp:
             await self._http.stop()
         if self._server is not None:
             await self._server.stop(_SETTLE_S if self.calls.num_unsent else None)
+        if self._leaving is not None:
+            await self._leaving
         if self._traffic_log is not None:
             self._traffic_log.cancel()
         if self._warm_up is not None:

@@ -245,6 +245,43 @@ async def test_two_processes_can_share_a_port_with_reuse_port(make_pair):
     await second.stop()
 
 
+async def test_a_draining_frontend_leaves_shared_ports_to_the_other(make_pair, text_request):
+    pair = await make_pair(reuse_port=True, http=True)
+    first = pair.app
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100))
+    pair.engine.pause()
+    running = pair.stub(*options).StreamGenerate(text_request("abc"))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    old = pair.stub(*options)
+    await old.GetModel(pb.GetModelRequest())
+    engine = FakeEngine()
+    second = FrontendApp(
+        FrontendConfig(port=first.port, http_port=first.http_port, reuse_port=True, engine=(await engine.start(),))
+    )
+    await second.start()
+    async with asyncio.timeout(HANG_S):
+        await second.wait_serving(None)
+        draining = asyncio.create_task(first.drain(HANG_S))
+        await asyncio.sleep(0)
+        for _ in range(20):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{first.port}", options) as channel:
+                stub = GenerationServiceStub(channel)
+                request = pb.GenerateRequest(spec=text_request("new").spec)
+                # A connection that reaches a port while it closes is reset; gRPC then makes another one.
+                assert (await stub.Generate(request, wait_for_ready=True)).text == "new"
+            reader, writer = await asyncio.open_connection("127.0.0.1", first.http_port)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+        request = pb.GenerateRequest(spec=text_request("same channel").spec)
+        assert (await old.Generate(request, wait_for_ready=True)).text == "same channel"
+        pair.engine.resume()
+        assert "".join([message.chunk.text async for message in running]) == "abc"
+        assert await draining == 1
+    await second.stop()
+    await engine.kill()
+
+
 @pytest.mark.slow
 async def test_client_may_ping_while_it_waits(pair, text_request):
     """gRPC's default would end a call with "Too many pings" after three of them during a long prefill."""

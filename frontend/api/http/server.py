@@ -89,6 +89,11 @@ class HttpServer:
             backlog=self._config.backlog,
         )
 
+    def close_port(self) -> None:
+        """Takes no new connections; those that are open go on."""
+        if self._listener is not None:
+            self._listener.close()
+
     async def wait_sent(self) -> None:
         """Waits until all written bytes have been sent."""
         while any(one.transport.get_write_buffer_size() for one in self._connections()):  # noqa: ASYNC110 - asyncio has no event
