@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontend.access.caller import MAX_TENANT_BYTES, Caller, is_tenant
+from frontend.access.caller import ANYBODY, MAX_TENANT_BYTES, Caller, is_tenant
 from frontend.errors import ConfigError, Unauthenticated
 
 MAX_KEY_CHARS = 1024
@@ -61,7 +61,7 @@ class ApiKeys:
             Unauthenticated: no valid key; the message is the same in all cases.
         """
         if not self._digests:
-            return _ANYBODY
+            return ANYBODY
         value = authorizations[0] if len(authorizations) == 1 else b""
         scheme, _, key = (value.encode() if isinstance(value, str) else value).partition(b" ")
         found = self._find(key.strip())
@@ -78,9 +78,6 @@ class ApiKeys:
         for index, known in enumerate(self._digests):  # always all, for constant time
             found += (index - found) * hmac.compare_digest(known, digest)
         return found
-
-
-_ANYBODY = Caller()
 
 
 class Access:

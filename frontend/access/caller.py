@@ -26,8 +26,8 @@ class Caller:
     classes: tuple[str, ...] = ()
 
 
-_ANYBODY = Caller()
-_caller: ContextVar[Caller] = ContextVar("caller", default=_ANYBODY)
+ANYBODY = Caller()
+_caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 
 
 def current_caller() -> Caller:
@@ -52,8 +52,7 @@ def note_caller(caller: Caller, tenants: Sequence[str | bytes] = ()) -> None:
         if not is_tenant(name):
             raise InvalidRequest(f"{TENANT_HEADER} must have 1 to {MAX_TENANT_BYTES} printable ASCII characters")
         caller = replace(caller, tenant=name)
-    if caller is not _ANYBODY:
-        _caller.set(caller)
+    _caller.set(caller)  # nobody's too: the context may be that of the connection's call before
 
 
 def is_tenant(name: str) -> bool:
