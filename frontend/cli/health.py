@@ -18,7 +18,7 @@ from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from chairlift.service.flags import FlagParser
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli.error_line import error_line
-from frontend.cli.server_options import add_server_arguments, tls_from_arguments
+from frontend.cli.server_options import add_server_arguments, tls_from_arguments, wait_s
 
 _SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     )
     add_server_arguments(parser)
     parser.add_argument(
-        "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait for an answer (default: %(default)g)"
+        "--timeout", type=wait_s, default=5.0, metavar="S", help="seconds to wait for an answer (default: %(default)g)"
     )
     parser.add_argument(
         "--engine", metavar="ADDRESS", help="ask the engine at HOST:PORT or unix:PATH instead, also while it loads"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from chairlift import Client, GenerationError
 from chairlift.service.flags import FlagParser
 from frontend.cli.error_line import error_line
-from frontend.cli.server_options import add_server_arguments, tls_from_arguments
+from frontend.cli.server_options import add_server_arguments, tls_from_arguments, wait_s
 
 
 def main(argv: Sequence[str]) -> int:
@@ -18,7 +18,11 @@ def main(argv: Sequence[str]) -> int:
     )
     add_server_arguments(parser)
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="seconds to wait for an answer (default: %(default)g)"
+        "--timeout",
+        type=wait_s,
+        default=300.0,
+        metavar="S",
+        help="seconds to wait for an answer (default: %(default)g)",
     )
     parser.add_argument("--replace", action="store_true", help="load: replace a loaded adapter of this name")
     parser.add_argument("action", choices=("load", "unload", "list"), help="load NAME PATH, unload NAME, or list")

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from frontend.cli.main import main
 from tests.support.frontend.fake_engine import FakeEngine
@@ -31,6 +33,14 @@ async def test_not_serving_while_the_engine_loads(target, engine, capsys):
     while await run(target) == 0:  # until the frontend has received the state
         capsys.readouterr()
     assert capsys.readouterr().out == "NOT_SERVING\n"
+
+
+@pytest.mark.parametrize("timeout", ["inf", "nan", "-1", "0", "x"])
+def test_a_timeout_that_no_wait_can_have_is_refused(timeout, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["health", f"--timeout={timeout}"])
+    assert caught.value.code == 2
+    assert f"--timeout: is {timeout}, it must be above 0" in capsys.readouterr().err
 
 
 async def test_unreachable_server(capsys):
