@@ -1,7 +1,7 @@
 """The JSON types that a tool's schema allows for each argument."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from frontend.text.chat.call_family import JsonSchema
@@ -50,9 +50,8 @@ def resolved(root: JsonSchema, schema: Any) -> JsonSchema:
     return {}
 
 
-def kinds_of(root: JsonSchema, schema: Any) -> frozenset[str] | None:
-    """Returns the types that a schema allows; None: any, or unknown."""
-    kinds: set[str] = set()
+def alternatives_of(root: JsonSchema, schema: Any) -> Iterator[JsonSchema]:
+    """Yields the schemas of which a value must match one, resolved: those of unions, in order, or the schema itself."""
     waiting, seen = [schema], set[int]()
     while waiting:
         part = resolved(root, waiting.pop())
@@ -60,13 +59,19 @@ def kinds_of(root: JsonSchema, schema: Any) -> frozenset[str] | None:
             continue
         seen.add(id(part))
         alternatives = part.get("anyOf", part.get("oneOf"))
-        own = _own_kinds(part)
         if isinstance(alternatives, list) and alternatives:
-            waiting.extend(alternatives)
-        elif own:
-            kinds |= own
+            waiting.extend(reversed(alternatives))
         else:
+            yield part
+
+
+def kinds_of(root: JsonSchema, schema: Any) -> frozenset[str] | None:
+    """Returns the types that a schema allows; None: any, or unknown."""
+    kinds: set[str] = set()
+    for part in alternatives_of(root, schema):
+        if not (own := _own_kinds(part)):
             return None
+        kinds |= own
     return frozenset(kinds)
 
 

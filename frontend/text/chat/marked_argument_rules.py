@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from frontend.errors import InvalidRequest
-from frontend.text.chat.argument_kinds import TEXT, kinds_of, names_in, properties_of, resolved
+from frontend.text.chat.argument_kinds import TEXT, alternatives_of, kinds_of, names_in, properties_of, resolved
 from frontend.text.chat.argument_marks import ArgumentMarks
 from frontend.text.chat.call_family import CallableTool, TokenIdOf, lark_pattern, lark_sequence, lark_text
 
@@ -104,19 +104,11 @@ class MarkedArgumentRules:
 def _texts(parameters: dict[str, Any], schema: Any) -> list[str] | None:
     """Returns the texts that a string may be; None: any."""
     texts: dict[str, None] = {}
-    waiting, seen = [schema], set[int]()
-    while waiting:
-        part = resolved(parameters, waiting.pop())
-        if id(part) in seen:  # references may be circular
-            continue
-        seen.add(id(part))
-        alternatives, values = part.get("anyOf", part.get("oneOf")), part.get("enum", [part.get("const")])
-        if isinstance(alternatives, list) and alternatives:
-            waiting.extend(reversed(alternatives))
-        elif isinstance(values, list) and values != [None]:
-            texts |= dict.fromkeys(value for value in values if isinstance(value, str))
-        else:
+    for part in alternatives_of(parameters, schema):
+        values = part.get("enum", [part.get("const")])
+        if not isinstance(values, list) or values == [None]:
             return None
+        texts |= dict.fromkeys(value for value in values if isinstance(value, str))
     return list(texts)
 
 
