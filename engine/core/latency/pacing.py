@@ -34,10 +34,10 @@ Most of its gaps are too long then. Before, each further gap counts: on a CPU wh
 tokens are late at times.
 """
 
-_OF_LATE, _MIN_RELAXED, _MAX_RELAXED = 2.0, 2.0, 4.0
-"""Then gaps may be twice as long as the late ones, 2 to 4 times the target: half of a step is left to prompts. If that
-is missed too, the request limits no step. Without the second chance a slow second of the device was enough for streams
-to have gaps of four times their target ever after."""
+_OF_LATE, _MAX_RELAXED = 2.0, 4.0
+"""Then gaps may be twice as long as the late ones, so 2 to 4 times the target: half of a step is left to prompts. If
+that is missed too, the request limits no step. Without the second chance a slow second of the device was enough for
+streams to have gaps of four times their target ever after."""
 
 _RETRY_TOKENS = 128
 """After so many tokens in time, the target counts again."""
@@ -144,7 +144,7 @@ class Pace:
         """Makes it best effort with longer gaps; its last token came late at `now_s`."""
         target_s = self._target_s = self.gap_s
         late_s = now_s - (self.next_due_s - target_s)
-        self.gap_s = max(_MIN_RELAXED * target_s, min(_MAX_RELAXED * target_s, _OF_LATE * late_s))
+        self.gap_s = min(_MAX_RELAXED * target_s, _OF_LATE * late_s)
         self.lane, self.is_steady, self.num_late = Lane.BEST_EFFORT, False, 0
 
     def resume(self, now_s: float) -> None:
