@@ -81,6 +81,20 @@ class _Sizes(NamedTuple):
     duration_s: float
 
 
+class _Calibration(NamedTuple):
+    """What the closed loops showed of the pair.
+
+    Attributes:
+        fitted: step times.
+        transit_s: what all but the engine adds to a first token, with a few requests in flight.
+        capacity: requests per second.
+    """
+
+    fitted: Fit
+    transit_s: float
+    capacity: float
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the experiment's flags."""
     parser.add_argument("--loads", default="1,2,3", metavar="X,...", help="multiples of the capacity (default: 1,2,3)")
@@ -110,23 +124,21 @@ def run(settings: Settings) -> Outcome:
     horizon = () if options.max_retries else ("--retry-horizon", _MIN_HORIZON_S)
     flags = ("--service-classes", str(path), *horizon)
     with served(limits, settings.scratch / "pair", frontend_flags=flags) as pair:
-        fitted, transit_s, capacity = _calibrate(pair, sizes, options.trace, settings)
+        calibration = _calibrate(pair, sizes, options.trace, settings)
         loads = [float(text) for text in options.loads.split(",")]
         comparisons = []
         for load in loads:
-            trace = _arrivals(sizes, options.trace, load * capacity)
+            trace = _arrivals(sizes, options.trace, load * calibration.capacity)
             run_data = _play(pair, trace, ServiceMix(classes=classes, weights=mix), options.max_retries)
             steps = pair.new_steps()
-            simulated = _simulate(trace, limits, fitted, transit_s, classes, mix)
+            simulated = _simulate(trace, limits, calibration, classes, mix)
             comparisons.append(compared(load, run_data, simulated))
-            settings.progress(_progress(load, run_data, steps, fitted))
-    return _outcome(comparisons, fitted, transit_s, capacity)
+            settings.progress(_progress(load, run_data, steps, calibration.fitted))
+    return _outcome(comparisons, calibration)
 
 
-def _calibrate(pair: ServedPair, sizes: _Sizes, path: Path | None, settings: Settings) -> tuple[Fit, float, float]:
-    """Returns the fitted step times, the seconds that all but the engine adds to a first token, with a few requests in
-    flight, and the capacity in requests per second.
-    """
+def _calibrate(pair: ServedPair, sizes: _Sizes, path: Path | None, settings: Settings) -> _Calibration:
+    """Runs the closed loops."""
     pair.new_steps()
     num_seqs, capacity, transit_s = sizes.limits.max_num_seqs, 0.0, 0.0
     spec = TargetSpec(f"grpc://{pair.address}")
@@ -155,7 +167,7 @@ def _calibrate(pair: ServedPair, sizes: _Sizes, path: Path | None, settings: Set
         f"capacity {capacity:.3g} requests/s with {num_seqs} requests in flight; "
         f"{1e3 * transit_s:.1f} ms of a first token outside the engine with {_FEW}"
     )
-    return fitted, transit_s, capacity
+    return _Calibration(fitted, transit_s, capacity)
 
 
 def _lengths(sizes: _Sizes, path: Path | None, count: int) -> Trace:
@@ -197,22 +209,21 @@ def _whole(run_data: RunData) -> RunData:
 def _simulate(
     trace: Trace,
     limits: EngineLimits,
-    fitted: Fit,
-    transit_s: float,
+    calibration: _Calibration,
     classes: Mapping[str, ServiceClass],
     mix: Mapping[str, float],
 ) -> tuple[SimulationResult, Replay]:
     fleet = FleetOptions(
         num_engines=1,
-        cost=fitted.mean_cost,
+        cost=calibration.fitted.mean_cost,
         policy=parse_policy(f"slo@{limits.max_num_batched_tokens}", list(classes.values())),
         kv_cache_tokens=limits.kv_cache_tokens,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
         block_size=BLOCK_TOKENS,
         has_prefix_cache=False,
-        noise=fitted.noise,
-        transit_s=transit_s,
+        noise=calibration.fitted.noise,
+        transit_s=calibration.transit_s,
     )
     requests = requests_of(trace, classes, mix, _SEED)
     replay = Replay(requests, simulate(requests, fleet, requests[-1].arrival_s + _GRACE_S))
@@ -232,8 +243,8 @@ def _progress(load: float, run_data: RunData, steps: tuple[TimedStep, ...], fitt
     )
 
 
-def _outcome(comparisons: list[LoadComparison], fitted: Fit, transit_s: float, capacity: float) -> Outcome:
-    results = [Result("", "capacity", capacity, "requests/s")]
+def _outcome(comparisons: list[LoadComparison], calibration: _Calibration) -> Outcome:
+    results, fitted = [Result("", "capacity", calibration.capacity, "requests/s")], calibration.fitted
     for one in comparisons:
         error, what = largest_error(one)
         results.append(
@@ -246,7 +257,7 @@ def _outcome(comparisons: list[LoadComparison], fitted: Fit, transit_s: float, c
             "test_error": fitted.test_error,
             "time_ratio": fitted.time_ratio,
         },
-        "transit_s": transit_s,
+        "transit_s": calibration.transit_s,
         "loads": {f"{one.load:g}": one.raw() for one in comparisons},
     }
     return Outcome(tuple(results), raw, text=comparison_table(comparisons))
