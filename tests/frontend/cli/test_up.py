@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 
-from chairlift import Client, GenerationError
+from chairlift import Client, GenerationError, GenerationStream
 from frontend.cli import up as up_command
 from frontend.cli.smoke_test import next_steps
 from tests.hang import HANG_S
@@ -100,6 +100,14 @@ def wait_draining(client: Client) -> None:
             client.get_model()
 
 
+def drained(up: Up, client: Client, stream: GenerationStream) -> list[str]:
+    """Drains a server whose engine holds the rest of an answer, then lets it go on; returns the texts of that rest."""
+    up.process.send_signal(signal.SIGTERM)
+    wait_draining(client)
+    up.go_on()
+    return [chunk.text for chunk in stream]
+
+
 @pytest.fixture
 def start_up():
     """start(plan, *flags): runs `chairlift up`; processes left at the end are killed."""
@@ -157,11 +165,7 @@ def test_a_full_disk_under_stdout_does_not_keep_it_from_draining(start_up, flags
             with contextlib.suppress(GenerationError):  # it does not serve yet
                 stream = client.stream("x" * 30)
                 texts.append(next(stream).text)
-        up.process.send_signal(signal.SIGTERM)
-        wait_draining(client)
-        up.go_on()
-        texts += [chunk.text for chunk in stream]
-    assert "".join(texts) == "x" * 30
+        assert "".join((*texts, *drained(up, client, stream))) == "x" * 30
     assert up.process.wait() == 0
     assert "Traceback" not in up.stderr
     up.assert_nothing_left()
@@ -176,11 +180,7 @@ def test_end_of_what_reads_stdout_does_not_keep_it_from_draining(start_up, flags
     with Client(target) as client:
         stream = client.stream("x" * 30)
         texts = [next(stream).text]
-        up.process.send_signal(signal.SIGTERM)
-        wait_draining(client)
-        up.go_on()
-        texts += [chunk.text for chunk in stream]
-    assert "".join(texts) == "x" * 30
+        assert "".join((*texts, *drained(up, client, stream))) == "x" * 30
     assert up.process.wait() == 0
     assert "Traceback" not in up.stderr
     up.assert_nothing_left()
@@ -194,11 +194,8 @@ def test_workers_share_the_ports_and_drain_together(start_up):
     with Client(target) as client:
         stream = client.stream("x" * 30)
         texts = [next(stream).text]
-        up.process.send_signal(signal.SIGTERM)
-        wait_draining(client)  # of the worker with the stream: a client has one connection
-        up.go_on()
-        texts += [chunk.text for chunk in stream]
-    assert "".join(texts) == "x" * 30
+        # Waits for the worker with the stream: a client has one connection.
+        assert "".join((*texts, *drained(up, client, stream))) == "x" * 30
     assert up.end() == (0, "drained 1\n")
     up.assert_nothing_left()
     for pid in workers:
