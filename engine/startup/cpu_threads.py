@@ -11,12 +11,9 @@ from kernels.cpu.threads import set_num_threads
 _log = logging.getLogger(__name__)
 
 
-def set_threads(num_threads: int, quantization: str | None) -> None:
-    """Sets the number of CPU threads, and for which CPU the kernels are, before they are imported.
+def set_threads(num_threads: int) -> None:
+    """Sets the number of CPU threads of PyTorch and the kernels, and for which CPU these are before they are imported.
 
-    Args:
-        num_threads: threads of PyTorch and of the kernels.
-        quantization: of the weights, as in `EngineConfig`.
     Raises: ConfigError: the machine has fewer threads.
     """
     try:
@@ -26,13 +23,8 @@ def set_threads(num_threads: int, quantization: str | None) -> None:
     _log.info("Using %d CPU threads", num_threads)
     if (level := use_compiled_level()) is not None:
         _log.info("Using the CPU kernels that this image has compiled for %s", level)
-    features = cpu_features()
-    if not features.avx512:
+    if not cpu_features().avx512:
         _log.warning("This CPU has no AVX-512: kernels use its narrower vectors, at a fraction of the speed")
-    if quantization == "int8" and not features.vnni:
-        _log.warning(
-            "This CPU has no AVX-512 VNNI: --quantization int8 saves memory, its weights are multiplied in float32"
-        )
 
 
 def multiplies_in_bf16(config: EngineConfig) -> bool:

@@ -135,5 +135,5 @@ def set_threads(config: EngineConfig, device: torch.device) -> int:
     if device.type == "cpu":
         from engine.startup import cpu_threads  # and with it numba, which a machine with a GPU may lack
 
-        cpu_threads.set_threads(threads, config.quantization)
+        cpu_threads.set_threads(threads)
     return threads

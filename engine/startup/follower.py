@@ -66,7 +66,7 @@ def _follow(channel: Connection) -> None:
     if assignment.device.type == "cpu" and not task.config.uses_torch_kernels("cpu"):
         from engine.startup.cpu_threads import set_threads  # and with it numba
 
-        set_threads(task.num_threads, task.config.quantization)
+        set_threads(task.num_threads)
     group.join(assignment.meeting, collective_timeout_s(task.config))
     try:
         runner = build_rank(task, group, assignment.device, StartupProgress(_log.debug)).runner

@@ -19,8 +19,8 @@ def packed_cache(
 ) -> PackedCache | None:
     """Returns the cache of --packed-cache, which only a CPU has; None: there is none, or weights are random.
 
-    Weights depend on the checkpoint, their number format, the rank, the sources that read and pack them, and the
-    features of the CPU that decide their layout.
+    Weights depend on the checkpoint, their number format, the rank, the sources that read and pack them, and on whether
+    the CPU multiplies in bfloat16.
     """
     if config.packed_cache is None or config.load_format == "dummy":
         return None
@@ -31,7 +31,7 @@ def packed_cache(
     sources = digest_of([*kernel_sources(), *_LOADING.rglob("*.py")], ("torch",))
     types = (config.quantization, config.dtype, dtype_name(dtype))  # bfloat16, but not auto, has products in bf16
     place = (group.rank, group.size, group.stage, group.num_stages)
-    form = (ops.name, *types, *place, str(cpu_features()), sources)
+    form = (ops.name, *types, *place, str(cpu_features().bf16), sources)
     return PackedCache(
         config.packed_cache,
         config.packed_cache_bytes,

@@ -1,15 +1,32 @@
 """CPU features that the compiler may use; detected once per process."""
 
 import platform
+from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core import codegen
 
 _config: Any = numba.config  # its attributes are made at run time
-_host_features: Any = codegen.get_host_cpu_features
+_llvm_features: Any = codegen.get_host_cpu_features
+_IS_ARM = platform.machine() in ("aarch64", "arm64")
+_ARM_FLAGS = {"asimddp": "dotprod", "i8mm": "i8mm"}  # Linux's names of features, and LLVM's
+
+
+class ByteProducts(Enum):
+    """Instructions that multiply bytes and sum in 32 bits, by LLVM's names of what they need, the fastest first."""
+
+    AVX512_VNNI = "avx512vnni"
+    AVX512 = "avx512bw"
+    AVX_VNNI = "avxvnni"
+    AVX2 = "avx2"
+    I8MM = "i8mm"
+    DOTPROD = "dotprod"
+    GENERIC = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +35,34 @@ class CpuFeatures:
 
     Attributes:
         avx512: 512-bit vectors and 32 registers for them.
-        vnni: products of unsigned and signed bytes, summed in 32 bits, on 512-bit vectors.
+        byte_products: how products of unsigned and signed bytes are summed in 32 bits.
         fp16: conversion of fp16 to fp32: F16C, which 512-bit vectors include; every ARM CPU of 64 bits has it.
         bf16: products of pairs of bf16, summed in fp32, on 512-bit vectors.
     """
 
     avx512: bool
-    vnni: bool
+    byte_products: ByteProducts
     fp16: bool
     bf16: bool
+
+
+def host_features() -> str:
+    """Returns LLVM's names of this CPU's features, with signs.
+
+    On ARM LLVM looks for few of them; those with products of bytes are added.
+    """
+    features: str = _llvm_features()
+    return features_of_arm(features, Path("/proc/cpuinfo").read_text()) if _IS_ARM else features
+
+
+def features_of_arm(features: str, cpuinfo: str) -> str:
+    """Adds the features in Linux's description of an ARM CPU."""
+    flags = set(next((line.split() for line in cpuinfo.splitlines() if line.startswith("Features")), []))
+    return ",".join([features, *(f"+{name}" for flag, name in _ARM_FLAGS.items() if flag in flags)])
+
+
+if _IS_ARM and _config.CPU_FEATURES is None:
+    _config.CPU_FEATURES = host_features()  # before anything is compiled
 
 
 @cache
@@ -36,12 +72,18 @@ def cpu_features() -> CpuFeatures:
     An empty string counts as set: NUMBA_CPU_NAME=generic alone means the x86-64 baseline.
     """
     named: str | None = _config.CPU_FEATURES
-    names: str = _host_features() if named is None else named  # such as +avx2,-avx512f
+    names: str = host_features() if named is None else named  # such as +avx2,-avx512f
     features = {name[1:] for name in names.split(",") if name.startswith("+")}
     avx512 = {"avx512f", "avx512bw", "avx512vl"} <= features
     return CpuFeatures(
         avx512=avx512,
-        vnni=avx512 and "avx512vnni" in features,
-        fp16=avx512 or "f16c" in features or platform.machine() in ("aarch64", "arm64"),
+        byte_products=_byte_products(features, avx512=avx512),
+        fp16=avx512 or "f16c" in features or _IS_ARM,
         bf16=avx512 and "avx512bf16" in features,
     )
+
+
+def _byte_products(features: Collection[str], *, avx512: bool) -> ByteProducts:
+    needs_avx512 = (ByteProducts.AVX512_VNNI, ByteProducts.AVX512)
+    usable = (instruction for instruction in ByteProducts if avx512 or instruction not in needs_avx512)
+    return next(instruction for instruction in usable if instruction.value in {*features, ""})

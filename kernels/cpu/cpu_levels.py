@@ -13,8 +13,8 @@ from typing import Any
 
 import numba
 from llvmlite import binding  # type: ignore[import-untyped]
-from numba.core import codegen
 
+from kernels.cpu.cpu_features import host_features
 from kernels.cpu.kernel_cache import COMPILED, cache_folder, environment_digest
 
 _V3 = (
@@ -24,7 +24,6 @@ _V3 = (
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 _config: Any = numba.config  # its attributes are made at run time
-_host_features: Any = codegen.get_host_cpu_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +58,18 @@ class CpuLevel:
 
 LEVELS = {
     "x86-64-v3": CpuLevel.of("x86-64-v3", _V3),
+    "x86-64-v3-vnni": CpuLevel.of("x86-64-v3", (*_V3, "avxvnni")),
     "x86-64-v4": CpuLevel.of("x86-64-v4", _V4),
     "x86-64-v4-vnni": CpuLevel.of("x86-64-v4", (*_V4, "avx512vnni")),
     "x86-64-v4-bf16": CpuLevel.of("x86-64-v4", (*_V4, "avx512vnni", "avx512bf16")),
 }
-"""By name, the lowest first. All but the first servers with AVX-512 have its VNNI, which int8 products need; those of
+"""By name, the lowest first. VNNI makes int8 products fast, which Intel's desktops have without AVX-512; products of
 bfloat16 need the last."""
 
 
 def target() -> CpuLevel:
     """Returns the processor that this process compiles for."""
-    features = _host_features() if _config.CPU_FEATURES is None else _config.CPU_FEATURES
+    features = host_features() if _config.CPU_FEATURES is None else _config.CPU_FEATURES
     return CpuLevel(_config.CPU_NAME or binding.get_host_cpu_name(), features)
 
 

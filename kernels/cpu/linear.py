@@ -17,9 +17,9 @@ from kernels.cpu.multiply_groups import multiply_grouped, multiply_int8_by_group
 from kernels.cpu.multiply_tile import (
     multiply_bf16,
     multiply_fp32,
+    multiply_int8,
     multiply_int8_weights,
     multiply_two_byte_weights,
-    multiply_vnni,
 )
 from kernels.cpu.packed_linear import GROUP, Kind, PackedLinear
 from kernels.cpu.quantize import pack_groups, quantize_row
@@ -288,7 +288,7 @@ def _multiply(
         multiply_int8_weights(height, wide, a, b, depth, start, scales, bias, c, c_step, ahead)
     else:
         row_scales = row[_ROW_SCALES] + 4 * begin
-        multiply_vnni(height, wide, a, b, depth, start, scales, row_scales, bias, c, c_step, ahead)
+        multiply_int8(height, wide, a, b, depth, start, scales, row_scales, bias, c, c_step, ahead)
     if not is_whole:
         for i in range(height):
             floats_at(place + i * step, n - column)[:] = floats_at(c + i * c_step, n - column)

@@ -6,6 +6,7 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils
 
+from kernels.cpu.byte_products import emit_byte_products
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.group_integers import emit_halves, emit_word, of_ints
 from kernels.cpu.jit import kernel
@@ -19,7 +20,6 @@ from kernels.cpu.tile import (
     Planes,
     Tile,
     emit_fma,
-    emit_vpdpbusd,
     load,
     tile_intrinsic,
 )
@@ -97,7 +97,7 @@ class _Int8Groups8(Operands):
 
     @staticmethod
     def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
-        return emit_vpdpbusd(builder, total, b, a)
+        return emit_byte_products(builder, total, b, a)
 
     @staticmethod
     def add_group(builder: Any, total: Any, group_sum: Any, factors: Any, row_factors: Any) -> Any:
@@ -191,7 +191,7 @@ def _byte(builder: Any, words: Any, place: int) -> Any:
 _microscaled = tile_intrinsic(_Microscaled)
 _groups_4, _groups_in_planes, _groups_8 = (tile_intrinsic(kind) for kind in (_Groups4, _GroupsInPlanes, _Groups8))
 _int8_groups_4, _int8_groups_in_planes, _int8_groups_8 = (
-    tile_intrinsic(kind if cpu_features().vnni else None) for kind in (_Int8Groups4, _Int8GroupsInPlanes, _Int8Groups8)
+    tile_intrinsic(kind) for kind in (_Int8Groups4, _Int8GroupsInPlanes, _Int8Groups8)
 )
 _MICROSCALED_GROUP = GROUP_SIZE
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 
+from kernels.cpu.byte_products import emit_byte_products
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.jit import kernel
 from kernels.cpu.tile import (
@@ -15,7 +16,6 @@ from kernels.cpu.tile import (
     Operands,
     Tile,
     declared,
-    emit_vpdpbusd,
     load,
     tile_intrinsic,
 )
@@ -49,7 +49,7 @@ class _Fp16AsFp32(Fp32Operands):
         return emit_fp16_to_fp32(builder, load(builder, address, _SHORTS, 2))
 
 
-class _Vnni(Operands):
+class _Bytes(Operands):
     """A is four unsigned, B four signed bytes for each k; the sums are int32, and exact."""
 
     cell, sums = _I32, INTS
@@ -61,7 +61,7 @@ class _Vnni(Operands):
 
     @staticmethod
     def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
-        return emit_vpdpbusd(builder, total, a, b)
+        return emit_byte_products(builder, total, a, b)
 
 
 class _Bf16Pairs(Operands):
@@ -88,7 +88,7 @@ WEIGHTS_STEP = 4 * 2 * LANES
 _fp32, _int8_as_fp32 = tile_intrinsic(Fp32Operands), tile_intrinsic(_Int8AsFp32)
 _bf16_weights, _fp16_weights = tile_intrinsic(_Bf16AsFp32), tile_intrinsic(_Fp16AsFp32)
 _int8_weights = tile_intrinsic(_Int8AsFp32, is_scaled=True)
-_vnni = tile_intrinsic(_Vnni if cpu_features().vnni else None, is_scaled=True)
+_bytes = tile_intrinsic(_Bytes, is_scaled=True)
 _bf16_pairs = tile_intrinsic(_Bf16Pairs if cpu_features().bf16 else None)
 _values_fp32, _values_bf16, _values_int8 = (
     tile_intrinsic(kind, WEIGHTS_STEP) for kind in (Fp32Operands, _Bf16AsFp32, _Int8AsFp32)
@@ -169,7 +169,7 @@ def multiply_int8_weights(
 
 
 @kernel
-def multiply_vnni(
+def multiply_int8(
     num_rows: int,
     wide: bool,
     a: int,
@@ -185,8 +185,6 @@ def multiply_vnni(
 ) -> None:
     """As `multiply_fp32`, with four uint8 of A and four int8 of B in each term: C = (start + A B) * scales + bias.
 
-    Needs `CpuFeatures.vnni`.
-
     Args:
         start: address of one int32 for each column.
         scales, bias: addresses of one fp32 for each column.
@@ -194,7 +192,7 @@ def multiply_vnni(
     """
     step, panel_step = 4 * LANES, 4 * LANES * depth
     tile = Tile(a, b, step, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, row_scales, bias)
-    _vnni(num_rows, wide, tile)
+    _bytes(num_rows, wide, tile)
 
 
 @kernel

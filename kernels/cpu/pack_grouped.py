@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.group_factors import MAX_EXPANDED, FactorsForm, GroupFactors, compact_factors
 from kernels.cpu.group_integers import pack_integers, stored_bits
 from kernels.cpu.packed_linear import (
@@ -38,8 +37,7 @@ def pack_grouped(weights: GroupedWeights, bias: torch.Tensor | None, *, quantize
     num_out, num_in = weights.values.shape
     biases = padded_bias(bias, num_out)
     if weights.is_int8_per_row:
-        has_int8_inputs = cpu_features().vnni and (quantize or weights.quantizes_inputs)
-        packing = Int8Packing(num_out, num_in, biases, has_int8_inputs=has_int8_inputs)
+        packing = Int8Packing(num_out, num_in, biases, has_int8_inputs=quantize or weights.quantizes_inputs)
         for (begin, rows), (_, scales) in zip(
             padded_rows(weights.values, 128), padded_rows(weights.scales, num_values=num_in), strict=True
         ):
@@ -55,7 +53,7 @@ def pack_grouped(weights: GroupedWeights, bias: torch.Tensor | None, *, quantize
     if GROUP // LANES * weights.scales.shape[1] > MAX_EXPANDED:
         factors = GroupFactors(FactorsForm.FP32, (weights.scales, weights.offsets))
     units, codes = (_panels_of(numbers, num_in) for numbers in (factors.units, factors.codes))
-    kind = Kind.INT8_BY_GROUPS if quantize and cpu_features().vnni else Kind.GROUPS
+    kind = Kind.INT8_BY_GROUPS if quantize else Kind.GROUPS
     return PackedLinear(
         num_in, num_out, kind, cells, biases, biases, units, weights.group_size, weights.input_order,
         factors.form, codes, factors.zero_point, num_bits,

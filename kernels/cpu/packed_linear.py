@@ -9,7 +9,6 @@ from enum import IntEnum
 import torch
 
 from kernels.cpu.arrays import check_stored
-from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.group_factors import FactorsForm
 from kernels.cpu.tile import LANES
 
@@ -17,7 +16,7 @@ GROUP = 2 * LANES
 """Columns multiplied together; weights are padded to a multiple of it."""
 _PACK_VALUES = 1 << 18
 """Weights packed at a time, so that packing needs little memory besides its result."""
-_ZERO_POINT = 128  # VNNI takes activations as unsigned bytes
+_ZERO_POINT = 128  # activations are unsigned bytes
 
 
 class Kind(IntEnum):
@@ -100,7 +99,7 @@ def pack_linear(
     Args:
         weight: [out, in] fp32, bf16 or fp16; stays in this type unless it is quantised.
         bias: [out], of the same types; widened to fp32.
-        quantize: to int8, symmetric, one scale per output channel. CPUs without VNNI keep activations in fp32.
+        quantize: to int8, symmetric, one scale per output channel; activations are rounded to int8 too.
         multiplies_in_bf16: whether inputs are rounded to bf16 if the weights are; needs `CpuFeatures.bf16`.
     Raises: ValueError: weight is of another type.
     """
@@ -117,7 +116,7 @@ def pack_linear(
         panels = torch.empty(len(biases) // LANES, num_in, LANES, dtype=weight.dtype)
         write_float_panels(panels, weight)
         return PackedLinear(num_in, num_out, FLOAT_KINDS[weight.dtype], panels, biases, biases, torch.ones(len(biases)))
-    packing = Int8Packing(num_out, num_in, biases, has_int8_inputs=cpu_features().vnni)
+    packing = Int8Packing(num_out, num_in, biases, has_int8_inputs=True)
     memory = torch.empty(0)  # of all pieces
     for begin, rows in padded_rows(weight):
         if memory.numel() == 0:

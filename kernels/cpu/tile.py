@@ -70,11 +70,6 @@ def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(declared(builder, _FMA, FLOATS), [a, b, c])
 
 
-def emit_vpdpbusd(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-    """Emits total + the products of four unsigned and four signed bytes in each lane. Needs `CpuFeatures.vnni`."""
-    return builder.call(declared(builder, "llvm.x86.avx512.vpdpbusd.512", INTS), [total, unsigned, signed])
-
-
 class Operands:
     """Types of A, B and the sums, and how they are multiplied.
 

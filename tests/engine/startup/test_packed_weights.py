@@ -94,7 +94,7 @@ def test_every_choice_that_changes_packed_weights_has_its_own_file(
         keys(config, group=SingleRank(0, 1, 1, 2)),
     ]
     features = cpu_features.cpu_features()
-    monkeypatch.setattr(cpu_features, "cpu_features", lambda: replace(features, vnni=not features.vnni))
+    monkeypatch.setattr(cpu_features, "cpu_features", lambda: replace(features, bf16=not features.bf16))
     found.append(keys(config))
     assert len(set(found)) == len(found)
     assert keys(replace(config, max_num_seqs=7, served_model_name=("other",))) == found[-1]

@@ -1,42 +1,70 @@
 """CPU features follow the compiler's settings; tests/portability compiles the kernels for older CPUs."""
 
-import platform
 from pathlib import Path
 
 import numba
 import pytest
 from llvmlite import ir
 
-from kernels.cpu.cpu_features import CpuFeatures, cpu_features
+from kernels.cpu import cpu_features as module
+from kernels.cpu.cpu_features import ByteProducts, CpuFeatures, cpu_features, features_of_arm
 from kernels.cpu.intrinsics import emit_cycles
 
+AVX512 = "+avx512f,+avx512bw,+avx512vl"
 FEATURES = {
-    "": CpuFeatures(avx512=False, vnni=False, fp16=False, bf16=False),  # as numba has it for NUMBA_CPU_NAME=generic
-    "+avx2,+fma,+f16c": CpuFeatures(avx512=False, vnni=False, fp16=True, bf16=False),
-    "+avx2,+fma": CpuFeatures(avx512=False, vnni=False, fp16=False, bf16=False),
-    "+avx512f,+avx512bw": CpuFeatures(avx512=False, vnni=False, fp16=False, bf16=False),
-    "+avx512f,+avx512bw,+avx512vl": CpuFeatures(avx512=True, vnni=False, fp16=True, bf16=False),
-    "+avx512f,+avx512bw,+avx512vl,-avx512vnni": CpuFeatures(avx512=True, vnni=False, fp16=True, bf16=False),
-    "+avx512f,+avx512bw,+avx512vl,+avx512vnni": CpuFeatures(avx512=True, vnni=True, fp16=True, bf16=False),
-    "-avx512f,+avx512bw,+avx512vl,+avx512vnni": CpuFeatures(avx512=False, vnni=False, fp16=False, bf16=False),
-    "+avx512f,+avx512bw,+avx512vl,+avx512bf16": CpuFeatures(avx512=True, vnni=False, fp16=True, bf16=True),
-    "+avx512f,+avx512bw,+avx512vl,-avx512bf16": CpuFeatures(avx512=True, vnni=False, fp16=True, bf16=False),
-    "+avx2,+avx512bf16": CpuFeatures(avx512=False, vnni=False, fp16=False, bf16=False),
+    # as numba has it for NUMBA_CPU_NAME=generic
+    "": CpuFeatures(avx512=False, byte_products=ByteProducts.GENERIC, fp16=False, bf16=False),
+    "+avx2,+fma,+f16c": CpuFeatures(avx512=False, byte_products=ByteProducts.AVX2, fp16=True, bf16=False),
+    "+avx2,+fma": CpuFeatures(avx512=False, byte_products=ByteProducts.AVX2, fp16=False, bf16=False),
+    "+avx2,+avxvnni": CpuFeatures(avx512=False, byte_products=ByteProducts.AVX_VNNI, fp16=False, bf16=False),
+    "+avx512f,+avx512bw": CpuFeatures(avx512=False, byte_products=ByteProducts.GENERIC, fp16=False, bf16=False),
+    f"{AVX512}": CpuFeatures(avx512=True, byte_products=ByteProducts.AVX512, fp16=True, bf16=False),
+    f"{AVX512},-avx512vnni": CpuFeatures(avx512=True, byte_products=ByteProducts.AVX512, fp16=True, bf16=False),
+    f"{AVX512},+avx512vnni": CpuFeatures(avx512=True, byte_products=ByteProducts.AVX512_VNNI, fp16=True, bf16=False),
+    f"{AVX512},+avx512vnni,+avxvnni": CpuFeatures(
+        avx512=True, byte_products=ByteProducts.AVX512_VNNI, fp16=True, bf16=False
+    ),
+    "-avx512f,+avx512bw,+avx512vl,+avx512vnni,+avx2": CpuFeatures(
+        avx512=False, byte_products=ByteProducts.AVX2, fp16=False, bf16=False
+    ),
+    f"{AVX512},+avx512bf16": CpuFeatures(avx512=True, byte_products=ByteProducts.AVX512, fp16=True, bf16=True),
+    f"{AVX512},-avx512bf16": CpuFeatures(avx512=True, byte_products=ByteProducts.AVX512, fp16=True, bf16=False),
+    "+avx2,+avx512bf16": CpuFeatures(avx512=False, byte_products=ByteProducts.AVX2, fp16=False, bf16=False),
+}
+ARM_FEATURES = {
+    "+neon": ByteProducts.GENERIC,  # ARMv8.0, such as Cortex-A72
+    "+neon,+dotprod": ByteProducts.DOTPROD,  # ARMv8.2, such as Neoverse N1
+    "+neon,+dotprod,+i8mm": ByteProducts.I8MM,  # ARMv8.6, such as Neoverse V1
 }
 
 
 @pytest.mark.parametrize("names", FEATURES)
 def test_features_follow_the_compilers_settings(names, monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(module, "_IS_ARM", False)
     monkeypatch.setattr(numba.config, "CPU_FEATURES", names)
     assert cpu_features.__wrapped__() == FEATURES[names]
 
 
-@pytest.mark.parametrize("machine", ["aarch64", "arm64"])
-def test_every_arm_cpu_converts_fp16(machine, monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(numba.config, "CPU_FEATURES", "+neon")
-    assert cpu_features.__wrapped__() == CpuFeatures(avx512=False, vnni=False, fp16=True, bf16=False)
+@pytest.mark.parametrize("names", ARM_FEATURES)
+def test_every_arm_cpu_converts_fp16(names, monkeypatch):
+    monkeypatch.setattr(module, "_IS_ARM", True)
+    monkeypatch.setattr(numba.config, "CPU_FEATURES", names)
+    assert cpu_features.__wrapped__() == CpuFeatures(
+        avx512=False, byte_products=ARM_FEATURES[names], fp16=True, bf16=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "added"),
+    [
+        ("fp asimd evtstrm crc32 cpuid", ""),  # of Cortex-A72
+        ("fp asimd evtstrm aes atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs", ",+dotprod"),
+        ("fp asimd asimdhp asimddp sha512 sve svei8mm i8mm svebf16 bf16", ",+dotprod,+i8mm"),
+    ],
+)
+def test_products_of_bytes_of_an_arm_cpu_are_those_that_linux_names(flags, added):
+    cpuinfo = f"processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: {flags}\nCPU part\t: 0xd0c\n\nprocessor\t: 1\n"
+    assert features_of_arm("+neon,+crc", cpuinfo) == f"+neon,+crc{added}"
 
 
 @pytest.mark.parametrize("triple", ["aarch64-unknown-linux-gnu", "arm64-apple-darwin23.0.0"])

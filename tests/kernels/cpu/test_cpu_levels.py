@@ -11,13 +11,20 @@ import numba
 import pytest
 
 from kernels.cpu import cpu_levels
-from kernels.cpu.cpu_features import cpu_features
+from kernels.cpu.cpu_features import ByteProducts, CpuFeatures, cpu_features
 from kernels.cpu.cpu_levels import LEVELS, CpuLevel, target, use_compiled_level
 from kernels.cpu.kernel_cache import SUFFIX
 from tests.hang import HANG_S, START_HANG_S
 
 ROOT = Path(__file__).parents[3]
 NAMES = list(LEVELS)
+FEATURES = {
+    "x86-64-v3": CpuFeatures(avx512=False, byte_products=ByteProducts.AVX2, fp16=True, bf16=False),
+    "x86-64-v3-vnni": CpuFeatures(avx512=False, byte_products=ByteProducts.AVX_VNNI, fp16=True, bf16=False),
+    "x86-64-v4": CpuFeatures(avx512=True, byte_products=ByteProducts.AVX512, fp16=True, bf16=False),
+    "x86-64-v4-vnni": CpuFeatures(avx512=True, byte_products=ByteProducts.AVX512_VNNI, fp16=True, bf16=False),
+    "x86-64-v4-bf16": CpuFeatures(avx512=True, byte_products=ByteProducts.AVX512_VNNI, fp16=True, bf16=True),
+}
 
 
 @pytest.fixture
@@ -37,7 +44,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def has_features(monkeypatch: pytest.MonkeyPatch, features: str) -> None:
-    monkeypatch.setattr(cpu_levels, "_host_features", lambda: f"{features},+sse,-avx512fp16")
+    monkeypatch.setattr(cpu_levels, "host_features", lambda: f"{features},+sse,-avx512fp16")
 
 
 def configured() -> CpuLevel:
@@ -50,14 +57,12 @@ def test_the_highest_level_that_the_cpu_has_is_used(name: str, image: Path, monk
     has_features(monkeypatch, LEVELS[name].features)
     assert use_compiled_level() == name
     assert configured() == target() == LEVELS[name]
-    features = cpu_features.__wrapped__()
-    assert (features.avx512, features.vnni, features.fp16) == (name != NAMES[0], name in NAMES[2:], True)
-    assert features.bf16 == (name == NAMES[3])
+    assert cpu_features.__wrapped__() == FEATURES[name]
 
 
 def test_a_level_that_the_image_lacks_is_not_used(image: Path) -> None:
-    LEVELS[NAMES[3]].marker(image).unlink()
-    assert use_compiled_level() == NAMES[2]
+    LEVELS[NAMES[-1]].marker(image).unlink()
+    assert use_compiled_level() == NAMES[-2]
 
 
 @pytest.mark.parametrize("reason", ["no image", "old CPU", "compiled for this CPU", "variables", "other sources"])
@@ -77,13 +82,14 @@ def test_otherwise_kernels_are_those_of_this_cpu(reason: str, image: Path, monke
     assert configured() == before
 
 
-def test_levels_contain_each_other() -> None:
+def test_levels_contain_lower_ones_but_for_avx_vnni() -> None:
     levels = list(LEVELS.values())
     assert [[higher.runs_with(lower.features) for lower in levels] for higher in levels] == [
-        [True, True, True, True],
-        [False, True, True, True],
-        [False, False, True, True],
-        [False, False, False, True],
+        [True, True, True, True, True],
+        [False, True, False, False, False],
+        [False, False, True, True, True],
+        [False, False, False, True, True],
+        [False, False, False, False, True],
     ]
 
 

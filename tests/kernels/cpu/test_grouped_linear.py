@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.group_factors import MAX_EXPANDED, FactorsForm
 from kernels.cpu.packed_linear import Kind
 from kernels.families import cpu_ops
@@ -13,7 +12,6 @@ from kernels.grouped_weights import GroupedWeights, Superblocks
 from tests.support.kernels.batches import assert_same_bits
 
 NUM_ROWS = [*range(1, 15), 24, 97, 130]  # up to three tiles, and two blocks of tiles
-needs_vnni = pytest.mark.skipif(not cpu_features().vnni, reason="inputs stay in fp32 without VNNI")
 
 
 def normal(*shape, seed=0):
@@ -124,7 +122,6 @@ def quantised(x, group_size):
     return (groups * (127 / largest)).round().double(), (largest / 127).double()
 
 
-@needs_vnni
 @pytest.mark.parametrize(("weights", "form", "bits"), FORMS, ids=IDS)
 def test_inputs_in_int8_are_off_by_their_rounding_only(int8_ops, weights, form, bits):
     """Beside it there are roundings of fp32: of a scale times a sum, of each of two terms of a group, and of a scaled
@@ -148,7 +145,6 @@ def test_inputs_in_int8_are_off_by_their_rounding_only(int8_ops, weights, form, 
         assert ((int8_ops.linear(x, packed) - want).abs() <= bound).all()
 
 
-@needs_vnni
 @pytest.mark.parametrize("num_bits", [4, 5, 6, 8])
 def test_sums_of_int8_products_are_exact(int8_ops, num_bits):
     """Groups with a value of 127 are not rounded; all sums are integers below 2^24."""
@@ -162,7 +158,6 @@ def test_sums_of_int8_products_are_exact(int8_ops, num_bits):
     assert torch.equal(int8_ops.linear(x, int8_ops.pack_grouped(weights, None, torch.float32)), want.float())
 
 
-@needs_vnni
 @pytest.mark.parametrize("index", [0, 1, 6, 9, 10, 11])
 def test_inputs_in_int8_give_a_row_the_same_bits_among_any_others(int8_ops, index):
     weights = FORMS[index][0]

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.cpu_features import CpuFeatures
 from kernels.cpu.linear import BLOCK_TILES
-from kernels.cpu.packed_linear import Kind
+from kernels.cpu.packed_linear import Int8Packing, Kind
 from kernels.cpu.tile import MAX_ROWS
 from kernels.families import cpu_ops
 from kernels.grouped_weights import GroupedWeights
@@ -25,15 +24,15 @@ NUM_ROWS = [*range(1, 2 * MAX_ROWS + 3), BLOCK_TILES * MAX_ROWS + 33]  # up to t
 
 
 def make_int8_weights_ops():
-    """Makes the operations of a CPU without VNNI, which keeps activations in fp32."""
+    """Makes operations that keep activations in fp32, as with int8 weights of a checkpoint that is meant for it."""
     ops = cpu_ops(quantization="int8")
     pack = ops.pack_linear
 
     def pack_linear(weight, bias):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "kernels.cpu.packed_linear.cpu_features",
-                lambda: CpuFeatures(avx512=True, vnni=False, fp16=True, bf16=False),
+                "kernels.cpu.packed_linear.Int8Packing",
+                lambda *sizes, has_int8_inputs: Int8Packing(*sizes, has_int8_inputs=not has_int8_inputs),
             )
             packed = pack(weight, bias)
         assert packed.kind is Kind.INT8_WEIGHTS
@@ -233,9 +232,7 @@ def test_int8_rows_of_zeros_and_of_tiny_and_huge_values(int8_ops):
     x = normal(3, 67)
     assert_same_bits(int8_ops.linear(x, layer)[:, 7], bias[7].expand(3))
     plain = int8_ops.pack_linear(weight, None)
-    # Without VNNI inputs stay in fp32, and 67 of them times 127 are added up before scales make them small again:
-    # 67 * 127 * max(x) < 2^16.
-    huge = 2.0**120 if plain.kind is Kind.INT8 else 2.0**111
+    huge = 2.0**120
     torch.testing.assert_close(int8_ops.linear(x * huge, plain), int8_ops.linear(x, plain) * huge)
     for scale in (2.0**-100, 2.0**-126, 2.0**-140):  # the last are below the least normal number
         torch.testing.assert_close(

@@ -5,13 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.multiply_tile import (
     WEIGHTS_STEP,
     add_values,
     multiply_fp32,
+    multiply_int8,
     multiply_int8_weights,
-    multiply_vnni,
     score_keys,
 )
 from kernels.cpu.tile import LANES, MAX_ROWS
@@ -66,7 +65,7 @@ def multiply(function, a, packed_a, b, c0, *, wide, scales=None, row_scales=None
     scaling = {
         multiply_fp32: (0,),  # from row to row of c0
         multiply_int8_weights: (scales.ctypes.data, bias.ctypes.data),
-        multiply_vnni: (scales.ctypes.data, row_scales.ctypes.data, bias.ctypes.data),
+        multiply_int8: (scales.ctypes.data, row_scales.ctypes.data, bias.ctypes.data),
     }[function]
     address, depth = b.ctypes.data, b.shape[1]
     function(
@@ -120,9 +119,8 @@ def test_terms_are_fused_and_added_in_order():
 
 
 @WIDE
-@pytest.mark.skipif(not cpu_features().vnni, reason="needs VNNI")
 @pytest.mark.parametrize("depth", [*DEPTHS, 5000])
-def test_vnni_products_are_exact(depth, wide):
+def test_int8_products_are_exact(depth, wide):
     """Products of unsigned and signed bytes, including the extremes."""
     width, generator = 64 if wide else 32, np.random.default_rng(depth)
     a = generator.integers(0, 256, (MAX_ROWS, 4 * depth), dtype=np.uint8)
@@ -132,25 +130,23 @@ def test_vnni_products_are_exact(depth, wide):
     fours = b.reshape(depth, 4, -1, LANES).transpose(2, 0, 3, 1)  # [panels, depth, LANES, 4]
     for height in heights(wide=wide):
         packed = np.ascontiguousarray(a[:height].view(np.int32).T)
-        c = multiply(multiply_vnni, a[:height], packed, np.ascontiguousarray(fours), c0, wide=wide)
+        c = multiply(multiply_int8, a[:height], packed, np.ascontiguousarray(fours), c0, wide=wide)
         exact = a[:height].astype(np.int64) @ b.astype(np.int64) + c0
         assert (c == exact.astype(np.float32)).all()
 
 
 @WIDE
-@pytest.mark.parametrize("name", ["int8 weights", "vnni"])
+@pytest.mark.parametrize("name", ["int8 weights", "int8"])
 def test_sums_are_scaled_by_column_and_row_then_biased(name, wide):
     """factor = row scale * column scale is rounded, then sum * factor + bias."""
-    if name == "vnni" and not cpu_features().vnni:
-        pytest.skip("needs VNNI")
     width, height, depth = 64 if wide else 32, min(5, max(heights(wide=wide))), 7
     scales, row_scales, bias = random(width), random(height), random(width, seed=1)
     b = random(4 * depth, width, is_int8=True)
-    if name == "vnni":
+    if name == "int8":
         a = np.random.default_rng(2).integers(0, 256, (height, 4 * depth), dtype=np.uint8)
         fours = np.ascontiguousarray(b.reshape(depth, 4, -1, LANES).transpose(2, 0, 3, 1))
         packed, c0 = np.ascontiguousarray(a.view(np.int32).T), np.zeros(width, np.int32)
-        c = multiply(multiply_vnni, a, packed, fours, c0, wide=wide, scales=scales, row_scales=row_scales, bias=bias)
+        c = multiply(multiply_int8, a, packed, fours, c0, wide=wide, scales=scales, row_scales=row_scales, bias=bias)
         sums, factors = (a.astype(np.int64) @ b).astype(np.float32), row_scales[:, None] * scales
     else:
         a = np.round(random(height, 4 * depth) * 10).astype(np.float32)  # whole numbers: sums are exact
