@@ -41,6 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # the reader (`| head`) has closed the pipe; the interpreter must not flush again
             discard_stdout()
             return 1
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            discard_stdout()
+            print(f"chairlift {name}: cannot write to standard output: {error.strerror}", file=sys.stderr)
+            return 1
         return status
     if name in ("-h", "--help"):
         print(_usage())

@@ -23,7 +23,8 @@ async def run_smoke_test(target: str, api_key: str | None) -> None:
         print(f"\nSmoke test. Prompt: {_PROMPT}\n")
         num_tokens = 0
         started_s = time.monotonic()
-        async with client.stream(_PROMPT, max_tokens=_MAX_TOKENS, temperature=0.8, seed=1) as stream:
+        max_tokens = min(_MAX_TOKENS, model.max_model_len // 2)
+        async with client.stream(_PROMPT, max_tokens=max_tokens, temperature=0.8, seed=1) as stream:
             async for chunk in stream:
                 print(chunk.text, end="", flush=True)
                 num_tokens += chunk.num_tokens

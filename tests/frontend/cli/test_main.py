@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +52,16 @@ def test_an_interrupt_while_a_server_does_not_answer_is_no_traceback(command):
             process.send_signal(signal.SIGINT)
             _, error = process.communicate()
     assert (process.returncode, error) == (130, b"")
+
+
+def test_a_full_disk_under_stdout_is_one_line(monkeypatch, capsys):
+    command = SimpleNamespace(main=lambda _arguments: print("an answer", flush=True))
+    monkeypatch.setattr("importlib.import_module", lambda _name: command)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["generate"]) == 1
+    error = capsys.readouterr().err
+    assert error == "chairlift generate: cannot write to standard output: No space left on device\n"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
