@@ -62,7 +62,7 @@ def features_of_arm(features: str, cpuinfo: str) -> str:
 
 
 if _IS_ARM and _config.CPU_FEATURES is None:
-    _config.CPU_FEATURES = host_features()  # before anything is compiled
+    _config.CPU_FEATURES = host_features()
 
 
 @cache
