@@ -1,6 +1,6 @@
 """Products of unsigned and signed bytes, four summed into each lane of 32 bits, by whatever instruction the CPU has.
 
-The sums are exact. So all instructions give the same bits, and a model in int8 the same answers on every CPU.
+The sums are exact, so that all instructions give the same bits.
 """
 
 from collections.abc import Callable
