@@ -14,7 +14,6 @@ from numba import njit, typeof, types
 from numba.core import event
 from numba.extending import intrinsic
 
-import kernels.cpu.cpu_features  # noqa: F401 - tells numba of this CPU's features before it compiles
 from kernels.cpu.kernel_cache import KernelCache
 
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}

@@ -1,5 +1,8 @@
 """CPU features follow the compiler's settings; tests/portability compiles the kernels for older CPUs."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numba
@@ -9,6 +12,9 @@ from llvmlite import ir
 from kernels.cpu import cpu_features as module
 from kernels.cpu.cpu_features import ByteProducts, CpuFeatures, cpu_features, features_of_arm
 from kernels.cpu.intrinsics import emit_cycles
+from tests.hang import HANG_S
+
+ROOT = Path(__file__).parents[3]
 
 AVX512 = "+avx512f,+avx512bw,+avx512vl"
 FEATURES = {
@@ -65,6 +71,26 @@ def test_every_arm_cpu_converts_fp16(names, monkeypatch):
 def test_products_of_bytes_of_an_arm_cpu_are_those_that_linux_names(flags, added):
     cpuinfo = f"processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: {flags}\nCPU part\t: 0xd0c\n\nprocessor\t: 1\n"
     assert features_of_arm("+neon,+crc", cpuinfo) == f"+neon,+crc{added}"
+
+
+IMPORTS = """
+import platform
+platform.machine = lambda: "aarch64"
+import kernels.cpu.recording
+import numba
+from numba.core.registry import cpu_target
+features = cpu_target.target_context.codegen()._tm_features
+print(features is numba.config.CPU_FEATURES)
+"""
+
+
+def test_numba_compiles_for_the_features_of_an_arm_cpu_that_it_does_not_look_for():
+    """Whatever is imported first: its first decorator fixes them."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CPU")}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert done.stdout == "True\n", done.stderr
 
 
 @pytest.mark.parametrize("triple", ["aarch64-unknown-linux-gnu", "arm64-apple-darwin23.0.0"])
