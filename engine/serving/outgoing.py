@@ -8,6 +8,7 @@ of a small model, one message per step costs a fifth to a third of the time. See
 """
 
 import asyncio
+from collections import deque
 from typing import Protocol
 
 import grpc
@@ -23,6 +24,9 @@ STEP_WINDOW = 64
 # A frontend with more unsent tokens will not catch up: its stream is ended to bound the engine's memory. A prompt
 # log-probability counts as a token.
 MAX_UNSENT_TOKENS = 1 << 20
+# Tokens and log-probabilities from which a message is full: the rows of further steps go into the next one. Frontends
+# take no message above 16 MiB, which the alternatives of merged steps can exceed.
+MAX_MESSAGE_VALUES = 1 << 20
 MAX_UNSENT_ADMISSIONS = 4096
 # How long a finished stream stays open for the last acknowledgement. In grpc.aio a write that meets the end of a stream
 # fails the whole call, including unread messages: a frontend would lose its last rows. During a drain frontends
@@ -97,13 +101,15 @@ class Outgoing:
     def __init__(self, coalescing: CoalescePolicy | None = None) -> None:
         self._hold = Hold(coalescing or CoalescePolicy(), self._send_now)
         self._is_urgent = False  # something unsent must be sent now
-        self._merged_steps: set[int] = set()  # steps with unsent rows
+        self._merged_steps: set[int] = set()  # steps with rows in the columns
         self._wake = asyncio.Event()
         self._accepted: list[int] = []
         self._rejections: list[pb.Rejection] = []
         self._drain_notice: pb.DrainNotice | None = None
         self._status: pb.EngineStatus | None = None
         self._columns = StepColumns()
+        self._full: deque[pb.StepResult] = deque()  # messages before these columns, without their numbers
+        self._num_full_tokens = 0  # in them, prompt log-probabilities included
         self._newest: tuple[LoopSnapshot, int] | None = None  # of the newest row: snapshot, sampled_at_ns
         self._seen_command_seq = 0
         self._sent_step_seq = 0
@@ -137,7 +143,7 @@ class Outgoing:
         self._merged_steps.add(snapshot.engine_step)
         if output.time is not None or output.completion is not None or output.prompt_logprobs is not None:
             self._is_urgent = True
-        num_unsent = self._columns.num_tokens + self._columns.num_prompt_values
+        num_unsent = self._num_full_tokens + self._columns.num_tokens + self._columns.num_prompt_values
         if num_unsent > MAX_UNSENT_TOKENS:
             detail = f"{num_unsent} tokens are unread, at most {MAX_UNSENT_TOKENS} are kept"
             self.refuse(StreamRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, detail))
@@ -145,6 +151,11 @@ class Outgoing:
     def end_step(self) -> None:
         """Sends the rows of a step after all have been added, or holds them until the next step."""
         if not self._columns:
+            return
+        if self._columns.num_values >= MAX_MESSAGE_VALUES:
+            self._full.append(self._to_message())
+            self._num_full_tokens += _num_tokens(self._full[-1])
+            self._send_now()
             return
         if self._newest is not None and not self._is_urgent and self._closes_at_s is None:
             last = self._newest[0]
@@ -163,7 +174,9 @@ class Outgoing:
 
     def has_unsent_end(self, handle: int) -> bool:
         """Whether the completion of the handle is unsent, so that the frontend cannot reuse it yet."""
-        return self._columns.has_ended(handle)
+        return self._columns.has_ended(handle) or any(
+            completion.handle == handle for message in self._full for completion in message.completions
+        )
 
     def see_commands(self, command_seq: int) -> None:
         """Notes that the step loop has processed the commands up to this one."""
@@ -197,6 +210,7 @@ class Outgoing:
         """
         self._refusal = refusal
         self._columns = StepColumns()
+        self._full.clear()
         self._wake.set()
 
     def close(self, linger_s: float = LINGER_S) -> None:
@@ -234,7 +248,8 @@ class Outgoing:
         if self._status is not None:
             status, self._status = self._status, None
             return pb.AttachResponse(status=status)
-        if self._is_urgent and self._columns and (self._is_window_open or self._closes_at_s is not None):
+        is_urgent = self._is_urgent and (self._full or self._columns)
+        if is_urgent and (self._is_window_open or self._closes_at_s is not None):
             return pb.AttachResponse(step=self._take_step())
         return None
 
@@ -249,16 +264,30 @@ class Outgoing:
         return self._sent_step_seq - self._acked_step_seq < STEP_WINDOW
 
     def _take_step(self) -> pb.StepResult:
+        if self._full:
+            step = self._full.popleft()
+            self._num_full_tokens -= _num_tokens(step)
+        else:
+            step = self._to_message()
+        self._is_urgent = bool(self._full or self._columns)
+        self._sent_step_seq += 1
+        step.step_seq = self._sent_step_seq
+        return step
+
+    def _to_message(self) -> pb.StepResult:
+        """Returns the columns as a message and empties them."""
         step = self._columns.to_message()
         self._columns = StepColumns()
         step.num_steps = len(self._merged_steps)
         self._merged_steps.clear()
-        self._is_urgent = False
-        self._sent_step_seq += 1
-        step.step_seq = self._sent_step_seq
         step.last_command_seq = self._seen_command_seq
         if self._newest is not None:
             snapshot, step.sampled_at_ns = self._newest
             step.engine_step = snapshot.engine_step
             step.load.CopyFrom(load_message(snapshot))
         return step
+
+
+def _num_tokens(step: pb.StepResult) -> int:
+    """Returns what a message adds to the unsent tokens."""
+    return len(step.token_ids) + sum(len(prompt.chosen) + len(prompt.top_ids) for prompt in step.prompt_logprobs)

@@ -52,6 +52,7 @@ class StepColumns:
         self._times: dict[int, pb.TimeAccount] = {}
         self.num_tokens = 0
         self.num_prompt_values = 0  # log-probabilities of prompts
+        self._num_output_values = 0  # the same of outputs
 
     def __bool__(self) -> bool:
         return bool(self._rows or self._completions or self._first_tokens or self._prompt_logprobs)
@@ -60,6 +61,11 @@ class StepColumns:
     def num_rows(self) -> int:
         """Requests with unsent tokens."""
         return len(self._rows)
+
+    @property
+    def num_values(self) -> int:
+        """Unsent tokens and log-probabilities, which make up the size of the message: at most 9 bytes each."""
+        return self.num_tokens + self.num_prompt_values + self._num_output_values
 
     def add(self, handle: int, epoch: int, output: RequestOutput) -> None:
         """Adds the output of a step for one request."""
@@ -117,6 +123,8 @@ class StepColumns:
 
     def _add_tokens(self, handle: int, epoch: int, output: RequestOutput) -> None:
         self.num_tokens += len(output.token_ids)
+        for logprobs in output.logprobs:
+            self._num_output_values += 1 + len(logprobs.top_ids)
         row = self._rows.get(handle)
         if row is None:
             self._rows[handle] = _Row(epoch, output.start_index, list(output.token_ids), list(output.logprobs))

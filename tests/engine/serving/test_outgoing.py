@@ -8,6 +8,7 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason
+from chairlift.service.engine_protocol import MAX_FRONTEND_MESSAGE_BYTES
 from engine.core.outputs import (
     PromptLogprobs,
     RequestCompletion,
@@ -192,6 +193,71 @@ async def test_a_receiver_that_lags_too_far_is_disconnected(monkeypatch: pytest.
     with pytest.raises(StreamRefused, match="4 tokens are unread, at most 3") as caught:
         await outgoing.next_message()
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_steps_are_merged_to_messages_that_a_frontend_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many streams with the most alternatives, and a frontend that lags by several hundred tokens of each."""
+    monkeypatch.setattr("engine.serving.outgoing.STEP_WINDOW", 0)
+    outgoing = Outgoing()
+    num_streams, num_steps, num_at_once = 32, 40, 120
+    logprobs = (TokenLogprobs(-0.5, tuple(range(130_000, 130_020)), (-1.0,) * 20),) * num_at_once
+    ended = RequestCompletion(EndReason.MAX_TOKENS, 1, 0, num_steps * num_at_once, NO_TIME)
+    for number in range(num_steps):
+        snapshot = dataclasses.replace(SNAPSHOT, engine_step=number)
+        for handle in range(1, num_streams + 1):
+            tokens = output(
+                number * num_at_once,
+                *range(number * num_at_once, (number + 1) * num_at_once),
+                logprobs=logprobs,
+                completion=ended if number == num_steps - 1 or (handle, number) == (1, 20) else None,
+            )
+            if handle > 1 or number <= 20:
+                outgoing.add_output(handle, 0, tokens, snapshot, number)
+        outgoing.end_step()
+    assert all(outgoing.has_unsent_end(handle) for handle in range(1, num_streams + 1))
+    outgoing.close()
+    received: dict[int, list[int]] = {}
+    completed: list[int] = []
+    num_merged = num_logprobs = num_messages = 0
+    while sum(map(len, received.values())) < ((num_streams - 1) * num_steps + 21) * num_at_once:
+        message = await outgoing.next_message()
+        assert message is not None
+        assert message.ByteSize() <= MAX_FRONTEND_MESSAGE_BYTES
+        num_messages += 1
+        assert message.step.step_seq == num_messages
+        tokens_left = list(message.step.token_ids)
+        for handle, start, count in zip(
+            message.step.handles, message.step.start_indices, message.step.token_counts, strict=True
+        ):
+            assert handle not in completed
+            assert start == len(received.setdefault(handle, []))
+            received[handle] += tokens_left[:count]
+            del tokens_left[:count]
+        completed += [completion.handle for completion in message.step.completions]
+        num_merged += message.step.num_steps
+        num_logprobs += len(message.step.logprobs.chosen)
+    assert received == {h: list(range((num_steps if h > 1 else 21) * num_at_once)) for h in received}
+    assert sorted(completed) == list(range(1, num_streams + 1))
+    assert num_logprobs == sum(map(len, received.values()))
+    assert num_merged == num_steps
+    assert num_messages < num_steps / 4
+    assert not outgoing.has_unsent_end(1)
+
+
+async def test_full_messages_count_against_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_TOKENS", 6)
+    monkeypatch.setattr("engine.serving.outgoing.MAX_MESSAGE_VALUES", 2)
+    outgoing = Outgoing()
+    for index in range(3):
+        outgoing.add_output(1, 0, output(2 * index, 5, 6), SNAPSHOT, 1)
+        outgoing.end_step()
+    message = await outgoing.next_message()
+    assert message is not None
+    assert list(message.step.token_ids) == [5, 6]
+    outgoing.add_output(1, 0, output(6, 5, 6), SNAPSHOT, 1)  # what was sent counts no more
+    outgoing.add_output(2, 0, output(0, 7), SNAPSHOT, 1)
+    with pytest.raises(StreamRefused, match="7 tokens are unread"):
+        await outgoing.next_message()
 
 
 async def test_a_refused_stream_keeps_nothing_while_the_write_of_its_last_message_is_stuck(
