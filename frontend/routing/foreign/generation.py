@@ -83,7 +83,12 @@ class Generation:
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for the engine, not for credit."""
-        return not self.has_ended and self._credit > 0
+        return not self.has_ended and not self._needs_credit
+
+    @property
+    def _needs_credit(self) -> bool:
+        """Whether it must not read further. Behind the last token only the end is left, which no credit is for."""
+        return self._credit <= 0 and self._num_tokens < self._submission.stops.max_tokens
 
     def start(self) -> asyncio.Task[None]:
         """Starts the call."""
@@ -147,7 +152,7 @@ class Generation:
                 self._take(part, self._rest)
                 if self.has_ended:
                     return
-                while self._credit <= 0:
+                while self._needs_credit:
                     self._has_credit.clear()
                     await self._has_credit.wait()
             self._drop("ended a stream before the answer had ended")

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
+from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 from tests.support.frontend.foreign_answers import answer_to, logprob
 from tests.support.frontend.foreign_engine import ForeignEngine
@@ -34,6 +35,16 @@ async def test_answer_ends_with_its_end_token(make_foreign, read, encode, kind, 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_answer_ends_at_max_tokens(make_foreign, read, encode, kind):
     world = await make_foreign(kind)
+    expected = answer_to(encode(TEXT), 90, ignore_end=True)
+    finished = await read(world, TEXT, max_tokens=90, ignore_end_token=True).complete(expected)
+    assert finished.reason == pb.FINISH_REASON_MAX_TOKENS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("token_window", [1, 8, 90])
+async def test_answer_ends_with_the_last_token_of_its_credit(make_foreign, read, encode, kind, token_window):
+    """Engines send the end in a message of its own. No credit comes for it: the answer may have no further token."""
+    world = await make_foreign(kind, token_window=token_window, default_timeout_s=HANG_S)
     expected = answer_to(encode(TEXT), 90, ignore_end=True)
     finished = await read(world, TEXT, max_tokens=90, ignore_end_token=True).complete(expected)
     assert finished.reason == pb.FINISH_REASON_MAX_TOKENS
