@@ -1,7 +1,8 @@
 """Engines and a router without sockets, on one clock: everything of the pair between text and device is real.
 
-Engines are killed, drained and restarted at the same address at random, with messages of both directions on their way;
-clients leave, pause and have little time. Every answer is that of the model alone, with its log-probabilities.
+Engines are killed, drained and restarted at the same address at random, and streams to living engines break, with
+messages of both directions on their way; clients leave, pause and have little time. Every answer is that of the model
+alone, with its log-probabilities and those of its prompt.
 """
 
 import asyncio
@@ -84,8 +85,17 @@ class Engine:
         max_open = config.max_waiting + config.max_num_seqs
         snapshot = lambda: self.loop.snapshot  # noqa: E731
         self.service.set_serving(ServingParts(parts.info, inbox, max_open, snapshot, parts.grammars))
+        self.attach()
+
+    def attach(self) -> None:
+        """Opens the stream of a frontend."""
         self.outgoing = Outgoing(CoalescePolicy(0.0))
         self.session = self.service.open_session(self.outgoing, 1)
+
+    def detach(self) -> None:
+        """The stream has ended."""
+        del self.service._sessions[self.session.session_id]
+        self.session.abandon()
 
     def turn(self) -> None:
         self.loop.turn()
@@ -103,6 +113,16 @@ class Connection(MemoryConnection):
 
     def come(self, rng: random.Random) -> None:
         self.engine = Engine(rng)
+        self.attach(KEY, block_size=4)
+
+    def break_stream(self) -> None:
+        """The frontend attaches anew, while the engine still has rows of the old stream in flight."""
+        engine = self.engine
+        assert engine is not None
+        self.die()
+        engine.detach()
+        engine.attach()
+        self.engine = engine
         self.attach(KEY, block_size=4)
 
     def die(self, parting_error: RequestError | None = None) -> None:
@@ -187,6 +207,10 @@ class Client:
         assert tuple(self.token_ids) == self.expected.token_ids[:num_tokens]
         if self.request.submission.HasField("top_logprobs"):
             assert self.chosen == pytest.approx(self.expected_logprobs()[:num_tokens])
+        if (prompt := self.stream.prompt_logprobs) is not None:
+            known = [chosen for piece in prompt.pieces(100) for chosen in piece.chosen]
+            expected = self.prompt_scores([])
+            assert known == pytest.approx(expected if num_tokens else expected[: len(known)])
         if self.has_left:
             return
         assert self.task.done()
@@ -199,10 +223,14 @@ class Client:
             assert (num_tokens, self.request.attempt) == (0, 0)
 
     def expected_logprobs(self) -> list[float]:
+        return self.prompt_scores(self.token_ids)[self.request.num_prompt_tokens - 1 :]
+
+    def prompt_scores(self, token_ids: list[int]) -> list[float]:
+        """What the model alone gives for the prompt and these tokens, from the second on."""
         submission = self.request.submission
-        ids = [*wire.ids_from_bytes(submission.prompt_ids), *self.token_ids]
+        ids = [*wire.ids_from_bytes(submission.prompt_ids), *token_ids]
         scores = MODEL.solo_prompt_logprobs(ids, 0, cache_salt=submission.cache_salt)
-        return [score.chosen for score in scores][self.request.num_prompt_tokens - 1 :]
+        return [score.chosen for score in scores]
 
 
 class World:
@@ -249,6 +277,7 @@ class World:
             stops=pb.TokenStops(**stops, time_budget_ms=limit_ms if kind == "time_budget_ms" else None),
             remaining_ms=limit_ms if kind == "remaining_ms" else None,
             top_logprobs=rng.choice((None, 0, 2)),
+            prompt_logprobs=rng.choice((None, None, 0, 2)),
             priority=rng.randrange(3),
             cache_salt=salt,
             ttft_remaining_ms=rng.choice((None, 500)),
@@ -268,8 +297,10 @@ class World:
         connection = rng.choice(self.connections)
         if connection.engine is None:
             connection.come(rng)
-        elif rng.random() < 0.5:
+        elif (kind := rng.random()) < 0.4:
             connection.die()
+        elif kind < 0.7 and connection.serving:
+            connection.break_stream()
         else:
             connection.engine.loop.drain(rng.random())
         for client in rng.sample(self.clients, min(3, len(self.clients))):
