@@ -121,8 +121,10 @@ class ProcessGroup:
     def use_symmetric_memory(self, dtype: torch.dtype) -> None:
         """Sums small tensors of this dtype in symmetric memory from now on, if all ranks can; logs which way it is.
 
-        All ranks must call it, after `join`.
+        All ranks must call it, after `join`. A stage of one rank sums nothing.
         """
+        if self.size == 1:
+            return
         memory, reason = None, "another rank has none"
         try:
             memory = open_symmetric_memory(self._group_name(), self.size, dtype, self.device)
@@ -144,6 +146,8 @@ class ProcessGroup:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sums x over all ranks, in place or in new memory."""
+        if self.size == 1:  # a pipeline stage
+            return x
         if self._symmetric_memory is not None and self._symmetric_memory.takes(x):
             return self._symmetric_memory.all_reduce(x)
         dist.all_reduce(x, group=self._of_stage)
@@ -151,6 +155,8 @@ class ProcessGroup:
 
     def all_gather_columns(self, x: torch.Tensor) -> torch.Tensor:
         """[S, n] -> [S, size * n]."""
+        if self.size == 1:
+            return x
         num_rows, num_columns = x.shape
         gathered = x.new_empty(self.size * num_rows, num_columns)  # rank 0's rows first
         if x.numel():

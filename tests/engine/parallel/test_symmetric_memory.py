@@ -116,6 +116,20 @@ def test_all_ranks_use_nccl_if_one_of_them_must(
     assert calls == [("nccl", 8)]
 
 
+def test_a_pipeline_stage_of_one_rank_calls_nothing(
+    calls: list[tuple[str, int]], symmetric: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each layer would launch two sums of one part, and the output head a copy of all logits."""
+    group = ProcessGroup(0, RankLayout(num_stages=2), CPU)
+    with caplog.at_level("INFO", "engine"):
+        group.use_symmetric_memory(torch.bfloat16)
+    x = values(16)
+    assert group.all_reduce(x) is x
+    assert group.all_gather_columns(x) is x
+    assert calls == []
+    assert not caplog.records
+
+
 def test_this_torch_has_the_operations_and_functions_that_are_called() -> None:
     """Names and parameters, on any build of torch; a CPU build cannot allocate."""
     import torch.distributed._symmetric_memory as module
