@@ -90,7 +90,8 @@ class FirstStageRunner(TorchModelRunner):
         """
         is_owned = self._state.is_owned(step.pending)
         if not is_owned.all():
-            step.owned = torch.from_numpy(np.flatnonzero(is_owned)).to(self._stream.device)
+            owned = torch.from_numpy(np.flatnonzero(is_owned))
+            step.owned = self._stream.host_buffer(owned.nbytes).view(torch.int64).copy_(owned)
         is_queued = self._queue_sampling(step)
         assert is_queued, "the tokens before a sample are known when no other row of its request is in flight"
 

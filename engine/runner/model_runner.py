@@ -34,7 +34,8 @@ class StepInFlight:
         histories: state row and tokens of new rows with penalties, to be uploaded first.
         is_computed: whether its forward pass has been queued.
         logits: output of the forward pass, input of the sampler.
-        owned: [n] int64, on the device, the samples whose requests still have their rows; None: all.
+        owned: [n] int64, in host memory that the device can copy, the samples whose requests still have their rows;
+            None: all.
         done: event after its last work; None until sampling has been queued.
     """
 
@@ -284,7 +285,8 @@ class TorchModelRunner:
             state_rows = batch.device_state_rows
             added = state_rows, sampling.num_tokens[: len(state_rows)], sampled.token_ids[: len(state_rows)]
             if step.owned is not None:
-                added = added[0][step.owned], added[1][step.owned], added[2][step.owned]
+                owned = step.owned.to(state_rows.device, non_blocking=True)
+                added = added[0][owned], added[1][owned], added[2][owned]
             self._tokens.append(*added, with_history=batch.columns.any_penalised)
         step.results.receive(sampled, sampling.max_top_logprobs)
 
