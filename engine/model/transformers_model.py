@@ -247,30 +247,38 @@ def _fix_longrope(config: TransformersConfig, model: Any, max_model_len: int) ->
 
 
 def _check_tokens_are_separate(config: TransformersConfig, model: Any, states: RequestStates) -> None:
-    """Checks that without attention a token's logits do not depend on those of other requests.
+    """Checks that without attention a token's logits depend on itself and its position alone.
 
-    Raises: CheckpointError: they do, so the model has state besides keys and values, or depends on the batch.
+    Raises: CheckpointError: they depend on another token, so the model has state besides keys and values; or on the
+        token's place in the step, so the model counts positions itself. Or they depend on the batch.
     """
     set_attend(model, _attend_to_itself)
     states.begin([Span(slot=0, first=token, end=token + 1, is_first=True) for token in range(2)], torch.device("cpu"))
-    first = min(3, config.shape.vocab_size - 1)
     furthest = config.shape.max_position_embeddings - 1
-    last = torch.tensor([1])
+    first, another = (min(token, config.shape.vocab_size - 1) for token in (3, 7))
+    checked = first, min(1, furthest)
+
+    def logits(*tokens: tuple[int, int]) -> torch.Tensor:
+        """Logits of the checked one of two tokens, given by their ids and positions."""
+        ids, positions = torch.tensor(tokens).unbind(1)
+        return forward(model, ids, positions, torch.tensor([tokens.index(checked)])).float()
+
     try:
-        results = [
-            forward(model, torch.tensor([other, first]), torch.tensor([position, min(1, furthest)]), last).float()
-            for other, position in ((0, 0), (min(7, config.shape.vocab_size - 1), furthest))
-        ]
+        expected = logits((0, 0), checked)
+        others = {
+            "another token of the batch": logits((another, furthest), checked),
+            "its place in the batch": logits(checked, (0, 0)),
+        }
     except Exception as error:  # of any code of transformers
         raise refusal(config.path, f"transformers cannot compute it: {first_line(error)}") from error
-    change = (results[0] - results[1]).abs().max()
-    scale = results[0].abs().max()
-    if not change <= 16 * torch.finfo(model.dtype).eps * scale:
-        raise refusal(
-            config.path,
-            f"without attention the logits of a token change by {float(change):.3g} with another token of the batch: "
-            "the model keeps state that is no KV cache, or depends on the batch",
-        )
+    for what, result in others.items():
+        change = (expected - result).abs().max()
+        if not change <= 16 * torch.finfo(model.dtype).eps * expected.abs().max():
+            raise refusal(
+                config.path,
+                f"without attention the logits of a token change by {float(change):.3g} with {what}: the model keeps "
+                "state that is no KV cache, counts positions itself, or depends on the batch",
+            )
 
 
 def _attend_to_itself(call: AttentionCall) -> torch.Tensor:

@@ -98,7 +98,7 @@ class TransformersConfig:
         """
         config = read_config(path)
         text = config.get_text_config()
-        recorder = _Recorder(getattr(text, "layer_types", None))
+        recorder = _Recorder(getattr(text, "layer_types", None), _common_window(text))
         try:
             with torch.device("meta"), _without_checks_of_values():
                 model = build(config, experts=_PROBED_EXPERTS)
@@ -233,9 +233,11 @@ class _LayerCall(NamedTuple):
 class _Recorder:
     """Records the attention of each layer, and refuses what paged attention does not have."""
 
-    def __init__(self, layer_types: list[str] | None) -> None:
+    def __init__(self, layer_types: list[str] | None, common_window: int | None) -> None:
+        """Takes the type of each layer; or, of a model without types, the window that masks of all layers have."""
         self.layers: dict[int, _LayerCall] = {}
         self._layer_types = layer_types
+        self._common_window = common_window
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Returns a result of the right shape."""
@@ -255,6 +257,11 @@ class _Recorder:
             raise CheckpointError(
                 f"layer {index} is of type {kind} and its attention gets sliding_window {call.sliding_window}: its "
                 "window is in a mask only, which paged attention does not have"
+            )
+        if self._common_window is not None and call.sliding_window is None:
+            raise CheckpointError(
+                f"sliding_window is {self._common_window} and layer {index} has it in a mask only, which paged "
+                f"attention does not have: set max_position_embeddings in config.json to {self._common_window} or less"
             )
         head_dim = max(key_dim, call.value.shape[3])
         shape = LayerShape(num_heads, num_kv_heads, -(-head_dim // _HEAD_MULTIPLE) * _HEAD_MULTIPLE)
@@ -334,6 +341,14 @@ def _positions(path: Path, text: Any) -> int:
     if not isinstance(positions, int) or positions < 1:
         raise refusal(path, f"max_position_embeddings is {positions!r}, expected a number of tokens")
     return positions
+
+
+def _common_window(text: Any) -> int | None:
+    """Returns the window of a model without types of layers; None: it has types, or no position is beyond a window."""
+    if getattr(text, "layer_types", None) is not None:
+        return None
+    window, positions = (getattr(text, name, None) for name in ("sliding_window", "max_position_embeddings"))
+    return window if isinstance(window, int) and isinstance(positions, int) and window < positions else None
 
 
 def _original_positions(text: Any) -> int | None:

@@ -193,24 +193,48 @@ def test_end_tokens_are_those_of_both_files(tmp_path):
     assert TransformersConfig.from_dir(path).shape.end_token_ids == {2, 5, 7}
 
 
-def test_weights_of_another_model_are_refused(tmp_path):
+def test_a_window_that_only_a_mask_has_is_refused_where_it_matters(tmp_path):
+    """Phi-mini-MoE has one of 2,047 of 4,096 positions, Phi-3.5-MoE one of all."""
+    from engine.model.transformers_probe import TransformersConfig
+
+    prefix, fields = TRANSFORMERS_FAMILIES["Phi-3.5-MoE"]
+    path = saved_config(tmp_path, prefix, **fields, sliding_window=24)
+    with pytest.raises(CheckpointError, match=r"sliding_window is 24 .* max_position_embeddings in config.json to 24"):
+        TransformersConfig.from_dir(path)
+    saved_config(tmp_path, prefix, **{**fields, "sliding_window": 24, "max_position_embeddings": 24})
+    assert TransformersConfig.from_dir(path).sliding_windows == (None,)
+
+
+def load_by_transformers(path):
     import torch
 
     from engine.model.transformers_model import TransformersModel
     from engine.model.transformers_probe import TransformersConfig
     from kernels.families import reference_ops
 
+    return TransformersModel(
+        TransformersConfig.from_dir(path),
+        reference_ops(),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_model_len=64,
+        max_num_seqs=8,
+    )
+
+
+@pytest.mark.parametrize("prefix", ["Bart", "Marian"])
+def test_a_model_that_counts_positions_itself_is_refused(tmp_path, prefix):
+    """Its forward ignores `position_ids`: a token would have the position of its place in the step."""
+    sizes = {"d_model": 64, "decoder_layers": 3, "decoder_attention_heads": 4, "decoder_ffn_dim": 96}
+    save_family(tmp_path, family_config(prefix, **sizes))
+    with pytest.raises(CheckpointError, match=r"with its place in the batch: .* counts positions itself"):
+        load_by_transformers(tmp_path)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
     prefix, fields = TRANSFORMERS_FAMILIES["OLMo"]
     save_family(tmp_path, family_config(prefix, **fields))
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**values, "num_hidden_layers": 4}))
-    config = TransformersConfig.from_dir(tmp_path)
     with pytest.raises(CheckpointError, match=r"\d+ tensors are missing, the first is model\.layers\.3"):
-        TransformersModel(
-            config,
-            reference_ops(),
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-            max_model_len=64,
-            max_num_seqs=8,
-        )
+        load_by_transformers(tmp_path)
