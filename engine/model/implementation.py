@@ -153,7 +153,8 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
     for key in ("rope_parameters", "rope_scaling"):
         section = fields.section(key)
         for rope in (section, *(section.section(part) for part in CACHED_LAYERS)):
-            if "dynamic" in (rope.raw("rope_type", None), rope.raw("type", None)):
+            is_dynamic = "dynamic" in (rope.raw("rope_type", None), rope.raw("type", None))
+            if is_dynamic and not rope.raw("alpha", 0):  # by which Hunyuan's frequencies are fixed
                 raise fields.error(
                     key,
                     "has rope_type dynamic, whose factors depend on the longest request of the batch; use linear, yarn "

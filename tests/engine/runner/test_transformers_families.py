@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.core.request import SamplingParams
+from engine.model.implementation import choose_implementation
 from kernels.families import cpu_ops
 from tests.support.engine.families import (
     STATEFUL_FAMILIES,
@@ -143,6 +144,13 @@ def test_longrope_has_the_factors_of_the_longest_request(
         engine = transformers_on(path, cpu_ops(), max_model_len=128)
     assert f"uses its {'long' if is_long else 'short'} factors" in caplog.text
     check(reference_of(path), served, engine.serve(served, max_num_batched_tokens=48))
+
+
+def test_hunyuans_dynamic_rotation_with_a_fixed_alpha_is_served(make_family, transformers_on, reference_of, prompts):
+    """As its checkpoints are published: by alpha the frequencies do not follow the longest request."""
+    path = make_family("Hunyuan", rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0})
+    assert choose_implementation(path, "auto") == "transformers"
+    check(reference_of(path), prompts, serve(transformers_on(path, cpu_ops()), prompts))
 
 
 def test_int8_layers_give_the_tokens_of_the_native_decoder(make_family, transformers_on, engine_on, prompts):
