@@ -7,22 +7,26 @@ import torch
 from engine.model.rope import RopeConfig
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+def inverse_frequencies(rope: RopeConfig, head_dim: int, *, is_long: bool = False) -> torch.Tensor:
     """Returns the radians per position of each pair of rotated dimensions, [head_dim // 2] fp32.
 
     Args:
-        rope: the rotation; those of longrope have yet to be divided by its factors.
+        rope: the rotation.
         head_dim: rotated dimensions of a head.
+        is_long: which factors of longrope apply.
     """
-    # In fp32 like transformers, so that angles at high positions are identical.
-    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-    if rope.rope_type in ("default", "longrope"):
+    # In fp32 and in the order of operations of transformers, so that angles at high positions are identical.
+    periods = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    if rope.rope_type == "longrope":
+        return 1.0 / (torch.tensor(rope.long_factors if is_long else rope.short_factors) * periods)
+    frequencies = 1.0 / periods
+    if rope.rope_type == "default":
         return frequencies
     if rope.rope_type == "linear":
         return frequencies / rope.factor
     if rope.rope_type == "yarn":
         blend = _unscaled_share(rope, head_dim)
-        return frequencies / rope.factor * (1 - blend) + frequencies * blend
+        return 1.0 / (rope.factor * periods) * (1 - blend) + frequencies * blend
     wavelengths = 2 * math.pi / frequencies
     turns = rope.original_max_position_embeddings / wavelengths  # within the original context
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -55,10 +59,7 @@ def rotary_tables(
     num_pairs = 0 if rope is None else rope.rotated_dims(head_dim) // 2
     cos, sin = torch.ones(max_positions, head_dim // 2), torch.zeros(max_positions, head_dim // 2)
     if rope is not None:
-        frequencies = inverse_frequencies(rope, 2 * num_pairs)
-        if rope.rope_type == "longrope":
-            factors = rope.long_factors if rope.uses_long_factors(max_positions) else rope.short_factors
-            frequencies = frequencies / torch.tensor(factors)
+        frequencies = inverse_frequencies(rope, 2 * num_pairs, is_long=rope.uses_long_factors(max_positions))
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         cos[:, :num_pairs], sin[:, :num_pairs] = (
             angles.cos() * rope.attention_factor,

@@ -337,6 +337,31 @@ def test_yarn_equals_that_of_transformers_and_extends_the_context(read, tmp_path
     torch.testing.assert_close(sin, their_sin[0, :, :32], atol=5e-4, rtol=0)
 
 
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 3.3},
+        {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 512},
+        {**LLAMA3, "factor": 7.0, "high_freq_factor": 3.0},
+        {
+            "rope_type": "longrope",
+            "short_factor": [1 + 0.1 * i for i in range(16)],
+            "long_factor": [2 + 0.7 * i for i in range(16)],
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_frequencies_have_the_bits_of_those_of_transformers(read, tmp_path, rope, is_long):
+    """At position 131,072 one bit of the fastest is an angle of 0.008."""
+    config = read(model_type="llama", head_dim=32, rope_theta=1e4, rope_scaling=rope)
+    theirs, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[rope["rope_type"]](
+        transformers.AutoConfig.from_pretrained(tmp_path), torch.device("cpu"), seq_len=64 + is_long
+    )
+    assert torch.equal(inverse_frequencies(config.traits.ropes[0], 32, is_long=is_long), theirs)
+
+
 MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 4}
 
 
