@@ -63,7 +63,7 @@ def _ropes(fields: ConfigFields) -> tuple[RopeConfig, RopeConfig]:
     """Returns the rotations of layers with a window, and of layers without; older files have fields of other names."""
     sections = fields.section("rope_parameters")
     local = sections.section("sliding_attention")
-    whole = fields.section("rope_scaling") if "rope_scaling" in fields else sections.section("full_attention")
+    whole = sections.section("full_attention").replaced(fields.section("rope_scaling").values)
     return (
         RopeConfig.from_section(
             local.with_defaults({"rope_theta": fields.number("rope_local_base_freq", 1e4)}), fields

@@ -30,7 +30,7 @@ def _olmo3(fields: ConfigFields) -> DecoderTraits:
     default = tuple(window if (layer + 1) % 4 else None for layer in range(num_layers(fields)))
     windows = windows_by_layer_type(fields, window, default)
     sections = fields.section("rope_parameters")
-    whole = fields.section("rope_scaling") if "rope_scaling" in fields else sections.section("full_attention")
+    whole = sections.section("full_attention").replaced(fields.section("rope_scaling").values)
     local_rope, rope = (
         RopeConfig.from_section(section, fields) for section in (sections.section("sliding_attention"), whole)
     )

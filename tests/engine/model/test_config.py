@@ -166,6 +166,23 @@ def test_a_scaling_that_is_added_to_rope_parameters_replaces_them_as_in_transfor
     torch.testing.assert_close(inverse_frequencies(config.traits.ropes[0], 64), theirs.inv_freq)
 
 
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Olmo3ForCausalLM"])
+def test_a_scaling_beside_rotations_by_layer_completes_that_of_layers_without_a_window(read, tmp_path, architecture):
+    model_type = getattr(transformers, architecture).config_class.model_type
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    sections = {"full_attention": {"rope_type": "default", "rope_theta": 3e4}}
+    ours = read(
+        architectures=[architecture],
+        model_type=model_type,
+        layer_types=["full_attention"] * 3,
+        rope_parameters=sections,
+        rope_scaling=rope,
+    )
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters["full_attention"]
+    assert (ours.traits.ropes[0].theta, ours.traits.ropes[0].rope_type) == (theirs["rope_theta"], theirs["rope_type"])
+    assert theirs == {**rope, "rope_theta": 3e4}
+
+
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Phi3ForCausalLM"])
 def test_a_scaling_without_the_theta_of_rope_parameters_is_refused(read, architecture):
     """`transformers` rotates with the default theta, and answers with noise."""
