@@ -57,14 +57,14 @@ TEXT_PARTS = {
 }
 """Text parts by architecture."""
 
-_OF_TRANSFORMERS = {
+_OF_TRANSFORMERS = (
     ("Gemma3nForConditionalGeneration", "gemma3n_text"),
     ("Gemma4ForConditionalGeneration", "gemma4_text"),
     ("Lfm2VlForConditionalGeneration", "lfm2"),
     ("Mistral3ForConditionalGeneration", "ministral3"),
     ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
     ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
-}
+)
 """Text parts that transformers computes: architecture, and what `text_config` has as `model_type`."""
 
 _OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")

@@ -92,6 +92,8 @@ GEMMA_4 = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {
             {**GEMMA_4, "text_config": {"model_type": "gemma4_text", "layer_types": ["recurrent"]}},
             r"text_config: layer_types has recurrent: ",
         ),
+        ({"architectures": [[]], "text_config": {}}, r"architectures is \[\[\]\], expected a list of names"),
+        ({**GEMMA_4, "text_config": {"model_type": []}}, "models of images"),
         ({**GEMMA_4, "quantization_config": {"quant_method": "gptq"}}, "with --quantization"),
     ],
 )
