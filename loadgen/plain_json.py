@@ -31,6 +31,7 @@ def plain(value: object) -> Any:
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """The text of it."""
+    """The text of it, which UTF-8 can hold: half a surrogate pair, as in a text that a server cut, is escaped."""
     separators = (",", ":") if indent is None else None
-    return json.dumps(plain(value), indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(plain(value), indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="backslashreplace").decode()

@@ -13,7 +13,10 @@ _READER_IS_GONE = (errno.EPIPE, errno.EIO)  # of a pipe, and of a terminal
 
 
 class _Outlasting:
-    """A text stream that passes everything on, and nothing once its reader is gone."""
+    """A text stream that passes everything on, and nothing once its reader is gone.
+
+    What its encoding lacks is escaped: names of files and errors of servers may hold any character, or half of one.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -24,6 +27,8 @@ class _Outlasting:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError as error:
+            return self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         except OSError as error:
             self._give_up(error)
             return len(text)

@@ -41,7 +41,7 @@ def write_folder(folder: Path, texts: dict[str, str], pictures: Sequence[Picture
 
     Raises: ResultError: the folder cannot be written, or the disk is full; names it.
     """
-    contents = {name: text.encode() for name, text in texts.items()}
+    contents = {name: text.encode(errors="backslashreplace") for name, text in texts.items()}
     contents |= {f"{picture.name}.png": png(picture) for picture in pictures}
     with writing_to(folder):
         for name, content in contents.items():

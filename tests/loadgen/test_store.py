@@ -62,8 +62,9 @@ def _with_sessions(run: RunData) -> RunData:
         synthetic_run(80, shared_block_tokens=64, tokens_per_message=3, num_workers=3),
         _with_sessions(synthetic_run(20)),
         replace(synthetic_run(5), server_metrics=("a 1\n", "a 2\n"), errors=("\N{SNOWMAN} \"quoted\"\n",)),
+        replace(synthetic_run(5), errors=('HTTP 500: {"text": "\ud83d', "\udcff\\ud83d")),  # cut in mid-character
     ],
-    ids=["empty", "one", "every fate", "blocks", "sessions", "server metrics"],
+    ids=["empty", "one", "every fate", "blocks", "sessions", "server metrics", "no UTF-8"],
 )  # fmt: skip
 def test_a_run_comes_back_equal(run: RunData, tmp_path: Path) -> None:
     save(run, tmp_path / "new" / "folder")

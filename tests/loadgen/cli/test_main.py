@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from loadgen.cli.main import main
+from loadgen.store import load
 from tests.hang import HANG_S
 
 _RUN = ["run", "--target", "null:", "--num-prompts", "4", "--random-input-len", "8", "--random-output-len", "4"]
@@ -93,6 +94,19 @@ def test_results_are_written_though_there_is_no_output(tmp_path: Path) -> None:
     done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], timeout=HANG_S, check=False)
     assert done.returncode == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"run.json", "result.json", "report.html"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_results_are_written_whatever_characters_are_in_names(encoding: str, tmp_path: Path) -> None:
+    folder = tmp_path / "ü"
+    command = [sys.executable, "-m", "loadgen", *_RUN, "--tag", b"k=\xff", "--result-dir", folder]
+    environment = {**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.splitlines()[-1].endswith("ü".encode() if encoding == "utf-8" else b"\\xfc")
+    assert {path.name for path in folder.iterdir()} >= {"run.json", "result.json", "report.html"}
+    assert load(folder).settings["tags"] == {"k": "\udcff"}
+    assert b"\\udcff" in (folder / "report.html").read_bytes()
 
 
 def test_sigterm_to_all_processes_leaves_a_report(tmp_path: Path) -> None:
