@@ -62,7 +62,8 @@ class CacheUse:
     Attributes:
         prompt_tokens: as planned.
         cached_tokens: as the server counted.
-        ideal_tokens: what an infinite cache would have found that saw nothing but this workload.
+        ideal_tokens: what an infinite cache would have found that saw nothing but this workload, and the chat template
+            and the like that the server adds to prompts of text.
     """
 
     prompt_tokens: int
@@ -119,14 +120,21 @@ def account_tokens(run: RunData, samples: "Samples") -> TokenAccount:
 
 
 def account_cache(run: RunData, samples: "Samples") -> CacheUse | None:
-    """Returns the prefix cache's hits and the trace's own sharing; None where the server reports none."""
-    reported = samples.completed & (run.requests["server_cached_tokens"] != ABSENT)
-    if not reported.any():
+    """Returns the prefix cache's hits and the workload's own sharing; None where the server reports none.
+
+    vLLM reports hits only of prompts that had some: the others that it counted had none.
+    """
+    cached = run.requests["server_cached_tokens"].astype(np.int64)
+    if not (samples.completed & (cached != ABSENT)).any():
         return None
+    reported = samples.completed & ((cached != ABSENT) | (run.requests["server_input_tokens"] != ABSENT))
+    prompt_tokens = run.workload.input_tokens
+    overhead = (run.settings.get("text_prompts") or {}).get("overhead_tokens", 0)  # the same before every prompt
+    ideal = np.minimum(ideal_cached_tokens(run.workload) + max(0, overhead), prompt_tokens)
     return CacheUse(
-        prompt_tokens=int(run.workload.input_tokens[reported].sum()),
-        cached_tokens=int(run.requests["server_cached_tokens"][reported].sum()),
-        ideal_tokens=int(ideal_cached_tokens(run.workload)[reported].sum()),
+        prompt_tokens=int(prompt_tokens[reported].sum()),
+        cached_tokens=int(np.maximum(cached, 0)[reported].sum()),
+        ideal_tokens=int(ideal[reported].sum()),
     )
 
 

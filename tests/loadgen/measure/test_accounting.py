@@ -58,6 +58,34 @@ def test_cache_hits_stand_beside_the_ideal_of_the_same_requests() -> None:
     assert (cache.share, cache.ideal_share, cache.above_ideal) == (0.32, 0.5, 0.0)
 
 
+def test_prompts_without_a_report_found_nothing_where_others_report_hits() -> None:
+    """vLLM leaves `prompt_tokens_details` out where nothing was cached. Three of four equal prompts found 64 tokens."""
+    told = {"input_tokens": 100, "server_input_tokens": 100}
+    answered = [Answered(0.0, ((0.1, 1),), **told)]
+    answered += [Answered(due_s, ((due_s + 0.1, 1),), cached_tokens=64, **told) for due_s in (0.5, 1.0, 1.5)]
+    answered.append(Answered(2.0, ((2.1, 1),), input_tokens=100))  # of this one nothing is known
+    run = run_of(answered)
+    cache = account_cache(run, samples_of(run))
+    assert cache is not None
+    assert (cache.prompt_tokens, cache.cached_tokens) == (400, 192)
+    assert cache.share == 0.48
+
+
+def test_what_a_server_adds_to_every_prompt_of_text_is_shared_by_all() -> None:
+    """A chat template of 40 tokens, of which a cache of 16-token blocks holds 32; the third prompt is only template."""
+    run = run_of(
+        [
+            Answered(0.0, ((0.1, 1),), input_tokens=100, cached_tokens=32),
+            Answered(0.5, ((0.6, 1),), input_tokens=100, cached_tokens=32),
+            Answered(1.0, ((1.1, 1),), input_tokens=24, cached_tokens=16),
+        ],
+        settings={"text_prompts": {"words": 128, "overhead_tokens": 40, "tokens_per_word": 1.0, "mismatch": 0.0}},
+    )
+    cache = account_cache(run, samples_of(run))
+    assert cache is not None
+    assert (cache.cached_tokens, cache.ideal_tokens, cache.above_ideal) == (80, 104, 0.0)
+
+
 def test_outcomes_add_up() -> None:
     run = synthetic_run(60, outcomes={status: 2 + status for status in Status if status != Status.OK})
     counts = count_outcomes(run, np.ones(60, dtype=bool))
