@@ -3,9 +3,9 @@
 Pure: a RunData in, arrays out. In these definitions t_sched is when a request was due, t_send the moment before the
 last call, t_i the arrival of message i, which carries k_i >= 1 tokens, and n the tokens of the answer.
 
-Where messages undercount (a server that puts several tokens into one message without saying so, seen as one token each)
-and the server's own count is larger, that count is n, and every k_i is scaled by n over the counted tokens: the tokens
-that were not seen are spread evenly over the messages. TPOT needs n alone; of ITL only the mean is then exact.
+Where the server states how many tokens its answer has, that count is n, and every k_i is scaled by n over the counted
+tokens: a server may put several tokens into one message, or a gateway one token into several, without saying so, and
+each such message was counted as one token. TPOT needs n alone; of ITL only the mean is then exact.
 """
 
 from dataclasses import dataclass
@@ -130,7 +130,8 @@ def samples_of(run: RunData) -> Samples:
     sent = np.where(np.isnan(resent), first_sent, resent)
     queued, prefill = (_time(requests[name]) / 1e3 for name in ("server_queued_us", "server_prefill_us"))
     counted = requests["num_tokens"].astype(np.int64)
-    num_tokens = np.maximum(counted, requests["server_output_tokens"])
+    stated = requests["server_output_tokens"]
+    num_tokens = np.where(stated > 0, stated, counted).astype(np.int64)
     scale = num_tokens / np.maximum(counted, 1)
     arrivals = Arrivals(
         run.chunks["request"].astype(np.int64),

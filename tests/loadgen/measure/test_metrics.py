@@ -77,7 +77,7 @@ def _read(run: RunData) -> list[_Request]:
             if chunk["request"] == index
         )
         counted = int(row["num_tokens"])
-        n = max(counted, int(row["server_output_tokens"]))
+        n = stated if (stated := int(row["server_output_tokens"])) > 0 else counted
         found.append(
             _Request(
                 Status(int(row["status"])),
@@ -236,14 +236,21 @@ def test_a_gap_counts_once_for_each_token_that_ends_it() -> None:
     assert latencies.itl.std == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_servers_count_wins_where_messages_undercount() -> None:
+def test_the_servers_count_wins() -> None:
+    """Over messages that hold several tokens each, and over a gateway that cuts tokens into several messages."""
     undercounted = Answered(0.0, ((0.1, 1), (0.14, 1), (0.18, 1)), server_output_tokens=12)
     latencies = measure(run_of([undercounted])).whole.latencies
     assert latencies.tpot.mean == pytest.approx(80 / 11)
     assert latencies.itl.n == 8
     assert latencies.itl.mean == pytest.approx(10.0)
-    overcounted = Answered(0.0, ((0.1, 1), (0.14, 1), (0.18, 1)), server_output_tokens=2)
-    assert measure(run_of([overcounted])).whole.latencies.tpot.mean == pytest.approx(40.0)
+    overcounted = Answered(0.0, tuple((0.1 + 0.02 * index, 1) for index in range(9)), server_output_tokens=3)
+    metrics = measure(run_of([overcounted]))
+    assert metrics.whole.latencies.tpot.mean == pytest.approx(80.0)
+    assert metrics.whole.latencies.itl.mean == pytest.approx(60.0)
+    assert metrics.whole.throughput.output_tokens_per_s == pytest.approx(3 / 0.26)
+    assert metrics.tokens.achieved_output == 3
+    unstated = Answered(0.0, ((0.1, 1), (0.14, 1), (0.18, 1)), server_output_tokens=0)
+    assert measure(run_of([unstated])).whole.latencies.tpot.mean == pytest.approx(40.0)
 
 
 def test_latency_counts_from_the_schedule_and_service_from_the_send() -> None:
