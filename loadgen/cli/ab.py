@@ -134,7 +134,7 @@ def _report(
     console = Console()
     for line in comparison_lines(comparison):
         console.print(line, soft_wrap=True)
-    console.print(f"Results: {folder}, picture and table in {PAGE}", soft_wrap=True)
+    console.print(f"Results: {folder}, picture and table in {PAGE}", soft_wrap=True, markup=False)
     if ab_runs.failure:
         whole = f"{len(ab_runs.pairs)} of {options.repeats} pairs are whole and compared"
         print(f"chairlift-loadgen ab: error: {ab_runs.failure}; {whole}", file=sys.stderr)

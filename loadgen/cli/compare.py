@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     for line in comparison_lines(comparison):
         console.print(line, soft_wrap=True)
-    console.print(f"Results: {folder}, picture and table in {PAGE}", soft_wrap=True)
+    console.print(f"Results: {folder}, picture and table in {PAGE}", soft_wrap=True, markup=False)
     return 0
 
 

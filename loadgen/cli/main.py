@@ -16,6 +16,7 @@ from chairlift.service.standard_streams import open_closed_streams
 from loadgen.cli.flags import ExitStatus, Parser
 from loadgen.cli.printing import outlasting_readers
 from loadgen.errors import LoadgenError
+from loadgen.target.base import without_credentials
 
 VERBS = {
     "replay": "replay a production trace, open loop",
@@ -69,7 +70,7 @@ def _run(name: str, arguments: list[str], program: str) -> int:
         module = importlib.import_module(f"loadgen.cli.{name.replace('-', '_')}")
         module.add_parser(parser.add_subparsers(required=True, metavar="VERB"))
         options = parser.parse_args(arguments)
-        options.command_line = [program, *arguments]
+        options.command_line = [program, *map(without_credentials, arguments)]
         status: int = options.run(options)
     except LoadgenError as error:
         print(f"{program} {name}: error: {error}", file=sys.stderr)

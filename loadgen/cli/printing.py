@@ -18,8 +18,8 @@ class _Outlasting:
     What its encoding lacks is escaped: names of files and errors of servers may hold any character, or half of one.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, *, is_needed: bool) -> None:
+        self._stream, self._is_needed = stream, is_needed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -41,7 +41,7 @@ class _Outlasting:
 
     def _give_up(self, error: OSError) -> None:
         """What is still buffered goes nowhere, now and when the interpreter ends."""
-        if error.errno not in _READER_IS_GONE:
+        if self._is_needed and error.errno not in _READER_IS_GONE:
             raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
@@ -50,9 +50,10 @@ class _Outlasting:
 
 @contextmanager
 def outlasting_readers() -> Iterator[None]:
-    """In its block a closed stdout or stderr is no error."""
+    """In its block a closed stdout or stderr is no error, nor is a full disk under stderr: it holds progress alone."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast("TextIO", _Outlasting(stream)) for stream in before)
+    outlasting = _Outlasting(sys.stdout, is_needed=True), _Outlasting(sys.stderr, is_needed=False)
+    sys.stdout, sys.stderr = (cast("TextIO", stream) for stream in outlasting)
     try:
         yield
     finally:

@@ -271,7 +271,8 @@ def _metrics_after(url: str, spec: TargetSpec, console: Console) -> str:
     try:
         return read_server_metrics(url, spec)
     except TargetError as error:
-        console.print(f"warning: no metrics of the server after the run: {error}", style="yellow", soft_wrap=True)
+        text = f"warning: no metrics of the server after the run: {error}"
+        console.print(text, style="yellow", soft_wrap=True, markup=False)
         return f"# not read: {error}\n"
 
 

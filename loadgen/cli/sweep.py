@@ -26,6 +26,7 @@ from loadgen.sweep.load_level import UNITS, Axis, LoadLevel, load_level_of
 from loadgen.sweep.rates import ladder
 from loadgen.sweep.sweep import Sweep, sweep
 from loadgen.synthetic import with_arrivals
+from loadgen.target.base import without_credentials
 from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, limit
 
@@ -114,12 +115,12 @@ def _climb(
         retries=options.retries,
         keep_going=options.keep_going,
     )
-    about = {"target": options.target, "command": shlex.join(options.command_line)}
+    about = {"target": without_credentials(options.target), "command": shlex.join(options.command_line)}
     write_sweep(result, limits, folder, about=about)
     console = Console()
     for line in sweep_lines(result, limits):
         console.print(line, soft_wrap=True)
-    console.print(f"Results: {folder}, pictures and table in {PAGE}", soft_wrap=True)
+    console.print(f"Results: {folder}, pictures and table in {PAGE}", soft_wrap=True, markup=False)
     return _exit_status(result, options)
 
 

@@ -23,7 +23,7 @@ from loadgen.run.shards import make_shards, worker_count
 from loadgen.run.shared_arrays import PROGRESS, SharedArray
 from loadgen.run.worker import Opened, Prepare, Ready, Start, WorkerPlan
 from loadgen.run.worker_pool import CtrlC, WorkerHandle, WorkerPool
-from loadgen.target.base import TargetFacts, TargetSpec
+from loadgen.target.base import TargetFacts, TargetSpec, without_credentials
 from loadgen.target.open import check_spec
 from loadgen.trace.schema import Trace, workload_digest
 
@@ -225,7 +225,7 @@ def _settings(
     of_run = ("concurrency", "max_concurrency", "overflow", "cancel_rate", "drain_timeout_s", "seed", "max_retries")
     of_text = ("overhead_tokens", "tokens_per_word", "mismatch")
     return {
-        "target": spec.url,
+        "target": without_credentials(spec.url),
         "model": facts.model,
         "model_version": facts.version,
         "max_model_len": facts.max_model_len,

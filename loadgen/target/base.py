@@ -1,5 +1,6 @@
 """The seam between running a schedule and talking to a server."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -10,6 +11,12 @@ if TYPE_CHECKING:
 
 Api = Literal["grpc", "completions", "chat", "null"]
 PromptMode = Literal["ids", "text"]
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
+
+
+def without_credentials(text: str) -> str:
+    """Returns a text without the users and passwords of its URLs: others read results."""
+    return _CREDENTIALS.sub("", text)
 
 
 @dataclass(frozen=True, slots=True)

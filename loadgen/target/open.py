@@ -52,7 +52,10 @@ def check_spec(spec: TargetSpec) -> None:
     Raises: TargetError: see open_target.
     """
     schemes = SCHEMES[spec.api]
-    parts = urlsplit(spec.url)
+    try:
+        parts = urlsplit(spec.url)
+    except ValueError as error:
+        raise TargetError(f"target {spec.url!r}: {error}") from error
     if parts.scheme not in schemes:
         wanted = " or ".join(f"{scheme}:" for scheme in schemes)
         raise TargetError(f"target {spec.url!r} is no address for api {spec.api}, which wants {wanted}")

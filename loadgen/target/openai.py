@@ -196,6 +196,8 @@ class OpenAiTarget:
             ) from None
         except aiohttp.ClientError as error:
             raise TargetError(http_complaint(error, url)) from error
+        except ValueError as error:  # a host that is no name, or a key beside a user in the URL
+            raise TargetError(f"{url}: {error}") from error
 
 
 def _headers(targets: RequestTargets) -> dict[str, str]:

@@ -40,6 +40,11 @@ def test_two_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {path.name for path in Path("out").iterdir()} >= {"comparison.html", "comparison-cdf.png"}
 
 
+def test_the_folder_is_named_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare("old/1", "new/2", "--result-dir", "out[gpu]") == 0
+    assert "Results: out[gpu], picture and table" in capsys.readouterr().out
+
+
 def test_labels_group_repeats_in_order(folder: Path) -> None:
     assert compare("old=old/1", "new=new/1", "old=old/2/result.json", "new=new/2/") == 0
     assert (document()["baseline"], document()["repeats"]) == ("old", 2)

@@ -89,6 +89,15 @@ def test_results_are_written_though_the_output_is_closed(output: Callable[[], in
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"run.json", "result.json", "report.html"}
 
 
+def test_results_are_written_though_there_is_no_room_for_progress(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "loadgen", *_RUN, "--result-dir", str(tmp_path / "out")]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, timeout=HANG_S, check=False)
+    assert done.returncode == 0
+    assert done.stdout.decode().splitlines()[-1] == f"Results: {tmp_path / 'out'}"
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"run.json", "result.json", "report.html"}
+
+
 def test_results_are_written_though_there_is_no_output(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "loadgen", *_RUN, "--result-dir", str(tmp_path / "out")]
     done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], timeout=HANG_S, check=False)

@@ -9,6 +9,7 @@ from loadgen.cli import run_options
 from loadgen.cli.main import main
 from loadgen.errors import TargetError
 from loadgen.mock.behaviour import MockBehaviour
+from loadgen.store import load
 from loadgen.target.base import TargetSpec
 from tests.support.loadgen.mock import mock_in_thread
 
@@ -38,6 +39,16 @@ def test_a_server_that_is_not_there_leaves_no_folder(capsys: pytest.CaptureFixtu
     assert main(["run", "--target", "grpc://127.0.0.1:9", *_FLAGS]) == 2
     assert "no server answers at grpc://127.0.0.1:9" in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+def test_results_hold_no_password_of_a_url() -> None:
+    with mock_in_thread("openai", MockBehaviour(ttft_s=0.01, itl_s=0.0)) as server:
+        url = server.url.replace("://", "://user:hunter2@")
+        assert main(["run", "--target", url, *_FLAGS, "--random-input-len", "5"]) == 0
+    settings = load(Path("out")).settings
+    assert settings["target"] == server.url
+    assert server.url in settings["command"]
+    assert not [path for path in Path("out").iterdir() if b"hunter2" in path.read_bytes()]
 
 
 def test_a_tag_without_a_value_is_refused_before_anything_is_run(capsys: pytest.CaptureFixture[str]) -> None:

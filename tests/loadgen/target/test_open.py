@@ -28,6 +28,7 @@ def test_these_belong_together(url: str, api: Api, mode: PromptMode) -> None:
         ("http:///v1", "completions", "ids", "names no host"),
         ("grpc+unix:", "grpc", "ids", "names no host"),
         ("http://host/v1", "chat", "ids", "--prompt-mode text"),
+        ("http://[::1/v1", "completions", "ids", r"target 'http://\[::1/v1': Invalid IPv6 URL"),
     ],
 )
 def test_these_do_not(url: str, api: Api, mode: PromptMode, complaint: str) -> None:

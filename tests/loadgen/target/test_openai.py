@@ -133,6 +133,12 @@ async def test_wrong_paths_are_told_from_wrong_models(serve: Serve) -> None:
         await probe(url + "/v1", model="a")
 
 
+async def test_addresses_that_are_none_are_said_to_be_so() -> None:
+    for url in ("http://a..b/v1", "http://user:word@127.0.0.1:9/v1"):
+        with pytest.raises(TargetError, match=f"^{url}/models: .*(label empty|Cannot combine)"):
+            await probe(url, api_key="key")
+
+
 async def test_a_server_without_a_list_serves_the_model_that_is_named(serve: Serve) -> None:
     url = await serve({"POST /v1/completions": streams(*ANSWER)})
     assert (await probe(url + "/v1", model="named"))._model == "named"
