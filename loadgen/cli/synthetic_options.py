@@ -40,6 +40,12 @@ _OWN_FLAGS = {
     ),
     "jsonl": ("dataset_path",),
 }
+SYNTHETIC_FLAGS = (
+    *(flag for flags in _OWN_FLAGS.values() for flag in flags),
+    "num_prompts", "request_rate", "burstiness", "on_off", "rate_steps",
+    "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps",
+)  # fmt: skip
+"""Attributes of the flags that a trace has no use for."""
 
 
 def add_dataset_arguments(group: Any) -> None:

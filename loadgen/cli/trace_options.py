@@ -62,6 +62,8 @@ _CUTTING_FLAGS = (
     ),
     *FIT_FLAGS,
 )
+TRACE_FLAGS = ("trace_model", "sort", "skip_malformed", "window", "limit", "speed", "rate", "length_scale")
+"""Attributes of the flags that a made-up data set has no use for."""
 
 
 def add_reading_arguments(group: Any) -> None:

@@ -3,8 +3,14 @@
 import argparse
 from pathlib import Path
 
-from loadgen.cli.synthetic_options import add_dataset_arguments, add_schedule_arguments, asked_rate, synthetic_workload
-from loadgen.cli.trace_options import add_cutting_arguments, add_reading_arguments, read, transformed
+from loadgen.cli.synthetic_options import (
+    SYNTHETIC_FLAGS,
+    add_dataset_arguments,
+    add_schedule_arguments,
+    asked_rate,
+    synthetic_workload,
+)
+from loadgen.cli.trace_options import TRACE_FLAGS, add_cutting_arguments, add_reading_arguments, read, transformed
 from loadgen.cli.workload_text import describe
 from loadgen.errors import OptionError
 from loadgen.trace.schema import Trace
@@ -42,8 +48,10 @@ def workload(options: argparse.Namespace) -> Trace:
     dataset = getattr(options, "dataset", None)
     if trace is not None and dataset is not None:
         raise OptionError(f"--trace {trace} and --dataset {dataset} both say what to run; give one of them")
-    if trace is not None:
-        return transformed(read(trace, options), options)
-    if dataset is None and hasattr(options, "trace"):
+    if trace is None and dataset is None and hasattr(options, "trace"):
         raise OptionError("--trace FILE is missing" if not hasattr(options, "dataset") else "give --trace or --dataset")
-    return synthetic_workload(options)
+    kind, useless = ("--dataset", TRACE_FLAGS) if trace is None else ("--trace", SYNTHETIC_FLAGS)
+    for name in useless:
+        if getattr(options, name, None):
+            raise OptionError(f"--{name.replace('_', '-')} does nothing with {kind}; leave it out")
+    return synthetic_workload(options) if trace is None else transformed(read(trace, options), options)

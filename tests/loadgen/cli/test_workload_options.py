@@ -4,6 +4,8 @@ import json
 import numpy as np
 import pytest
 
+from loadgen.cli.synthetic_options import SYNTHETIC_FLAGS
+from loadgen.cli.trace_options import TRACE_FLAGS
 from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, asked_rate, describe, workload
 from loadgen.errors import OptionError, TraceError
 from loadgen.trace.oracle import ideal_reuse
@@ -345,3 +347,17 @@ def test_one_parser_takes_either_but_not_both(trace):
         workload(parser.parse_args(["--trace", str(trace), "--dataset", "random"]))
     with pytest.raises(OptionError, match="give --trace or --dataset"):
         workload(parser.parse_args([]))
+    with pytest.raises(OptionError, match="--rate does nothing with --dataset; leave it out"):
+        workload(parser.parse_args(["--dataset", "random", "--rate", "4"]))
+    for flag, value in (("--request-rate", "4"), ("--num-prompts", "5"), ("--ramp-up-end-rps", "5")):
+        with pytest.raises(OptionError, match=f"{flag} does nothing with --trace; leave it out"):
+            workload(parser.parse_args(["--trace", str(trace), flag, value]))
+
+
+def test_flags_without_a_use_are_known():
+    parser = Parser()
+    add_trace_arguments(parser)
+    add_synthetic_arguments(parser)
+    known = {action.dest for action in parser._actions}
+    both = {"help", "trace", "dataset", "seed", "max_model_len", "overlong", "trace_format", "dequantize"}
+    assert known == {*TRACE_FLAGS, *SYNTHETIC_FLAGS, *both}
