@@ -8,6 +8,7 @@ controller's order, or when the controller is gone.
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,6 +124,9 @@ class Done:
 def work(plan: WorkerPlan, connection: Connection) -> None:
     """The process's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to hear; it tells us
+    with contextlib.suppress(OSError, ValueError):  # a stream over HTTP is a file, and the usual limit is 1,024
+        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the controller is gone
         try:
             asyncio.run(_work(plan, connection))

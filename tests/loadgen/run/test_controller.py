@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import threading
@@ -18,6 +19,7 @@ import pytest
 from loadgen.errors import OptionError, TargetError
 from loadgen.mock.behaviour import MockAnswer, MockBehaviour, MockMessage
 from loadgen.mock.engine import MockEngine
+from loadgen.mock.running import mock_in_processes
 from loadgen.prompts.token_ids import PromptMaker, Vocabulary
 from loadgen.record import ABSENT, LiveView, RunData, Status
 from loadgen.run.controller import RunOptions, run_workload
@@ -145,6 +147,18 @@ def test_settings_say_how_it_was_run_and_no_secret() -> None:
     assert {name: settings[name] for name in expected} == expected
     assert len(settings["salt"]) == 16
     assert "hidden" not in repr(settings)
+
+
+def test_streams_over_http_may_be_more_than_the_usual_limit_of_files() -> None:
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with mock_in_processes("openai", MockBehaviour(ttft_s=1.0, itl_s=0.0)) as url:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, usual[1]))
+        try:
+            run = run_workload(workload(200, 1000), spec(url, "completions"), RunOptions(workers=1, concurrency=200))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert run.errors == ()
+    assert (run.requests["status"] == Status.OK).all()
 
 
 def test_prompts_are_fresh_every_run_unless_the_salt_is_pinned() -> None:
