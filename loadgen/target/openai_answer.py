@@ -66,7 +66,7 @@ class Answer:
             if count > 0:
                 self._num_tokens += count
                 self._sink.tokens(count)
-            self._is_over |= choice.get("finish_reason") is not None
+            self._is_over |= bool(choice.get("finish_reason"))  # some servers send "" until the end
         if usage:
             self._usage = usage
 
@@ -84,7 +84,7 @@ class Answer:
     def _new_tokens(self, choice: dict[str, Any], usage: dict[str, Any]) -> int:
         delta = _object(choice.get("delta"), "delta")
         has_text = bool(choice.get("text") or any(delta.get(key) for key in _TEXT_KEYS) or delta.get("tool_calls"))
-        if has_text and choice.get("finish_reason") is None and _number(usage, "completion_tokens") > 0:
+        if has_text and not choice.get("finish_reason") and _number(usage, "completion_tokens") > 0:
             self.is_counted_as_it_goes = True  # not by a count that stays at 0 until the end
         token_ids = choice.get("token_ids")
         if token_ids and isinstance(token_ids, list):

@@ -110,6 +110,7 @@ def test_the_servers_counts_are_passed_on(usage: dict[str, Any] | None, counts: 
     ("events", "complaint"),
     [
         ([text("a")], "broke off"),
+        ([text("a", "")], "broke off"),
         ([], "broke off"),
         ([b"<html>"], "no JSON"),
         ([b"7"], "no JSON object"),
