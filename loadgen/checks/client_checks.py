@@ -48,6 +48,8 @@ def _complete(run: RunData, metrics: Metrics) -> Finding:
     why = "look at the workers"
     if cap := run.settings.get("max_concurrency"):
         why = f"--max-concurrency {cap} held them back until --drain-timeout; lower the rate, or raise one of these"
+    elif run.settings.get("closed_loop"):
+        why = "no answer ended for as long as --drain-timeout; see the server's log, or raise it"
     text = f"{unsent} of {len(run.requests)} requests were never sent: {why}" if unsent else ""
     return yes_or_no("complete", title, "INVALID", text)
 

@@ -90,7 +90,8 @@ _LOAD_FLAGS = (
     Flag("--cancel-rate", "share of calls to cancel deliberately, 0 to 1 (default: 0)", share, default=0.0),
     Flag(
         "--drain-timeout",
-        "time for answers to finish after the last request was due (default: %(default)g s)",
+        "time for answers to finish after the last request was due, in a closed loop the last so far (default: "
+        "%(default)g s)",
         duration_s,
         default=600.0,
     ),

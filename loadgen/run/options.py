@@ -20,7 +20,8 @@ class RunOptions:
         salt: of the prompts; "" draws a fresh one.
         seed: of what is drawn here (which calls to cancel).
         cancel_rate: share of the calls that are cancelled on purpose, after some tokens, 0 to 1.
-        drain_timeout_s: how long answers may take after the last request was due; then they are broken off.
+        drain_timeout_s: how long answers may take after the last request was due; then they are broken off. In a closed
+            loop that is the last so far: the run ends if no answer does for so long.
         vocab_size: ids prompts are made of; None is what the server says.
         probe_timeout_s: for a server to say what it serves.
         targets: latency targets of the requests, drawn with `seed`; None: they have none.

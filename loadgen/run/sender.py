@@ -115,23 +115,27 @@ class Sender:
 
     async def _closed_loop(self) -> None:
         turns = deque(zip(self._shard.order, self._shard.cancel_after, strict=True))
-        all_started = asyncio.Event()
+        one_began = asyncio.Event()
 
         async def take_turns() -> None:
             while turns:
                 index, cancel_after = turns.popleft()
                 self._recorder.scheduled_ns[index] = self._recorder.now_ns()
                 call = self._start(index, cancel_after)
-                if not turns:
-                    all_started.set()
+                one_began.set()
                 await asyncio.wait([call])  # not `await call`: one that ends before its cancellation arrives raises
 
         assert self._shard.concurrency is not None
         await self._pacer.until(self._recorder.start_ns)
         slots = [asyncio.create_task(take_turns()) for _ in range(self._shard.concurrency)]
         try:
-            await all_started.wait()
+            while turns:
+                one_began.clear()
+                async with asyncio.timeout(self._shard.drain_timeout_s):  # otherwise a server that hangs is for ever
+                    await one_began.wait()
             await asyncio.wait(slots, timeout=self._shard.drain_timeout_s)
+        except TimeoutError:
+            pass  # what is in flight is broken off
         finally:
             await _cancel(slots)
 

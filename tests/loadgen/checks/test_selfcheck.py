@@ -258,6 +258,8 @@ def test_requests_never_sent_void_a_run_that_was_not_stopped() -> None:
     unsent = {Status.UNSENT: 1}
     assert _level(synthetic_run(100, outcomes=unsent), "complete") == "INVALID"
     assert "look at the workers" in _finding(synthetic_run(100, outcomes=unsent), "complete").text
+    closed = synthetic_run(100, outcomes=unsent, settings={"closed_loop": True})
+    assert "no answer ended for as long as --drain-timeout" in _finding(closed, "complete").text
     capped = synthetic_run(100, outcomes=unsent, settings={"max_concurrency": 4})
     assert "--max-concurrency 4 held them back until --drain-timeout" in _finding(capped, "complete").text
 

@@ -224,6 +224,18 @@ async def test_answers_without_an_end_are_broken_off_after_the_drain_timeout(loo
     assert requests["ended_ns"][1:].tolist() == [ABSENT, ABSENT]
 
 
+async def test_a_closed_loop_ends_if_no_answer_does() -> None:
+    """Two of six answers end; then the server hangs, before the last request is sent."""
+
+    async def answer(prepared: int, sink: Sink) -> None:
+        await (at_once if prepared < 2 else never)(prepared, sink)
+
+    stage = Stage(answer, [0.0] * 6, concurrency=2, drain_timeout_s=0.1)
+    await stage.run()
+    assert stage.statuses() == [Status.OK] * 2 + [Status.IN_FLIGHT] * 2 + [Status.UNSENT] * 2
+    assert sorted(stage.target.cancelled) == [2, 3]
+
+
 async def test_draining_costs_no_more_for_each_answer_the_more_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """All requests due at once are drained from the first answer on; what that costs delays the others' tokens."""
     num_awaited = 0
