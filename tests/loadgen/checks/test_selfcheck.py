@@ -118,6 +118,18 @@ def test_loop_lag_of_the_worst_worker(lag_ms: float, level: str) -> None:
     assert _level(run, "loop_lag") == level
 
 
+def test_a_client_that_stood_still_once_is_a_note_on_what_lies_beyond_p99() -> None:
+    """Half a second of 100: 0.5 % of the ticks, and of the requests and tokens, came late."""
+    lag_ms = np.full(10_000, 0.3)
+    for latest_ms, notes in ((40.0, []), (500.0, ["loop_lag"])):
+        lag_ms[5000:5050] = np.linspace(latest_ms, 0.0, 50)
+        run = replace(_steady(), workers=(replace(healthy(0, 100), loop_lag_ms=lag_ms),))
+        verdict = judge(run, measure(run))
+        assert verdict.level == "VALID"
+        assert [note.check for note in verdict.notes] == notes
+    assert "stood still for 500 ms: figures beyond p99, the largest too, may be its own" in verdict.notes[0].text
+
+
 @pytest.mark.parametrize(
     ("seconds", "level"),
     [
