@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.checks.selfcheck import judge
-from loadgen.cli.flags import Flag, add_flags
+from loadgen.cli.flags import SEVERAL, Flag, add_flags
 from loadgen.cli.result_folder import result_folder
 from loadgen.cli.values import at_least_one, duration_s, slo
 from loadgen.comparison.bootstrap import RESAMPLES
@@ -21,7 +21,7 @@ from loadgen.store import load
 
 _FLAGS = (
     Flag("--warmup", "exclude this first part (default: as in the first run)", duration_s),
-    Flag("--goodput", "latency limits of goodput (default: as in the first run)", slo, more={"nargs": "+"}),
+    Flag("--goodput", "latency limits of goodput (default: as in the first run)", slo, more=SEVERAL),
     Flag("--force", "compare even if workloads differ or a run is INVALID; the report notes it", bool),
     Flag("--resamples", "bootstrap resamples (default: 10000)", at_least_one, default=RESAMPLES),
     Flag("--seed", "random seed of the bootstrap (default: 0)", int, default=0),

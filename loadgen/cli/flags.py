@@ -61,6 +61,10 @@ def add_flags(group: Any, flags: Sequence[Flag]) -> None:
             group.add_argument(flag.name, help=flag.help, **arguments, **flag.more)
 
 
+SEVERAL: Mapping[str, Any] = {"nargs": "+", "action": "extend"}
+"""`more` of a flag that takes several values, in one place of the command line or in several."""
+
+
 class ExitStatus(IntEnum):
     """Exit status of every verb but 0, which means done."""
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, cast
 from rich.console import Console
 
 from loadgen.checks.selfcheck import Verdict, judge
-from loadgen.cli.flags import ExitStatus, Flag, add_flags
+from loadgen.cli.flags import SEVERAL, ExitStatus, Flag, add_flags
 from loadgen.cli.latency_target_flags import LATENCY_TARGET_FLAGS, service_mix
 from loadgen.cli.result_folder import result_folder
 from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo, tag
@@ -106,7 +106,7 @@ _MEASURE_FLAGS = (
         "latency limits of goodput in ms, such as ttft:500 tpot:50 e2el:15000",
         slo,
         default=[],
-        more={"nargs": "+"},
+        more=SEVERAL,
     ),
     Flag(
         "--metric-percentiles",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from chairlift.service.service_classes import ServiceClass
 from loadgen.atomic_file import writing_to
-from loadgen.cli.flags import Flag, add_flags
+from loadgen.cli.flags import SEVERAL, Flag, add_flags
 from loadgen.cli.latency_target_flags import CLASS_FLAGS, classes_of
 from loadgen.cli.trace_options import read, transformed
 from loadgen.cli.values import at_least_one, duration_s, not_negative, positive, share
@@ -55,7 +55,7 @@ _FLEET_FLAGS = (
 )  # fmt: skip
 _REQUEST_FLAGS = (
     *CLASS_FLAGS,
-    Flag("--policy", "policies, each NAME or NAME@BUDGET (default: fcfs)", more={"nargs": "+"}, metavar="POLICY"),
+    Flag("--policy", "policies, each NAME or NAME@BUDGET (default: fcfs)", more=SEVERAL, metavar="POLICY"),
     Flag("--baselines", "also simulate the baselines", bool),
     Flag("--loads", "multiples of the rate to simulate, such as 1,2,3 (default: 1)", _numbers, "X,...", (1.0,)),
     Flag("--duration", "length of every replay, with the first of the requests that fill it (default: all)",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.cli.flags import ExitStatus, Flag, add_flags
+from loadgen.cli.flags import SEVERAL, ExitStatus, Flag, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
     add_run_arguments,
@@ -75,7 +75,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
                 "alias of --goodput",
                 slo,
                 default=argparse.SUPPRESS,
-                more={"dest": "goodput", "nargs": "+"},
+                more={"dest": "goodput", **SEVERAL},
             )
         ],
     )
