@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -55,9 +56,9 @@ def test_an_interrupt_while_a_server_does_not_answer_is_no_traceback(command):
 
 
 def test_a_full_disk_under_stdout_is_one_line(monkeypatch, capsys):
-    command = SimpleNamespace(main=lambda _arguments: print("an answer", flush=True))
+    command = SimpleNamespace(main=lambda _arguments: sys.stdout.write("an answer"))
     monkeypatch.setattr("importlib.import_module", lambda _name: command)
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main(["generate"]) == 1
     error = capsys.readouterr().err
