@@ -20,15 +20,15 @@ MOST_S = 0.020
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_large_requests_do_not_block_the_event_loop():
-    most_s = MOST_S * slowness()
     names = list(LARGE_REQUESTS)
     for _ in range(3):
-        held = {}
+        before = slowness()
         async with aclosing(measured(names)) as answers:
-            async for one in answers:
-                assert one.outcome.code == LARGE_REQUESTS[one.name].code, one
-                if one.held_s > most_s:
-                    held[one.name] = f"{one.held_s * 1e3:.1f} ms, {one.by}"
+            results = [one async for one in answers]
+        most_s = MOST_S * max(before, slowness())  # what else runs beside it comes and goes
+        for one in results:
+            assert one.outcome.code == LARGE_REQUESTS[one.name].code, one
+        held = {one.name: f"{one.held_s * 1e3:.1f} ms, {one.by}" for one in results if one.held_s > most_s}
         names = list(held)
         if not names:
             break
