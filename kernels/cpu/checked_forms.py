@@ -7,15 +7,11 @@ import contextlib
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numba
-from llvmlite import binding  # type: ignore[import-untyped]
-
+from kernels.cpu.cpu_levels import target
 from kernels.cpu.kernel_cache import cache_folder, digest_of, kernel_sources
 
 _REFERENCES = Path(__file__).parents[1] / "reference"
-_config: Any = numba.config  # its attributes are made at run time
 
 
 def is_checked(form: str) -> bool:
@@ -48,5 +44,4 @@ def _key(form: str) -> str:
 def _environment() -> str:
     """Returns a hash of everything but the form on which the result of a check depends."""
     sources = digest_of([*kernel_sources(), *_REFERENCES.glob("*.py")], ("llvmlite", "numba", "numpy", "torch"))
-    cpu = (_config.CPU_NAME or binding.get_host_cpu_name(), _config.CPU_FEATURES or binding.get_host_cpu_features())
-    return hashlib.sha256(f"{sources} {cpu}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{sources} {target()}".encode()).hexdigest()[:16]

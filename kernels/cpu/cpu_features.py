@@ -55,6 +55,15 @@ def host_features() -> str:
     return features_of_arm(features, Path("/proc/cpuinfo").read_text()) if _IS_ARM else features
 
 
+def target_features() -> str:
+    """Returns the features that this process compiles for: those in NUMBA_CPU_FEATURES, or this CPU's.
+
+    An empty string counts as set: NUMBA_CPU_NAME=generic alone means the x86-64 baseline.
+    """
+    named: str | None = _config.CPU_FEATURES
+    return host_features() if named is None else named
+
+
 def features_of_arm(features: str, cpuinfo: str) -> str:
     """Adds the features in Linux's description of an ARM CPU."""
     flags = set(next((line.split() for line in cpuinfo.splitlines() if line.startswith("Features")), []))
@@ -67,13 +76,8 @@ if _IS_ARM and _config.CPU_FEATURES is None:
 
 @cache
 def cpu_features() -> CpuFeatures:
-    """Returns the features of this CPU, or those in NUMBA_CPU_FEATURES.
-
-    An empty string counts as set: NUMBA_CPU_NAME=generic alone means the x86-64 baseline.
-    """
-    named: str | None = _config.CPU_FEATURES
-    names: str = host_features() if named is None else named  # such as +avx2,-avx512f
-    features = {name[1:] for name in names.split(",") if name.startswith("+")}
+    """Returns the features that this process compiles for."""
+    features = {name[1:] for name in target_features().split(",") if name.startswith("+")}
     avx512 = {"avx512f", "avx512bw", "avx512vl"} <= features
     return CpuFeatures(
         avx512=avx512,

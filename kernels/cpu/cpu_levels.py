@@ -14,7 +14,7 @@ from typing import Any
 import numba
 from llvmlite import binding  # type: ignore[import-untyped]
 
-from kernels.cpu.cpu_features import host_features
+from kernels.cpu.cpu_features import target_features
 from kernels.cpu.kernel_cache import COMPILED, cache_folder, environment_digest
 
 _V3 = (
@@ -69,8 +69,7 @@ bfloat16 need the last."""
 
 def target() -> CpuLevel:
     """Returns the processor that this process compiles for."""
-    features = host_features() if _config.CPU_FEATURES is None else _config.CPU_FEATURES
-    return CpuLevel(_config.CPU_NAME or binding.get_host_cpu_name(), features)
+    return CpuLevel(_config.CPU_NAME or binding.get_host_cpu_name(), target_features())
 
 
 def use_compiled_level() -> str | None:

@@ -123,8 +123,8 @@ def test_a_result_counts_for_this_cpu_these_packages_and_sources(
         elif what == "package":
             monkeypatch.setattr("importlib.metadata.version", lambda name: "0")
         else:
-            monkeypatch.setattr(checked.binding, "get_host_cpu_name", lambda: "other")
-            monkeypatch.setattr(checked._config, "CPU_NAME", None)
+            monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: "other")
+            monkeypatch.setattr("numba.config.CPU_NAME", None)
         checked._environment.cache_clear()
         assert not is_checked("form")
     finally:

@@ -44,7 +44,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def has_features(monkeypatch: pytest.MonkeyPatch, features: str) -> None:
-    monkeypatch.setattr(cpu_levels, "host_features", lambda: f"{features},+sse,-avx512fp16")
+    monkeypatch.setattr("kernels.cpu.cpu_features.host_features", lambda: f"{features},+sse,-avx512fp16")
 
 
 def configured() -> CpuLevel:
