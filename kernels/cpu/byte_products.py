@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils
 
 from kernels.cpu.cpu_features import ByteProducts, cpu_features
+from kernels.cpu.intrinsics import emit_call
 
 _I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 
@@ -36,7 +36,7 @@ def emit_byte_products_by(instruction: ByteProducts, builder: Any, total: Any, u
 
 def _vpdpbusd(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     name = f"llvm.x86.avx512.vpdpbusd.{32 * total.type.count}"  # AVX-VNNI shares the one of 256 bits
-    return builder.call(_declared(builder, name, total.type, total.type), [total, unsigned, signed])
+    return emit_call(builder, name, total.type, total, unsigned, signed)
 
 
 def _usdot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
@@ -52,8 +52,7 @@ def _sdot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
 
 
 def _neon(builder: Any, name: str, total: Any, left: Any, right: Any) -> Any:
-    function = _declared(builder, f"llvm.aarch64.neon.{name}.v4i32.v16i8", total.type, left.type)
-    return builder.call(function, [total, left, right])
+    return emit_call(builder, f"llvm.aarch64.neon.{name}.v4i32.v16i8", total.type, total, left, right)
 
 
 def _pmaddwd(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
@@ -61,10 +60,10 @@ def _pmaddwd(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     unsigned, signed = _as(builder, unsigned, _I16), _as(builder, signed, _I16)
     eight, low = (ir.Constant(signed.type, [value] * signed.type.count) for value in (8, 255))
     name = "llvm.x86.avx512.pmaddw.d.512" if total.type.count == 16 else "llvm.x86.avx2.pmadd.wd"
-    multiply = _declared(builder, name, total.type, signed.type, has_total=False)
-    even = builder.call(multiply, [builder.and_(unsigned, low), builder.ashr(builder.shl(signed, eight), eight)])
-    odd = builder.call(multiply, [builder.lshr(unsigned, eight), builder.ashr(signed, eight)])
-    return builder.add(total, builder.add(even, odd))
+    even = builder.and_(unsigned, low), builder.ashr(builder.shl(signed, eight), eight)
+    odd = builder.lshr(unsigned, eight), builder.ashr(signed, eight)
+    sums = (emit_call(builder, name, total.type, *factors) for factors in (even, odd))
+    return builder.add(total, builder.add(*sums))
 
 
 def _multiplications(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
@@ -93,12 +92,6 @@ _FORMS = {
     ByteProducts.DOTPROD: _Form(4, _sdot),
     ByteProducts.GENERIC: _Form(16, _multiplications),
 }
-
-
-def _declared(builder: Any, name: str, sums: Any, factors: Any, *, has_total: bool = True) -> Any:
-    get_or_insert_function: Any = cgutils.get_or_insert_function  # untyped
-    parameters = [sums] * has_total + [factors, factors]
-    return get_or_insert_function(builder.module, ir.FunctionType(sums, parameters), name)
 
 
 def _as(builder: Any, words: Any, kind: Any) -> Any:

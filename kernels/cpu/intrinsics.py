@@ -6,6 +6,7 @@ import numba
 import numpy as np
 from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 _I64 = ir.IntType(64)
@@ -40,6 +41,13 @@ def _atomic_store(_typing_context: Any, _address: Any, _value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
+
+
+def emit_call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Emits a call of one of LLVM's functions, by its name and the type of its result."""
+    get_or_insert_function: Any = cgutils.get_or_insert_function  # untyped
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(get_or_insert_function(builder.module, kind, name), arguments)
 
 
 def emit_prefetch(builder: Any, address: Any) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils
 
 from kernels.cpu.byte_products import emit_byte_products
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.group_integers import emit_halves, emit_word, of_ints
+from kernels.cpu.intrinsics import emit_call
 from kernels.cpu.jit import kernel
 from kernels.cpu.tile import (
     BYTES,
@@ -167,11 +167,7 @@ def _twice_e2m1(builder: Any, codes: Any) -> Any:
 
 def _looked_up(builder: Any, table: Iterable[float], indices: Any) -> Any:
     """Emits one of 16 numbers for each index, of which the low 4 bits count: one instruction of AVX-512."""
-    get_or_insert_function: Any = cgutils.get_or_insert_function  # untyped
-    permute = get_or_insert_function(
-        builder.module, ir.FunctionType(FLOATS, [FLOATS, INTS]), "llvm.x86.avx512.permvar.sf.512"
-    )
-    return builder.call(permute, [ir.Constant(FLOATS, list(table)), indices])
+    return emit_call(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS, ir.Constant(FLOATS, list(table)), indices)
 
 
 def _bytes(value: int) -> Any:

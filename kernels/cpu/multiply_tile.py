@@ -6,6 +6,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 
 from kernels.cpu.byte_products import emit_byte_products
 from kernels.cpu.cpu_features import cpu_features
+from kernels.cpu.intrinsics import emit_call
 from kernels.cpu.jit import kernel
 from kernels.cpu.tile import (
     BYTES,
@@ -15,7 +16,6 @@ from kernels.cpu.tile import (
     Fp32Operands,
     Operands,
     Tile,
-    declared,
     load,
     tile_intrinsic,
 )
@@ -79,7 +79,7 @@ class _Bf16Pairs(Operands):
 
     @staticmethod
     def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
-        return builder.call(declared(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, INTS), [total, a, b])
+        return emit_call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, a, b)
 
 
 WEIGHTS_STEP = 4 * 2 * LANES

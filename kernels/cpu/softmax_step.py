@@ -11,10 +11,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.cpu.tile import LANES, declared
+from kernels.cpu.tile import FLOATS, INTS, LANES, broadcast, emit_fma
 
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_FLOATS, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 # exp(r) on [-ln(2) / 2, ln(2) / 2] (Cephes expf), the highest power first
 _COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -22,20 +21,11 @@ _ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves a rounded value in the low b
 
 
 def _all(value: float) -> Any:
-    return ir.Constant(_FLOATS, [value] * LANES)
+    return ir.Constant(FLOATS, [value] * LANES)
 
 
 def _all_ints(value: int) -> Any:
-    return ir.Constant(_INTS, [value] * LANES)
-
-
-def _broadcast(builder: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(_FLOATS, ir.Undefined)
-    return builder.shuffle_vector(builder.insert_element(undefined, scalar, _I32(0)), undefined, _all_ints(0))
-
-
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    return builder.call(declared(builder, "llvm.fma.v16f32", _FLOATS), [a, b, c])
+    return ir.Constant(INTS, [value] * LANES)
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
@@ -46,30 +36,30 @@ def _reduce(builder: Any, vector: Any, combine: Any) -> Any:
     """Reduces all lanes to one by halves, in a fixed order."""
     distance = LANES // 2
     while distance:
-        lanes = ir.Constant(_INTS, [(lane + distance) % LANES for lane in range(LANES)])
-        vector = combine(builder, vector, builder.shuffle_vector(vector, ir.Constant(_FLOATS, ir.Undefined), lanes))
+        lanes = ir.Constant(INTS, [(lane + distance) % LANES for lane in range(LANES)])
+        vector = combine(builder, vector, builder.shuffle_vector(vector, ir.Constant(FLOATS, ir.Undefined), lanes))
         distance //= 2
     return builder.extract_element(vector, _I32(0))
 
 
 def _exp_nonpositive(builder: Any, x: Any) -> Any:
     """Exp of 16 values <= 0, relative error 1e-7; 0 below -87, NaN stays NaN."""
-    shifted = _fma(builder, x, _all(1.4426950408889634), _all(_ROUND))
+    shifted = emit_fma(builder, x, _all(1.4426950408889634), _all(_ROUND))
     n = builder.fsub(shifted, _all(_ROUND))
-    r = _fma(builder, n, _all(-0.693359375), x)  # ln 2 in two parts
-    r = _fma(builder, n, _all(2.12194440e-4), r)
+    r = emit_fma(builder, n, _all(-0.693359375), x)  # ln 2 in two parts
+    r = emit_fma(builder, n, _all(2.12194440e-4), r)
     p = _all(_COEFFICIENTS[0])
     for coefficient in _COEFFICIENTS[1:]:
-        p = _fma(builder, p, r, _all(coefficient))
-    p = _fma(builder, builder.fmul(p, r), r, r)
+        p = emit_fma(builder, p, r, _all(coefficient))
+    p = emit_fma(builder, builder.fmul(p, r), r, r)
     p = builder.fadd(p, _all(1.0))
-    exponent = builder.shl(builder.bitcast(shifted, _INTS), _all_ints(23))
-    power = builder.bitcast(builder.add(exponent, _all_ints(0x3F800000)), _FLOATS)
+    exponent = builder.shl(builder.bitcast(shifted, INTS), _all_ints(23))
+    power = builder.bitcast(builder.add(exponent, _all_ints(0x3F800000)), FLOATS)
     return builder.select(builder.fcmp_ordered("<", x, _all(-87.0)), _all(0.0), builder.fmul(p, power))
 
 
 def _vector_at(builder: Any, address: Any) -> Any:
-    return builder.inttoptr(address, _FLOATS.as_pointer())
+    return builder.inttoptr(address, FLOATS.as_pointer())
 
 
 def _softmax_step(_typing_context: Any, _scores: Any, _state: Any, _acc: Any, _acc_bytes: Any) -> Any:
@@ -83,12 +73,12 @@ def _softmax_step(_typing_context: Any, _scores: Any, _state: Any, _acc: Any, _a
         total_pointer = builder.gep(state_pointer, [_I64(1)])
         before = builder.load(state_pointer)
         largest = _larger(builder, _reduce(builder, _larger(builder, *values), _larger), before)
-        weights = [_exp_nonpositive(builder, builder.fsub(value, _broadcast(builder, largest))) for value in values]
+        weights = [_exp_nonpositive(builder, builder.fsub(value, broadcast(builder, largest))) for value in values]
         for place, weight in zip(places, weights, strict=True):
             builder.store(weight, place).align = 4
         total = _reduce(builder, builder.fadd(*weights), lambda b, x, y: b.fadd(x, y))
         with builder.if_then(builder.fcmp_ordered("!=", largest, before), likely=False):
-            factor = _exp_nonpositive(builder, _broadcast(builder, builder.fsub(before, largest)))
+            factor = _exp_nonpositive(builder, broadcast(builder, builder.fsub(before, largest)))
             with cgutils.for_range_slice(builder, _I64(0), acc_bytes, _I64(4 * LANES), _I64) as (offset, _):
                 place = _vector_at(builder, builder.add(acc, offset))
                 value = builder.load(place)

@@ -21,7 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kernels.cpu.cpu_features import cpu_features
-from kernels.cpu.intrinsics import emit_prefetch
+from kernels.cpu.intrinsics import emit_call, emit_prefetch
 
 LANES = 16
 """Columns of a vector: one AVX-512 register, or several registers of other CPUs."""
@@ -58,16 +58,9 @@ def broadcast(builder: Any, scalar: Any) -> Any:
     return builder.shuffle_vector(first, undefined, ir.Constant(INTS, None))
 
 
-def declared(builder: Any, name: str, sums: Any, factors: Any = None) -> Any:
-    """Declares an LLVM function that adds products of two vectors to sums; factors may be of another type."""
-    get_or_insert_function: Any = cgutils.get_or_insert_function  # untyped
-    parameters = [sums, factors or sums, factors or sums]
-    return get_or_insert_function(builder.module, ir.FunctionType(sums, parameters), name)
-
-
 def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Emits a * b + c, rounded once: the compiler may or may not fuse a separate product and sum."""
-    return builder.call(declared(builder, _FMA, FLOATS), [a, b, c])
+    return emit_call(builder, _FMA, FLOATS, a, b, c)
 
 
 class Operands:

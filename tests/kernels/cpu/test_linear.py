@@ -32,7 +32,7 @@ def make_int8_weights_ops():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "kernels.cpu.packed_linear.Int8Packing",
-                lambda *sizes, has_int8_inputs: Int8Packing(*sizes, has_int8_inputs=not has_int8_inputs),
+                lambda *sizes, has_int8_inputs: Int8Packing(*sizes, has_int8_inputs=False),
             )
             packed = pack(weight, bias)
         assert packed.kind is Kind.INT8_WEIGHTS
