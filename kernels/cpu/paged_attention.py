@@ -313,8 +313,10 @@ def attention_item(row: "Longs", scale: np.float32, number: int, scratch: int) -
         _softmax(item, LANES * group, window)
         if has_scales:
             _scale_columns(item, row[_V_SCALES], place0, place1)
-        num_keys = highest + 1 - LANES * group  # values past it are undefined and must not be read
-        _add_values(row, item, place0, next0, item.scores, min(LANES, num_keys))
+        # Values past num_keys are undefined and must not be read, nor those of a group that no row sees.
+        num_keys = highest + 1 - LANES * group
+        if LANES * (group + 1) > first_seen:
+            _add_values(row, item, place0, next0, item.scores, min(LANES, num_keys))
         if num_keys > LANES:
             _add_values(row, item, place1, next1, item.scores + 4 * LANES, min(LANES, num_keys - LANES))
     _store_output(row, item)

@@ -70,6 +70,9 @@ def gathered_attention(
         start, stop = query_start_loc[row], query_start_loc[row + 1]
         num_blocks = -(-seq_len // metadata.block_size)
         k, v = (part[:seq_len].float() for part in gather(metadata.block_table[row, :num_blocks].long()))
+        if sliding_window is not None:  # blocks in front of the window may be of other requests, with any values
+            first_key = max(0, seq_len - (stop - start) + 1 - sliding_window)
+            k[:first_key], v[:first_key] = 0, 0
         key_positions = torch.arange(seq_len, device=q.device)
         chunk_len = max(1, _MAX_SCORES // max(1, num_heads * seq_len))
         for first in range(start, stop, chunk_len):

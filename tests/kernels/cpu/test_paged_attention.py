@@ -8,7 +8,14 @@ import torch
 
 from kernels.cpu.tile import MAX_ROWS
 from kernels.families import cpu_ops, reference_ops
-from tests.support.kernels.batches import assert_close, assert_same_bits, fill_cache, make_ragged_batch, read_cache
+from tests.support.kernels.batches import (
+    assert_close,
+    assert_same_bits,
+    fill_cache,
+    make_ragged_batch,
+    poison_front,
+    read_cache,
+)
 
 OPS, REFERENCE = cpu_ops(), reference_ops()
 MIXES = {
@@ -32,6 +39,7 @@ def check(batch, dtype=torch.float32, **options):
     cache = fill_cache(OPS, batch, dtype)
     k, v = zip(*(read_cache(cache, batch.slots(row)) for row in range(len(batch.k))), strict=True)
     expected = attend(replace(batch, k=k, v=v), ops=REFERENCE, **options)
+    poison_front(cache, batch, options.get("sliding_window"))
     actual = OPS.paged_attention(batch.q, cache, batch.metadata, scale=batch.scale, **options)
     assert_close(actual, expected)
 

@@ -14,7 +14,7 @@ from kernels.gpu.paged_attention import paged_attention
 from kernels.gpu.prefill_attention import prefill_attention
 from kernels.metadata import AttentionMetadata
 from kernels.reference.paged_attention import paged_attention as reference_paged_attention
-from tests.support.kernels.batches import assert_close, make_ragged_batch, score_error
+from tests.support.kernels.batches import assert_close, make_ragged_batch, poison_front, score_error
 
 MIXES = {
     "decodes": ([1, 1, 1, 1], [1, 16, 17, 133]),
@@ -89,6 +89,7 @@ def check(
     if num_one_token_reqs is None:
         num_one_token_reqs = next((i for i, n in enumerate(query_lens) if n > 1), len(query_lens))
     cache, stored = make_cache(batch, kv_dtype or dtype, device)
+    poison_front(cache, batch, options.get("sliding_window"))
     q = batch.q.to(dtype)
     actual = paged_attention(
         q.to(device),

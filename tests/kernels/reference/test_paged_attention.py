@@ -5,7 +5,7 @@ import torch
 
 from kernels.families import reference_ops
 from kernels.reference.paged_attention import paged_attention
-from tests.support.kernels.batches import assert_close, fill_cache, make_ragged_batch
+from tests.support.kernels.batches import assert_close, fill_cache, make_ragged_batch, poison_front
 
 MIX = ([1, 5, 129, 1, 33], [1, 5, 200, 77, 33])
 
@@ -16,6 +16,7 @@ def test_paged_attention_equals_sdpa_row_by_row(num_heads, num_kv_heads, sliding
     query_lens, seq_lens = MIX
     batch = make_ragged_batch(query_lens, seq_lens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=32)
     cache = fill_cache(reference_ops(), batch)
+    poison_front(cache, batch, sliding_window)
     out = paged_attention(batch.q, cache, batch.metadata, scale=batch.scale, sliding_window=sliding_window)
     start = 0
     for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):

@@ -93,6 +93,17 @@ def poison_cache(kv_cache: KVCache) -> None:
         tensor.fill_(torch.nan if tensor.is_floating_point() else 0x55)
 
 
+def poison_front(kv_cache: KVCache, batch: "RaggedBatch", sliding_window: int | None) -> None:
+    """Poisons the blocks in front of the window of every token of a row: other requests may have them."""
+    query_lens = batch.metadata.query_start_loc.diff().tolist()
+    for row, (query_len, k) in enumerate(zip(query_lens, batch.k, strict=True)):
+        first_key = 0 if sliding_window is None else max(0, len(k) - query_len + 1 - sliding_window)
+        block_ids = batch.metadata.block_table[row, : first_key // batch.metadata.block_size].long()
+        for tensor in cache_tensors(kv_cache):
+            if len(tensor):
+                tensor[block_ids.to(tensor.device)] = torch.nan if tensor.is_floating_point() else 0x55
+
+
 def read_cache(kv_cache: KVCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the keys and values at slots [n], each [n, num_kv_heads, head_dim] fp32, of a cache of any family."""
     if not isinstance(kv_cache, tuple):
