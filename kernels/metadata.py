@@ -1,10 +1,17 @@
 """Description of a ragged batch for all layers, built once per step by the runner: tensors only."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
+
+
+class GroupBlocks(NamedTuple):
+    """Where the layers of a group store the KV of a batch, see `AttentionMetadata`."""
+
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +25,14 @@ class AttentionMetadata:
     Attributes:
         query_start_loc: [num_reqs + 1] int32, prefix sums of the query lengths (FlashAttention: cu_seqlens_q).
         seq_lens: [num_reqs] int32, tokens including this step's.
-        block_table: [num_reqs, max_blocks] int32; entries past a row's last block are not read.
+        block_table: [num_reqs, max_blocks] int32; entries past a row's last block are not read. Those in front of a
+            layer's window name any blocks, whose content has no effect.
         slot_mapping: [num_tokens] int64, block_id * block_size + offset of each token of this step.
         block_size: tokens per block.
         max_query_len, max_seq_len: maxima, known on the host.
         num_one_token_reqs: number of leading rows with one query token, known on the host; 0 is always valid.
+        group: the layers whose KV lies in these blocks, a number; see `of_group`.
+        other_groups: of layers with other blocks, those of groups 1, 2 and so on.
         derived: what kernels have computed from these tensors for all layers of the step, by keys of their own; valid
             while the tensors keep their values. `dataclasses.replace` returns metadata without it.
     """
@@ -35,7 +45,38 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
     num_one_token_reqs: int = 0
+    group: int = 0
+    other_groups: tuple[GroupBlocks, ...] = ()
     derived: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    _others: dict[int, "AttentionMetadata"] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def of_group(self, group: int) -> "AttentionMetadata":
+        """Returns the batch with the blocks of another group of layers; what is derived does not depend on blocks."""
+        if group == self.group:
+            return self
+        if group not in self._others:
+            block_table, slot_mapping = self.other_groups[group - 1]
+            other = replace(self, block_table=block_table, slot_mapping=slot_mapping, group=group, other_groups=())
+            object.__setattr__(other, "derived", self.derived)
+            self._others[group] = other
+        return self._others[group]
+
+    def one_token_rows(self, num_reqs: int, num_tokens: int) -> "AttentionMetadata":
+        """Returns views of the first rows, of one token each, and tokens; those behind the rows are padding."""
+        return replace(
+            self,
+            query_start_loc=self.query_start_loc[: num_reqs + 1],
+            seq_lens=self.seq_lens[:num_reqs],
+            block_table=self.block_table[:num_reqs],
+            slot_mapping=self.slot_mapping[:num_tokens],
+            other_groups=tuple(
+                GroupBlocks(blocks.block_table[:num_reqs], blocks.slot_mapping[:num_tokens])
+                for blocks in self.other_groups
+            ),
+            max_query_len=1,
+            num_one_token_reqs=num_reqs,
+        )
 
     @property
     def num_reqs(self) -> int:

@@ -45,6 +45,7 @@ class BlockPool:
         self._cached: OrderedDict[BlockId, None] = OrderedDict()  # least recently used first
         self._fences = [0] * num_blocks  # the step whose end releases the block, 0 if it is not deferred
         self._deferred: deque[tuple[int, BlockId]] = deque()  # (fence, block), stale where the block's fence differs
+        self._left_in_use = [0] * num_blocks  # the last step that may use the block for an owner that has freed it
         self._num_deferred = 0
         self._last_begun_step = 0
         self._last_ended_step = 0
@@ -137,24 +138,30 @@ class BlockPool:
         self._hashes[block_id] = block_hash
         return True
 
-    def free(self, block_ids: Sequence[BlockId]) -> None:
+    def free(self, block_ids: Sequence[BlockId], *, is_in_use: bool = True) -> None:
         """Drops one owner of each block of a table, given from the head of the sequence to its tail.
 
         The tail becomes reusable first, since a cached prefix is usable only while its head is cached.
+
+        Args:
+            block_ids: the blocks.
+            is_in_use: whether steps in flight may still read or write them for this owner.
         """
-        fence = self._last_begun_step if self.has_steps_in_flight else 0
+        step = self._last_begun_step if self.has_steps_in_flight else 0
         ref_counts, hashes = self._ref_counts, self._hashes
         for block_id in reversed(block_ids):
             ref_counts[block_id] -= 1
-            if ref_counts[block_id] == 0:
-                if fence:
-                    self._fences[block_id] = fence
-                    self._deferred.append((fence, block_id))
-                    self._num_deferred += 1
-                elif hashes[block_id] is None:
-                    self._free.append(block_id)
-                else:
-                    self._cached[block_id] = None
+            fence = step if is_in_use or self._left_in_use[block_id] > self._last_ended_step else 0
+            if ref_counts[block_id] > 0:
+                self._left_in_use[block_id] = max(self._left_in_use[block_id], fence)
+            elif fence:
+                self._fences[block_id] = fence
+                self._deferred.append((fence, block_id))
+                self._num_deferred += 1
+            elif hashes[block_id] is None:
+                self._free.append(block_id)
+            else:
+                self._cached[block_id] = None
 
     def check_integrity(self, owners: Iterable[Sequence[BlockId]]) -> None:
         """Checks that reference counts, hashes, lists and fences agree.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.core.cache_groups import ONE_GROUP, CacheGroups
 from engine.core.latency.step_time import StepTimePrior
 from engine.errors import ConfigError
 
@@ -17,6 +18,7 @@ class SchedulerConfig:
     Attributes:
         num_blocks: blocks in the pool.
         block_size: tokens per block.
+        cache_groups: block tables of a request.
         max_num_seqs: most requests that run (hold blocks) at once.
         max_num_batched_tokens: token budget of one step.
         max_model_len: most tokens of prompt and output.
@@ -46,6 +48,7 @@ class SchedulerConfig:
     max_model_len: int
     end_token_ids: frozenset[int] = frozenset()
     block_size: int = 16
+    cache_groups: CacheGroups = ONE_GROUP
     enable_prefix_caching: bool = True
     records_cache_events: bool = False
     policy: SchedulingPolicyName = "fcfs"
@@ -57,6 +60,21 @@ class SchedulerConfig:
     best_effort_share: float = 0.1
     max_step_s: float = 0.1
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def max_tokens_in_flight(self) -> int:
+        """Most tokens of all steps in flight."""
+        return self.max_num_batched_tokens * self.max_steps_in_flight
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens that the cache holds in all layers; of requests longer than a window it holds more."""
+        return self.num_blocks // self.cache_groups.num_groups * self.block_size
+
+    @property
+    def longest_request(self) -> int | None:
+        """Tokens of the longest request that fits in the cache; None: there is no longest one."""
+        return self.cache_groups.longest(self.num_blocks, self.max_tokens_in_flight, self.block_size)
 
 
 def check_config(config: SchedulerConfig) -> None:
@@ -78,10 +96,10 @@ def check_config(config: SchedulerConfig) -> None:
         raise ConfigError(
             f"max_waiting is {config.max_waiting} and max_preemptions {config.max_preemptions}, must be at least 0"
         )
-    capacity = config.num_blocks * config.block_size
-    if not 2 <= config.max_model_len <= capacity:
+    longest = config.longest_request
+    if config.max_model_len < 2 or (longest is not None and config.max_model_len > longest):
         raise ConfigError(
-            f"max_model_len is {config.max_model_len}, must be from 2 to the {capacity} tokens that "
+            f"max_model_len is {config.max_model_len}, must be from 2 to the {longest} tokens that "
             f"{config.num_blocks} blocks of {config.block_size} hold"
         )
     if config.policy == "slo" and config.num_stages > 1:

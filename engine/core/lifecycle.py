@@ -35,7 +35,7 @@ def check_prompt(num_tokens: int, config: SchedulerConfig) -> None:
     if num_tokens >= config.max_model_len:
         raise RequestTooLong(
             f"prompt has {num_tokens} tokens, max_model_len is {config.max_model_len} "
-            f"with the answer (the cache holds {config.num_blocks * config.block_size})"
+            f"with the answer (the cache holds {config.num_cache_tokens})"
         )
 
 

@@ -1,9 +1,20 @@
 """Builds the plan of a step."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import BlockId, Request, RequestId
+
+
+class Chunk(NamedTuple):
+    """Tokens of a running prompt: how many, whether they are the last ones, so that it samples, and how many of them
+    yield prompt logprobs.
+    """
+
+    num_tokens: int
+    samples: bool
+    num_prompt_logits: int
 
 
 class PlanBuilder:
@@ -15,17 +26,23 @@ class PlanBuilder:
 
     Invariants: budget left + tokens in rows == max_num_batched_tokens; logits left + logits of rows == max_num_logits;
     a request has at most one row.
+
+    Attributes:
+        budget: tokens that the step may still take.
+        num_tokens: tokens of its rows.
+        may_admit: whether requests may still be admitted: all that run have the blocks that they need.
     """
 
     __slots__ = (
         "_narrow", "_narrow_requests", "_new_requests", "_num_logits_left", "_wide", "_wide_requests", "budget",
-        "num_tokens",
+        "may_admit", "num_tokens",
     )  # fmt: skip
 
     def __init__(self, max_num_batched_tokens: int, max_num_logits: int) -> None:
         self.budget = max_num_batched_tokens
         self._num_logits_left = max_num_logits
         self.num_tokens = 0
+        self.may_admit = True
         self._narrow: list[ScheduledRow] = []  # one-token rows
         self._narrow_requests: list[Request] = []
         self._wide: list[ScheduledRow] = []
@@ -82,13 +99,13 @@ class PlanBuilder:
         """The requests of one-token rows."""
         return self._narrow_requests
 
-    def add_chunk(self, request: Request, max_tokens: int | None = None) -> int:
-        """Schedules as many known tokens of a request as the budgets allow; their blocks must be allocated.
+    def next_chunk(self, request: Request, max_tokens: int | None = None) -> Chunk:
+        """Returns as many known tokens of a request as the budgets allow.
 
         Args:
-            request: a running request.
+            request: a running request that lacks some.
             max_tokens: a limit besides the token budget; None: there is none.
-        Returns: the tokens scheduled, 0 if the budget of logits is used up.
+        Returns: the chunk; without tokens if the budget of logits is used up.
         """
         num_missing = request.num_tokens - request.num_computed_tokens
         assert num_missing > 0, f"request {request.request_id} has nothing to compute"
@@ -104,9 +121,7 @@ class PlanBuilder:
             num_prompt_logits = min(num_owed, max(0, num_tokens - num_before))
         if num_tokens == num_missing and num_prompt_logits == num_left:
             num_tokens -= 1
-        if num_tokens > 0:
-            self.add_row(request, num_tokens, num_tokens == num_missing, (), num_prompt_logits)
-        return num_tokens
+        return Chunk(num_tokens, num_tokens == num_missing, num_prompt_logits)
 
     def add_new_request(self, request: Request, block_ids: tuple[BlockId, ...]) -> None:
         """Adds a request that the runner does not know yet, with its block table."""

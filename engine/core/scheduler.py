@@ -22,6 +22,7 @@ row and is not preempted, and a step takes its share of the one-token rows. Chun
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from chairlift.service.end_reason import EndReason
 from engine.core.cache_events import CacheEvent
@@ -48,7 +49,7 @@ from engine.core.outputs import (
 )
 from engine.core.plan import PlanBuilder
 from engine.core.policy import SchedulingPolicy, choose_victim, make_policy
-from engine.core.request import Request, RequestId, RequestStatus
+from engine.core.request import BlockId, Request, RequestId, RequestStatus
 from engine.core.totals import Totals
 from engine.core.waiting_queue import WaitingQueue
 from engine.errors import IntegrityError, InvalidRequest, QueueFull
@@ -73,6 +74,8 @@ class Scheduler:
         self._cache = KVCacheManager(
             config.num_blocks,
             config.block_size,
+            groups=config.cache_groups,
+            step_tokens=config.max_tokens_in_flight,
             enable_prefix_caching=config.enable_prefix_caching,
             records_events=config.records_cache_events,
         )
@@ -158,11 +161,11 @@ class Scheduler:
         for request_id, reason in self._deadlines.pop_due(now_s):
             self._finish_now(self._requests[request_id], reason)
         batch = PlanBuilder(self._config.max_num_batched_tokens, self._config.max_num_seqs)
-        prompts, may_admit = self._schedule_decodes(batch)
-        self._schedule_prompts(batch, prompts, may_admit)
+        self._schedule_prompts(batch, self._schedule_decodes(batch))
         while batch.num_tokens == 0 and self._waiting.head is not None and self._only_paused_requests_run():
             self._preempt(choose_victim(self._running.values(), self._policy, self._cache), batch)
-            self._schedule_prompts(batch, [], may_admit=True)
+            batch.may_admit = True
+            self._schedule_prompts(batch, [])
         self._step += 1
         plan, requests = batch.build(self._step, self._removed)
         self._removed.clear()
@@ -202,7 +205,7 @@ class Scheduler:
             if status is not _PREEMPTED:
                 num_completed = num_computed + num_tokens
                 if num_tokens > 1 or num_completed % block_size == 0:
-                    self._cache.publish(request, num_completed)
+                    self._cache.complete(request, num_completed)
             if num_prompt_logits:
                 outputs.append(prompt_output(request, row, result.prompt_logprobs[index]))
             if samples:
@@ -232,20 +235,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Current load and totals since start."""
-        missing = (r.num_tokens + r.num_pending_tokens - r.num_computed_tokens for r in self._running.values())
-        totals = self._totals
-        return SchedulerStats(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            num_waiting_prefill_tokens=self._waiting.num_tokens + sum(num for num in missing if num > 1),
-            num_free_blocks=self._cache.pool.num_free_blocks,
-            num_blocks=self._config.num_blocks,
-            num_preemptions_total=totals.num_preemptions,
-            num_recomputed_tokens_total=totals.num_recomputed_tokens,
-            prefix_cache_queries_total=totals.num_queried_tokens,
-            prefix_cache_hits_total=totals.num_hit_tokens,
-            num_generated_tokens_total=totals.num_generated_tokens,
-        )
+        return self._totals.stats(self._running.values(), self._waiting, self._cache.pool)
 
     def take_cache_events(self) -> tuple[CacheEvent, ...]:
         """Returns what entered and left the prefix cache since the last call, if the configuration records it."""
@@ -264,15 +254,11 @@ class Scheduler:
             raise IntegrityError(f"{len(running)} requests run, max_num_seqs is {self._config.max_num_seqs}")
         self._waiting.check_integrity()
 
-    def _schedule_decodes(self, batch: PlanBuilder) -> tuple[list[Request], bool]:
-        """Schedules running requests that need one token, in admission order.
+    def _schedule_decodes(self, batch: PlanBuilder) -> list[Request]:
+        """Schedules running requests that need one token, in admission order; returns those that need more.
 
         Most rows need no new block: they are scheduled without a call to the cache.
-
-        Returns: running requests that need more than one token, and whether all the others got the blocks they needed.
-        If not, no request is admitted in this step.
         """
-        all_have_blocks = True
         prompts = []
         num_stages = self._config.num_stages
         num_kept = max(0, batch.budget - -(-len(self._running) // num_stages)) if num_stages > 1 else 0
@@ -294,26 +280,33 @@ class Scheduler:
             if num_wanted <= request.num_slots:
                 batch.add_decode(request, ())
                 continue
-            new_block_ids = self._cache.allocate_slots(request, num_wanted)
-            if new_block_ids is None:
-                all_have_blocks = False
-                if not self._free_blocks_for(request, num_wanted, batch):
-                    continue
-                new_block_ids = self._cache.allocate_slots(request, num_wanted)
-                assert new_block_ids is not None, f"no blocks for request {request.request_id} after preemption"
-            batch.add_decode(request, tuple(new_block_ids))
-        return prompts, all_have_blocks
+            new_block_ids = self._allocate(request, num_wanted, batch)
+            if new_block_ids is not None:
+                batch.add_decode(request, tuple(new_block_ids))
+        return prompts
 
-    def _schedule_prompts(self, batch: PlanBuilder, prompts: list[Request], may_admit: bool) -> None:
-        """Schedules chunks of running prompts in admission order, then admits waiting requests.
-
-        Blocks of the prompts were allocated on admission, but a prompt may have been preempted in this step.
-        """
+    def _schedule_prompts(self, batch: PlanBuilder, prompts: list[Request]) -> None:
+        """Schedules chunks of running prompts in admission order, then admits waiting requests."""
         for request in prompts:
             if batch.budget > 0 and request.status is _RUNNING:
-                batch.add_chunk(request)
-        if may_admit:
+                self._add_chunk(request, batch)
+        if batch.may_admit:
             self._admit(batch)
+
+    def _add_chunk(self, request: Request, batch: PlanBuilder, max_tokens: int | None = None) -> int:
+        """Schedules the next chunk of a running prompt, at most max_tokens.
+
+        Its blocks were allocated on admission, or promised if the model has windows.
+
+        Returns: its tokens; 0 without a budget for logits, or if others share blocks that the promise relied on.
+        """
+        num_tokens, samples, num_prompt_logits = batch.next_chunk(request, max_tokens)
+        new_block_ids = self._allocate(request, request.num_computed_tokens + num_tokens, batch)
+        if new_block_ids is None:
+            return 0
+        if num_tokens > 0:
+            batch.add_row(request, num_tokens, samples, tuple(new_block_ids), num_prompt_logits)
+        return num_tokens
 
     def _admit(self, batch: PlanBuilder) -> None:
         """Admits waiting requests, head first, while the sequence limit, the token budget and the blocks allow."""
@@ -323,23 +316,26 @@ class Scheduler:
             if not self._try_admit(request, batch):
                 break
             num_admitted += 1
-            batch.add_chunk(request)
+            self._add_chunk(request, batch)
         self._policy.end_admission(num_admitted, out_of_budget=batch.budget == 0)
 
     def _try_admit(self, request: Request, batch: PlanBuilder) -> bool:
-        """Makes a waiting request run, without a row yet; returns False, without a change, if it lacks blocks."""
+        """Makes a waiting request run, without a row yet; returns False, without a change, if it lacks blocks.
+
+        A preempted request lacks those of its rows that are still in flight.
+        """
+        if request.num_rows_in_flight:
+            return False
         max_slots = request.max_num_tokens - 1  # the last token is never attended to
         at_bound = request.num_preemptions >= self._config.max_preemptions
-        computed_blocks = self._cache.get_computed_blocks(request)
+        computed_blocks = self._cache.get_computed_blocks(request, is_private=at_bound)
         # One slot for the next token, so that the request is not preempted right after its admission.
         num_slots = max_slots if at_bound else min(request.num_tokens + 1, max_slots)
-        if self._cache.allocate_slots(request, num_slots, computed_blocks) is None:
+        if not self._cache.admit(request, num_slots, computed_blocks, is_private=at_bound):
             return False
-        # Blocks freed since its preemption were deferred until its last row completed.
-        assert request.num_rows_in_flight == 0, f"request {request.request_id} is resumed with rows in flight"
         self._waiting.remove(request)
         self._running[request.request_id] = request
-        self._start(request, len(computed_blocks) * self._config.block_size)
+        self._start(request, self._cache.num_tokens_of(computed_blocks))
         batch.add_new_request(request, self._cache.block_ids(request))
         return True
 
@@ -355,24 +351,26 @@ class Scheduler:
         request.status = _RUNNING
         request.num_computed_tokens = num_hit_tokens
 
-    def _free_blocks_for(self, request: Request, num_tokens: int, batch: PlanBuilder) -> bool:
-        """Preempts running requests until this one can hold `num_tokens` tokens; it may preempt the request itself.
+    def _allocate(self, request: Request, num_tokens: int, batch: PlanBuilder) -> Sequence[BlockId] | None:
+        """Allocates blocks for the first `num_tokens` tokens of a running request.
 
-        Returns: whether the blocks are free now. If not, the request waits for blocks of steps in flight, or was
-        preempted.
+        Preempts others, or the request itself, if there are none. Then no request is admitted in this step.
+
+        Returns: the new blocks; None if the request waits for blocks of steps in flight, or was preempted.
         """
-        while (num_missing := self._cache.num_missing_blocks(request, num_tokens)) > 0:
+        while (new_block_ids := self._cache.allocate_slots(request, num_tokens)) is None:
+            batch.may_admit = False
+            num_missing = self._cache.num_missing_blocks(request, num_tokens)
             if num_missing <= self._cache.pool.num_deferred_blocks:
-                return False
+                break
             # Includes the request itself: at the bound it would hold all its blocks. So no better class is preempted.
-            max_preemptions = self._config.max_preemptions
             here = (one for one in self._running.values() if not self._waits_for_sample(one))
-            candidates = (one for one in here if one.num_preemptions < max_preemptions)
+            candidates = (one for one in here if one.num_preemptions < self._config.max_preemptions)
             victim = choose_victim(candidates, self._policy, self._cache)
             self._preempt(victim, batch)
             if victim is request:
-                return False
-        return True
+                break
+        return new_block_ids
 
     def _preempt(self, request: Request, batch: PlanBuilder) -> None:
         """Frees all blocks of a running request and requeues it at its place; samples in flight are still accepted."""

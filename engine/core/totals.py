@@ -1,8 +1,12 @@
 """What a scheduler has counted since its start."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from engine.core.block_pool import BlockPool
+from engine.core.outputs import SchedulerStats
 from engine.core.request import Request, RequestStatus
+from engine.core.waiting_queue import WaitingQueue
 
 
 @dataclass(slots=True)
@@ -23,3 +27,19 @@ class Totals:
         if request.num_owed_logits <= 0:  # otherwise the cache was not queried
             self.num_queried_tokens += request.num_prompt_tokens
         self.num_hit_tokens += min(num_hit_tokens, request.num_prompt_tokens)
+
+    def stats(self, running: Collection[Request], waiting: WaitingQueue, pool: BlockPool) -> SchedulerStats:
+        """Returns the totals with the current load."""
+        missing = (request.num_tokens + request.num_pending_tokens - request.num_computed_tokens for request in running)
+        return SchedulerStats(
+            num_running=len(running),
+            num_waiting=len(waiting),
+            num_waiting_prefill_tokens=waiting.num_tokens + sum(num for num in missing if num > 1),
+            num_free_blocks=pool.num_free_blocks,
+            num_blocks=pool.num_blocks,
+            num_preemptions_total=self.num_preemptions,
+            num_recomputed_tokens_total=self.num_recomputed_tokens,
+            prefix_cache_queries_total=self.num_queried_tokens,
+            prefix_cache_hits_total=self.num_hit_tokens,
+            num_generated_tokens_total=self.num_generated_tokens,
+        )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.core.cache_groups import ONE_GROUP, CacheGroups
 from engine.model.architectures import FAMILIES
 from engine.model.checkpoint import open_checkpoint
 from engine.model.config_fields import ConfigFields
@@ -35,6 +36,7 @@ class ModelConfig:
         end_token_ids: ids that end an answer; see `engine.model.end_tokens`.
         quantized: how linear layers are quantised, and which; None if the checkpoint is not quantised.
         traits: what distinguishes the family of the model.
+        cache_groups, layer_groups: how layers share block tables, and the group of each; empty: all are in one.
     """
 
     architecture: str
@@ -53,6 +55,8 @@ class ModelConfig:
     checkpoint_dtype: str
     end_token_ids: frozenset[int]
     quantized: QuantizedWeights | None = None
+    cache_groups: CacheGroups = ONE_GROUP
+    layer_groups: tuple[int, ...] = ()
 
     @classmethod
     def from_dir(cls, path: Path) -> "ModelConfig":
@@ -123,13 +127,19 @@ class ModelConfig:
     @property
     def shape(self) -> ModelShape:
         """What cache, runner and memory planning depend on."""
+        heads = self.num_heads, self.num_kv_heads, self.head_dim
         return ModelShape(
             vocab_size=self.vocab_size,
-            layers=(LayerShape(self.num_heads, self.num_kv_heads, self.head_dim),) * self.num_layers,
+            layers=tuple(LayerShape(*heads, self.group_of(index)) for index in range(self.num_layers)),
+            cache_groups=self.cache_groups,
             max_position_embeddings=self.max_position_embeddings,
             end_token_ids=self.end_token_ids,
             checkpoint_dtype=self.checkpoint_dtype,
         )
+
+    def group_of(self, layer: int) -> int:
+        """Returns the cache group of a layer."""
+        return self.layer_groups[layer] if self.layer_groups else 0
 
 
 def _family(fields: ConfigFields) -> Family:

@@ -44,6 +44,7 @@ class DecoderLayer:
         self._attention_soft_cap = traits.attention_soft_cap
         self._head_dim = config.head_dim
         self._sliding_window = traits.sliding_windows[index]
+        self._cache_group = config.group_of(index)
         hidden = Span.whole(config.hidden_size)
         q, kv = sharding.heads.times(config.head_dim), sharding.kv_heads.times(config.head_dim)
         attention = f"{self._prefix}self_attn."
@@ -186,6 +187,7 @@ class DecoderLayer:
         adapted: AdaptedTokens | None,
     ) -> torch.Tensor:
         """Normalised input [T, hidden] -> [T, hidden]; writes keys and values of the step, then reads the cache."""
+        metadata = metadata.of_group(self._cache_group)
         qkv, first = self.qkv(self._ops, x, adapted), 0
         for norm in self._projection_norms:
             self._ops.norm_columns(qkv, first, norm.weight, self._eps)

@@ -3,13 +3,21 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.core.cache_groups import ONE_GROUP, CacheGroups
+
 
 class LayerShape(NamedTuple):
-    """Attention heads of one layer, on one rank."""
+    """Attention heads of one layer, on one rank.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim: of queries, and of keys and values.
+        group: of `ModelShape.cache_groups`, those without a window first.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +27,7 @@ class ModelShape:
     Attributes:
         vocab_size: columns of the logits; a shard's are those of the whole model.
         layers: heads of each layer that has a KV cache.
+        cache_groups: how these layers share block tables.
         max_position_embeddings: context length in tokens.
         end_token_ids: ids that end an answer.
         checkpoint_dtype: name of the dtype of the stored weights that are not quantised.
@@ -31,6 +40,7 @@ class ModelShape:
     end_token_ids: frozenset[int]
     checkpoint_dtype: str
     state_bytes: int = 0
+    cache_groups: CacheGroups = ONE_GROUP
 
     @property
     def widest_layer(self) -> LayerShape:

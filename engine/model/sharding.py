@@ -84,6 +84,7 @@ class Sharding:
             num_heads=self.heads.size,
             num_kv_heads=self.kv_heads.size,
             intermediate_size=self.intermediate.size,
+            layer_groups=config.layer_groups[layers],
             traits=replace(
                 traits,
                 mixtures=mixtures,

@@ -75,6 +75,7 @@ class TransformersModel:
         self._ops = ops
         self._has_state = bool(config.stateful_layers)
         self._head_dims = [layer.head_dim for layer in config.shape.layers]
+        self._groups = [layer.group for layer in config.shape.layers]
         self._cache_of = {layer: place for place, layer in enumerate(config.attention_layers)}
         # Keys have been rotated by transformers: position 0 of these tables, an angle of zero, for all.
         half = max(self._head_dims) // 2
@@ -108,9 +109,9 @@ class TransformersModel:
 
     def _attend(self, call: AttentionCall) -> torch.Tensor:
         """Writes keys and values of the step to the cache, and attends to those of its requests."""
-        metadata = self._metadata
-        assert metadata is not None, "a layer attends outside of a step"
+        assert self._metadata is not None, "a layer attends outside of a step"
         place = self._cache_of[call.layer_index]
+        metadata = self._metadata.of_group(self._groups[place])
         head_dim, kv_cache = self._head_dims[place], self._kv_caches[place]
         num_heads, num_tokens = call.query.shape[1:3]
         qkv = torch.cat(

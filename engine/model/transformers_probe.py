@@ -69,7 +69,7 @@ class TransformersConfig:
         stateful_layers: layers with state besides keys and values.
         num_parameters: all parameters; an output head that shares the embedding counts too, because it is packed.
         hidden_size, intermediate_size: widths of the layers.
-        sliding_windows: the different ones of the layers; None: no window.
+        sliding_windows: of the layers that attend; None: no window.
         soft_caps: the different limits of attention scores; None: no limit.
         unrecordable: why a step cannot be recorded as a CUDA graph; None: it can.
         is_text_part: whether the checkpoint has parts for images or sound, which are not read.
@@ -144,7 +144,7 @@ class TransformersConfig:
             num_parameters=sum(part.numel() for part in model.parameters()) + (head.weight.numel() if is_tied else 0),
             hidden_size=text.hidden_size,
             intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-            sliding_windows=tuple(dict.fromkeys(call.sliding_window for call in calls)),
+            sliding_windows=tuple(call.sliding_window for call in calls),
             soft_caps=tuple(dict.fromkeys(call.soft_cap for call in calls)),
             unrecordable="its layers keep state of each request" if stateful else _unrecordable(model, calls),
             original_positions=_original_positions(text),

@@ -11,10 +11,10 @@ from engine.runner.buckets import padded_size
 from engine.runner.prompt_rows import NO_PROMPT_ROWS, PromptRows, fill_prompt_rows
 from engine.runner.request_state import RequestState
 from engine.runner.sampling_state import Biases, Columns, Int32Array, Int64Array, sampling_batch
-from engine.runner.step_buffers import BIAS_CAPACITY, Array, StepLayout, StepSections
+from engine.runner.step_buffers import BIAS_CAPACITY, Array, StepLayout, StepSections, by_group
 from engine.runner.step_views import StepViews
 from engine.runner.stream import InlineStream, Stream
-from kernels.metadata import AdaptedTokens, AttentionMetadata, Span, StepInputs
+from kernels.metadata import AdaptedTokens, AttentionMetadata, GroupBlocks, Span, StepInputs
 from kernels.sampling import SamplingBatch
 
 
@@ -122,6 +122,7 @@ class BatchBuilder:
         has_adapters: bool = False,
         samples_later: bool = False,
         has_state: bool = False,
+        num_groups: int = 1,
     ) -> None:
         """Allocates the buffers.
 
@@ -136,6 +137,7 @@ class BatchBuilder:
             has_adapters: whether requests may have adapters.
             samples_later: whether the next batch may be uploaded before this one samples.
             has_state: whether the model keeps state besides keys and values.
+            num_groups: block tables of a request.
         """
         self._stream = stream = stream or InlineStream()
         self._block_size = block_size
@@ -150,6 +152,7 @@ class BatchBuilder:
             max_num_tokens=max_num_tokens,
             max_blocks=self._max_blocks,
             has_adapters=has_adapters,
+            num_groups=num_groups,
         )
         self._num_head_bytes = layout.num_head_bytes
         self._is_shared = stream.is_inline and not samples_later
@@ -158,22 +161,23 @@ class BatchBuilder:
         self._arrays = [layout.arrays(memory) for memory in self._host]
         self._columns: list[Columns | None] = [None] * num_buffers  # content of each buffer
         self._turn = 0
-        table_shape = (max_num_seqs, self._max_blocks)
+        tables_shape = (num_groups, max_num_seqs, self._max_blocks)
         if self._is_shared:
             self._memory = self._host[0].zero_()
             self._sections = layout.tensors(self._memory)
-            self._block_table = self._sections.block_table.view(table_shape)
+            self._block_tables = self._sections.block_table.view(tables_shape)
         else:
             self._memory = torch.zeros_like(self._host[0], device=stream.device)
             self._sections = layout.tensors(self._memory)
-            self._block_table = torch.zeros(table_shape, dtype=torch.int32, device=stream.device)
+            self._block_tables = torch.zeros(tables_shape, dtype=torch.int32, device=stream.device)
         self._sampling_memory: torch.Tensor | None = None
         self._sampling_sections = self._sections
         if samples_later:
             memory = torch.zeros_like(self._memory)
             self._sampling_sections = layout.tensors(memory)
             self._sampling_memory = memory[: layout.num_sampling_bytes]
-        self._views = StepViews(self._sections, self._sampling_sections, self._block_table)
+        self._groups = tuple(map(GroupBlocks, self._block_tables, by_group(self._sections.slot_mapping)))
+        self._views = StepViews(self._sections, self._sampling_sections, self._groups)
         # Start with a valid batch of padding rows: graphs are recorded before the first real batch.
         self._sections.query_start_loc.copy_(torch.arange(max_num_seqs + 1))
         self._sections.slot_mapping.fill_(-1)
@@ -189,8 +193,9 @@ class BatchBuilder:
             metadata=AttentionMetadata(
                 query_start_loc=sections.query_start_loc,
                 seq_lens=sections.seq_lens,
-                block_table=self._block_table,
-                slot_mapping=sections.slot_mapping,
+                block_table=self._groups[0].block_table,
+                slot_mapping=self._groups[0].slot_mapping,
+                other_groups=self._groups[1:],
                 block_size=self._block_size,
                 max_query_len=sections.input_ids.shape[0],
                 max_seq_len=self._max_blocks * self._block_size,
@@ -235,8 +240,8 @@ class BatchBuilder:
         host.input_ids[:num_tokens] = state.token_ids[token_rows, token_positions]
         host.positions[:num_tokens] = token_positions
         blocks, offsets = np.divmod(token_positions, self._block_size)
-        host.slot_mapping[:num_tokens] = (
-            state.block_table[token_rows, blocks].astype(np.int64) * self._block_size + offsets
+        host.slot_mapping[:, :num_tokens] = (
+            state.block_table[:, token_rows, blocks].astype(np.int64) * self._block_size + offsets
         )
         num_adapted = _sort_adapted(state.adapters[token_rows], host) if self._has_adapters else 0
         sampling_rows = np.flatnonzero(samples)
@@ -274,8 +279,9 @@ class BatchBuilder:
                 metadata=AttentionMetadata(
                     query_start_loc=views.query_start_loc,
                     seq_lens=views.seq_lens,
-                    block_table=views.block_table,
-                    slot_mapping=views.slot_mapping,
+                    block_table=views.groups[0].block_table,
+                    slot_mapping=views.groups[0].slot_mapping,
+                    other_groups=views.groups[1:],
                     block_size=self._block_size,
                     max_query_len=int(query_lens.max()),
                     max_seq_len=max_seq_len,
@@ -309,7 +315,7 @@ class BatchBuilder:
         return self._stream.host_buffer(array.nbytes).view(source.dtype).copy_(source)
 
     def _pack_table(self, turn: int, block_table: Array, rows: Int64Array, width: int) -> Callable[[], None]:
-        """Packs the first `width` blocks of each row.
+        """Packs the first `width` blocks of each row and group.
 
         A full-width table would dominate the transfer: 8 MB for 256 rows with max_model_len 131,072, of which rows of
         2,048 tokens fill 128 KB.
@@ -319,13 +325,14 @@ class BatchBuilder:
         num_rows = len(rows)
         packed = self._arrays[turn].block_table
         if self._is_shared:
-            packed.reshape(-1, self._max_blocks)[:num_rows, :width] = block_table[rows, :width]
+            packed.reshape(self._block_tables.shape)[:, :num_rows, :width] = block_table[:, rows, :width]
             return _nothing
-        size = num_rows * width
-        packed[:size].reshape(num_rows, width)[:] = block_table[rows, :width]
+        shape = (len(block_table), num_rows, width)
+        size = shape[0] * num_rows * width
+        packed[:size].reshape(shape)[:] = block_table[:, rows, :width]
         num_bytes = self._num_head_bytes + size * packed.itemsize
         source, target = self._host[turn][:num_bytes], self._memory[:num_bytes]
-        sent, table = self._sections.block_table[:size].view(num_rows, width), self._block_table[:num_rows, :width]
+        sent, table = self._sections.block_table[:size].view(shape), self._block_tables[:, :num_rows, :width]
 
         def upload() -> None:
             target.copy_(source, non_blocking=True)
@@ -366,7 +373,7 @@ def _pad_tokens(host: StepSections[Array], num_tokens: int, width: int) -> None:
     padding = slice(num_tokens, width)
     host.input_ids[padding] = 0
     host.positions[padding] = 0
-    host.slot_mapping[padding] = -1
+    host.slot_mapping[:, padding] = -1
 
 
 def _pad_rows(host: StepSections[Array], num_rows: int, size: int) -> None:

@@ -40,17 +40,20 @@ class RequestState:
     Attributes:
         token_ids: [max_num_seqs, max_model_len], prompt and output.
         num_tokens, num_prompt_tokens, num_blocks: [max_num_seqs].
-        block_table: [max_num_seqs, max_blocks].
+        block_table: [num_groups, max_num_seqs, max_blocks], the blocks of each cache group.
         adapters: [max_num_seqs], index of each request's adapter; -1: none.
         sampling: sampling parameters of each row.
     """
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, sampling: SamplingState) -> None:
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, sampling: SamplingState, num_groups: int = 1
+    ) -> None:
         # zeros() of this size is lazily committed: rows and positions never used cost no memory
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self.num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
-        self.block_table: Int32Array = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        max_blocks = -(-max_model_len // block_size)
+        self.block_table: Int32Array = np.zeros((num_groups, max_num_seqs, max_blocks), dtype=np.int32)
         self.num_blocks: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.adapters: Int64Array = np.full(max_num_seqs, -1, dtype=np.int64)
         self.sampling = sampling
@@ -124,14 +127,19 @@ class RequestState:
             self._row_of[request.request_id] = row
             rows.append(row)
             self.token_ids[row, : len(request.token_ids)] = request.token_ids
-            self.block_table[row, : len(request.block_ids)] = request.block_ids
+            self.num_blocks[row] = 0
+            self._append_blocks(row, request.block_ids)
         self.num_tokens[rows] = [len(request.token_ids) for request in requests]
         self.num_prompt_tokens[rows] = [request.num_prompt_tokens for request in requests]
-        self.num_blocks[rows] = [len(request.block_ids) for request in requests]
         self.adapters[rows] = [-1 if request.adapter is None else request.adapter for request in requests]
         self.sampling.set_rows(rows, [request.params for request in requests])
 
     def _append_blocks(self, row: int, block_ids: tuple[int, ...]) -> None:
-        start = self.num_blocks[row]
-        self.block_table[row, start : start + len(block_ids)] = block_ids
-        self.num_blocks[row] = start + len(block_ids)
+        """Appends blocks to the tables of a row; of each position, the block of each group."""
+        num_groups = len(self.block_table)
+        start, num_blocks = self.num_blocks[row], len(block_ids) // num_groups
+        if num_blocks == 1:
+            self.block_table[:, row, start] = block_ids
+        else:
+            self.block_table[:, row, start : start + num_blocks] = np.reshape(block_ids, (num_blocks, num_groups)).T
+        self.num_blocks[row] = start + num_blocks

@@ -55,6 +55,7 @@ class StageRunner:
             max_num_seqs=max_num_seqs,
             max_model_len=kv_plan.max_model_len,
             block_size=kv_plan.block_size,
+            num_groups=kv_plan.groups.num_groups,
             sampling=SamplingState(
                 max_num_seqs=max_num_seqs, vocab_size=shape.vocab_size, end_token_ids=shape.end_token_ids
             ),
@@ -64,6 +65,7 @@ class StageRunner:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=kv_plan.max_model_len,
             block_size=kv_plan.block_size,
+            num_groups=kv_plan.groups.num_groups,
             stream=self._stream,
             max_steps_in_flight=max_steps_in_flight,
         )

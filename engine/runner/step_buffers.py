@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StepSections(Generic[T]):
-    """Host arrays or device tensors at full size, N rows and B tokens. A step uses the first rows and tokens.
+    """Host arrays or device tensors at full size, N rows, B tokens and G cache groups. A step uses the first rows and
+    tokens.
 
     Attributes:
         query_start_loc: [N + 1] int32, see `AttentionMetadata`.
@@ -40,9 +41,10 @@ class StepSections(Generic[T]):
         forced_ids: [N] int32; valid only in steps with prompt rows.
         bias_start: [N + 1] int32.
         bias_ids, bias_values: [BIAS_CAPACITY] int32 and float32.
-        input_ids, positions, slot_mapping: [B] int64.
+        input_ids, positions: [B] int64.
+        slot_mapping: [G, B] int64.
         adapted_indices, adapters: [B] int64, see `AdaptedTokens`; empty without adapters.
-        block_table: [N * max_blocks] int32.
+        block_table: [G * N * max_blocks] int32.
     """
 
     query_start_loc: T
@@ -79,7 +81,15 @@ class StepLayout:
         num_sampling_bytes: size of the sections up to those of single tokens, with all that the sampler reads.
     """
 
-    def __init__(self, *, max_num_seqs: int, max_num_tokens: int, max_blocks: int, has_adapters: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        max_blocks: int,
+        has_adapters: bool = False,
+        num_groups: int = 1,
+    ) -> None:
         rows, tokens = max_num_seqs, max_num_tokens
         int32, int64 = torch.int32, torch.int64
         shapes: StepSections[tuple[torch.dtype, tuple[int, ...]]] = StepSections(
@@ -95,10 +105,10 @@ class StepLayout:
             bias_values=(torch.float32, (BIAS_CAPACITY,)),
             input_ids=(int64, (tokens,)),
             positions=(int64, (tokens,)),
-            slot_mapping=(int64, (tokens,)),
+            slot_mapping=(int64, (num_groups, tokens)),
             adapted_indices=(int64, (tokens * has_adapters,)),
             adapters=(int64, (tokens * has_adapters,)),
-            block_table=(int32, (rows * max_blocks,)),
+            block_table=(int32, (num_groups * rows * max_blocks,)),
         )
         self._sections: dict[str, _Section] = {}
         end = 0
@@ -131,6 +141,13 @@ class StepLayout:
 
     def _views(self, view: Callable[[_Section], T]) -> StepSections[T]:
         return StepSections(**{name: view(section) for name, section in self._sections.items()})
+
+
+def by_group(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Returns the parts [...] of a tensor [G, ...] of all groups; on a CPU with a storage each, as of `tensors`."""
+    if tensor.device.type == "cpu":
+        return tuple(torch.from_numpy(part.numpy()) for part in tensor)
+    return tensor.unbind()
 
 
 def _array(memory: torch.Tensor, section: _Section) -> Array:

@@ -4,12 +4,14 @@ Consecutive steps mostly have the same shape, so the last views are cached: maki
 us for the sampler on one core of an AMD EPYC, beside 45 us for the rest of a step of one row.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from engine.runner.sampling_state import Columns, sampling_batch
 from engine.runner.step_buffers import StepSections
+from kernels.metadata import GroupBlocks
 from kernels.sampling import SamplingBatch
 
 
@@ -18,10 +20,9 @@ class StepTensors(NamedTuple):
 
     input_ids: torch.Tensor
     positions: torch.Tensor
-    slot_mapping: torch.Tensor
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
-    block_table: torch.Tensor
+    groups: tuple[GroupBlocks, ...]
     logits_indices: torch.Tensor
 
 
@@ -32,18 +33,18 @@ class StepViews:
         self,
         sections: StepSections[torch.Tensor],
         sampling_sections: StepSections[torch.Tensor],
-        block_table: torch.Tensor,
+        groups: Sequence[GroupBlocks],
     ) -> None:
         """Takes the device's buffers.
 
         Args:
             sections: the model's.
             sampling_sections: the sampler's, usually the same.
-            block_table: [max_num_seqs, max_blocks], see `BatchBuilder`.
+            groups: of each cache group, block table [max_num_seqs, max_blocks] and slots [tokens].
         """
         self._sections = sections
         self._sampling_sections = sampling_sections
-        self._block_table = block_table
+        self._groups = groups
         self._last_step: tuple[object, StepTensors] | None = None
         self._last_unbiased: tuple[object, SamplingBatch] | None = None
 
@@ -55,10 +56,11 @@ class StepViews:
             tensors = StepTensors(
                 input_ids=sections.input_ids[:num_tokens],
                 positions=sections.positions[:num_tokens],
-                slot_mapping=sections.slot_mapping[:num_tokens],
                 query_start_loc=sections.query_start_loc[: num_rows + 1],
                 seq_lens=sections.seq_lens[:num_rows],
-                block_table=self._block_table[:num_rows],
+                groups=tuple(
+                    GroupBlocks(table[:num_rows], slot_mapping[:num_tokens]) for table, slot_mapping in self._groups
+                ),
                 logits_indices=sections.logits_indices[:num_samples],
             )
             self._last_step = key, tensors

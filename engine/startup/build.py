@@ -159,16 +159,18 @@ def _watch_compiles(config: EngineConfig, device: torch.device) -> Callable[[], 
 
 
 def _log_cache(kv_plan: KVCachePlan) -> None:
-    _log.info(
-        "KV cache: %s bytes per token, %.1f MiB in total", f"{kv_plan.bytes_per_token:,}", kv_plan.num_bytes / 2**20
-    )
+    groups = kv_plan.groups
+    per_token = f"{groups.num_groups * kv_plan.bytes_per_token:,} bytes per token"
+    if groups.num_windowed:
+        per_token += f", {groups.num_full * kv_plan.bytes_per_token:,} before the last {groups.window:,} tokens"
+    _log.info("KV cache: %s, %.1f MiB in total", per_token, kv_plan.num_bytes / 2**20)
     _log.info(
         "KV cache size: %s tokens (%d blocks of %d)", f"{kv_plan.num_tokens:,}", kv_plan.num_blocks, kv_plan.block_size
     )
     _log.info(
         "Maximum concurrency for %s tokens per request: %.2fx",
         f"{kv_plan.max_model_len:,}",
-        kv_plan.num_tokens / kv_plan.max_model_len,
+        kv_plan.num_longest_requests,
     )
 
 
@@ -189,6 +191,7 @@ def _scheduler_config(
     return SchedulerConfig(
         num_blocks=kv_plan.num_blocks,
         block_size=kv_plan.block_size,
+        cache_groups=kv_plan.groups,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=kv_plan.max_model_len,

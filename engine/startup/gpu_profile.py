@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from engine.core.cache_groups import ONE_GROUP, CacheGroups
 from engine.core.config import SchedulerConfig
 from engine.errors import ConfigError, StepError
 from engine.flags import StepLimits
@@ -67,6 +68,7 @@ def measure_memory(
     config = SchedulerConfig(
         num_blocks=cache.num_blocks,
         block_size=cache.block_size,
+        cache_groups=cache.groups,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=min(cache.num_tokens, cache.max_model_len),
@@ -113,14 +115,21 @@ def log_memory_in_use(gpu: Gpu) -> None:
     _log.info("GPU memory in use, with other processes: %.2f of %.2f GiB", (total - free) / 2**30, total / 2**30)
 
 
-def smallest_cache(limits: StepLimits, block_size: int, bytes_per_token: int, max_model_len: int) -> KVCachePlan:
+def smallest_cache(
+    limits: StepLimits,
+    block_size: int,
+    bytes_per_token: int,
+    max_model_len: int,
+    groups: CacheGroups = ONE_GROUP,
+) -> KVCachePlan:
     """Returns a cache for the prompts of the largest step and one token after each.
 
     max_model_len is at least its final value, because buffers of a runner grow with it.
     """
     tokens_per_request = -(-limits.max_num_batched_tokens // limits.max_num_seqs) + 1
     blocks_per_request = -(-tokens_per_request // block_size)
-    return KVCachePlan(limits.max_num_seqs * blocks_per_request, block_size, bytes_per_token, max_model_len)
+    num_blocks = limits.max_num_seqs * blocks_per_request * groups.num_groups
+    return KVCachePlan(num_blocks, block_size, bytes_per_token, max_model_len, groups)
 
 
 def longest_attention(
@@ -159,7 +168,7 @@ def longest_attention(
             max_query_len=num_tokens,
             max_seq_len=cache.max_model_len,
         )
-        num_heads, num_kv_heads, head_dim = shape.widest_layer
+        num_heads, num_kv_heads, head_dim, _ = shape.widest_layer
         q = torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype, device=device)
         one_block = ops.make_kv_cache(1, cache.block_size, num_kv_heads, head_dim, kv_dtype)
         ops.paged_attention(q, one_block, metadata, scale=1.0)

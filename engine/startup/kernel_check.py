@@ -58,7 +58,7 @@ def model_forms(
     weights: WeightsForm | None = config.quantization
     if isinstance(model, ModelConfig):
         eps, has_bias, has_head_norms = model.rms_norm_eps, model.traits.qkv_bias, model.traits.qk_norm
-        sliding_windows = tuple(dict.fromkeys(model.traits.sliding_windows))
+        sliding_windows = model.traits.sliding_windows
         soft_caps: tuple[float | None, ...] = (model.traits.attention_soft_cap,)
         logit_soft_cap = model.traits.logit_soft_cap
         stored = model.quantized
@@ -87,7 +87,7 @@ def model_forms(
         clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
         routing = Routing(mixture.top_k, mixture.normalizes, clamped or gate)
         experts = ExpertForms(mixture.num_experts, mixture.inner_size, routing, mixture.has_bias, is_microscaled)
-    num_heads, num_kv_heads, head_dim = model.shape.widest_layer
+    num_heads, num_kv_heads, head_dim, _ = model.shape.widest_layer
     return ModelForms(
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -103,7 +103,7 @@ def model_forms(
         has_bias=has_bias,
         has_head_norms=has_head_norms,
         gate=gate,
-        sliding_windows=sliding_windows,
+        sliding_windows=tuple(dict.fromkeys(sliding_windows)),
         attention_soft_caps=soft_caps,
         logit_soft_cap=logit_soft_cap,
         block_size=config.block_size,

@@ -118,9 +118,8 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
 
 def _agreed(kv_plan: KVCachePlan, group: ParallelGroup) -> KVCachePlan:
     """Returns the plan with as many blocks as all ranks have memory for: the scheduler has one table for all."""
-    num_blocks = group.minimum(kv_plan.num_blocks)
-    max_model_len = min(kv_plan.max_model_len, num_blocks * kv_plan.block_size)
-    return replace(kv_plan, num_blocks=num_blocks, max_model_len=max_model_len)
+    agreed = replace(kv_plan, num_blocks=group.minimum(kv_plan.num_blocks))
+    return replace(agreed, max_model_len=agreed.fitting(kv_plan.max_model_len))
 
 
 def _cpu_ops(task: RankTask, startup: StartupProgress, *, in_bf16: bool) -> "CpuOps":
@@ -197,8 +196,11 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
             startup.begin("kernels", what)
             bytes_per_token = kv_bytes_per_token(shape, task.kv_dtype)
             # No cache of this GPU holds a longer request than its budget, whatever the model's context.
-            longest_len = min(shape.max_position_embeddings, max(1, gpu.memory.budget_bytes // bytes_per_token))
-            cache = smallest_cache(task.limits, config.block_size, bytes_per_token, config.max_model_len or longest_len)
+            longest_len = shape.max_position_embeddings
+            if shape.cache_groups.num_full:
+                longest_len = min(longest_len, max(1, gpu.memory.budget_bytes // bytes_per_token))
+            longest_len = config.max_model_len or longest_len
+            cache = smallest_cache(task.limits, config.block_size, bytes_per_token, longest_len, shape.cache_groups)
             longest = longest_attention(ops, shape, task.limits, cache, task.dtype, task.kv_dtype, gpu.device)
             use = measure_memory(
                 gpu,
@@ -214,7 +216,13 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
             cache_bytes = kv_cache_bytes(gpu.memory, use)
             _log.info("%s took %.2f seconds", _capitalized(what), startup.phase_s())
         kv_plan = plan_kv_cache(
-            shape, task.kv_dtype, config.block_size, cache_bytes, config.max_model_len, config.num_gpu_blocks_override
+            shape,
+            task.kv_dtype,
+            config.block_size,
+            cache_bytes,
+            config.max_model_len,
+            config.num_gpu_blocks_override,
+            step_tokens=task.limits.max_num_batched_tokens * config.max_steps_in_flight("cuda"),
         )
         kv_plan = _agreed(kv_plan, group)
         startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")

@@ -109,4 +109,5 @@ def _plan_of_cpu(
         kv_cache_bytes(config, shard, kv_dtype, limits, free_bytes // layout.ranks_per_node),
         config.max_model_len,
         config.num_gpu_blocks_override,
+        step_tokens=limits.max_num_batched_tokens * config.max_steps_in_flight("cpu"),
     )

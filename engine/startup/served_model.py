@@ -4,8 +4,9 @@ transformers is imported when a model needs it.
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import torch
 
@@ -13,6 +14,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.model.hub import resolve_model
+from engine.model.layer_groups import group_layers
 from engine.model.linear import Kept
 from engine.model.loader import check_checkpoint, cpu_checkpoint_dtype, load_model, resolve_dtype, weights_bytes
 from engine.model.model_folder import check_folder
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from engine.model.transformers_probe import TransformersConfig
 
 ServedModel: TypeAlias = "ModelConfig | TransformersConfig"
+_Model = TypeVar("_Model", "ModelConfig", "TransformersConfig")
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +72,7 @@ def open_model(model_dir: Path, config: EngineConfig) -> ServedModel:
         layout=config.layout,
     )
     if native is not None:
-        return native
+        return _with_cache_groups(native, native.traits.sliding_windows, config)
     from engine.model.transformers_probe import TransformersConfig
 
     model = TransformersConfig.from_dir(model_dir)
@@ -83,7 +86,25 @@ def open_model(model_dir: Path, config: EngineConfig) -> ServedModel:
         "the time of an architecture of Chairlift's own on a CPU (docs/models.md)",
         model.name,
     )
-    return model
+    return _with_cache_groups(model, model.sliding_windows, config)
+
+
+def _with_cache_groups(model: _Model, windows: tuple[int | None, ...], config: EngineConfig) -> _Model:
+    """Divides the KV cache by the windows of the layers, as far as requests may be longer.
+
+    Attention of other projects also reads in front of a window, where blocks may be of other requests.
+    """
+    if config.other_attention is not None:
+        return model
+    max_model_len = config.max_model_len or model.shape.max_position_embeddings
+    shorter = [None if window is None or window >= max_model_len else window for window in windows]
+    groups = group_layers(model.shape.layers, shorter)
+    if isinstance(model, ModelConfig):
+        return replace(model, cache_groups=groups.cache_groups, layer_groups=groups.of_layers)
+    layers = tuple(
+        layer._replace(group=group) for layer, group in zip(model.shape.layers, groups.of_layers, strict=True)
+    )
+    return replace(model, shape=replace(model.shape, layers=layers, cache_groups=groups.cache_groups))
 
 
 def weights_dtype(model: ServedModel, model_dir: Path, config: EngineConfig, device: torch.device) -> torch.dtype:

@@ -74,7 +74,7 @@ def _shapes(config: SchedulerConfig) -> Iterator[_Rows]:
     num_seqs, block_size = config.max_num_seqs, config.block_size
     longest = config.max_model_len - _NUM_TIMED - 2
     for num_rows in sorted({1, max(1, num_seqs // 4), num_seqs}):
-        fitting = config.num_blocks // num_rows * block_size - _NUM_TIMED - 2
+        fitting = config.num_blocks // config.cache_groups.num_groups // num_rows * block_size - _NUM_TIMED - 2
         for context in sorted({min(_SHORT_CONTEXT, longest, fitting), min(longest, fitting)}):
             if context > 0:
                 yield _Rows(num_rows, 1, context)
@@ -95,7 +95,8 @@ def _time(
     clock: Callable[[], float],
 ) -> tuple[StepShape, float]:
     """Runs a shape and returns it with the median of its times, in seconds."""
-    num_blocks = config.num_blocks // rows.num_rows
+    num_groups = config.cache_groups.num_groups
+    num_blocks = config.num_blocks // num_groups // rows.num_rows
     is_decode = rows.num_tokens == 1
     num_known = rows.num_computed + rows.num_tokens
     request_ids = [RequestId(-1 - index) for index in range(rows.num_rows)]
@@ -104,7 +105,7 @@ def _time(
     new = tuple(
         NewRequest(
             request_id, token_ids, len(token_ids), _GREEDY,
-            tuple(BlockId(block) for block in range(index * num_blocks, index * num_blocks + num_held)),
+            tuple(map(BlockId, range(index * num_blocks * num_groups, (index * num_blocks + num_held) * num_groups))),
         )
         for index, request_id in enumerate(request_ids)
     )  # fmt: skip

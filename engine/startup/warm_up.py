@@ -68,7 +68,7 @@ def sweep_sizes(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -
     Raises: EngineError: a step failed.
     """
     config = replace(config, enable_prefix_caching=False)
-    most = min(config.max_model_len - 1, config.num_blocks * config.block_size // config.max_num_seqs - 1)
+    most = min(config.max_model_len - 1, config.num_cache_tokens // config.max_num_seqs - 1)
     rows = itertools.cycle((*_FEW, *range(64, config.max_num_seqs, 64), config.max_num_seqs))
     for num_tokens in (*_FEW, *range(64, config.max_num_batched_tokens, 64), config.max_num_batched_tokens):
         num_rows = min(max(next(rows), -(-num_tokens // max(1, most))), num_tokens, config.max_num_seqs)

@@ -124,7 +124,8 @@ class CpuOps:
         numbers = counts.flatten().numpy()
         metadata = largest.metadata
         recording = Recording(self._pool.num_threads)
-        for tensor in (largest.input_ids, largest.positions, metadata.slot_mapping):
+        slot_mappings = (metadata.slot_mapping, *(blocks.slot_mapping for blocks in metadata.other_groups))
+        for tensor in (largest.input_ids, largest.positions, *slot_mappings):
             recording.add_input(tensor, num_tokens)
         recording.add_input(metadata.seq_lens, num_reqs)
         recording.add_input(largest.logits_indices, num_logits)

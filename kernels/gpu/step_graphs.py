@@ -130,19 +130,10 @@ def decode_inputs(largest: StepInputs, num_reqs: int, is_adapted: bool = False) 
 
     is_adapted: whether tokens may have adapters.
     """
-    metadata = largest.metadata
     return StepInputs(
         input_ids=largest.input_ids[:num_reqs],
         positions=largest.positions[:num_reqs],
-        metadata=replace(
-            metadata,
-            query_start_loc=metadata.query_start_loc[: num_reqs + 1],
-            seq_lens=metadata.seq_lens[:num_reqs],
-            block_table=metadata.block_table[:num_reqs],
-            slot_mapping=metadata.slot_mapping[:num_reqs],
-            max_query_len=1,
-            num_one_token_reqs=num_reqs,
-        ),
+        metadata=largest.metadata.one_token_rows(num_reqs, num_reqs),
         logits_indices=largest.logits_indices[:num_reqs],
         logits=None if largest.logits is None else largest.logits[:num_reqs],
         adapted=_adapted(largest, num_reqs) if is_adapted else None,
@@ -160,11 +151,12 @@ def mixed_inputs(largest: StepInputs, num_tokens: int, is_adapted: bool = False)
 
     is_adapted: whether tokens may have adapters.
     """
-    inputs = decode_inputs(largest, min(num_tokens, largest.metadata.num_reqs))
+    num_reqs = min(num_tokens, largest.metadata.num_reqs)
+    inputs = decode_inputs(largest, num_reqs)
     return replace(
         inputs,
         input_ids=largest.input_ids[:num_tokens],
         positions=largest.positions[:num_tokens],
-        metadata=replace(inputs.metadata, slot_mapping=largest.metadata.slot_mapping[:num_tokens]),
+        metadata=largest.metadata.one_token_rows(num_reqs, num_tokens),
         adapted=_adapted(largest, num_tokens) if is_adapted else None,
     )

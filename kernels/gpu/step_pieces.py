@@ -22,18 +22,20 @@ class StepPieces:
     """A recorded step of a fixed number of tokens, whose rows are those of each call."""
 
     def __init__(self) -> None:
-        self._pieces: list[tuple[torch.cuda.CUDAGraph, Callable[..., torch.Tensor] | None]] = []
+        self._pieces: list[tuple[torch.cuda.CUDAGraph, Callable[..., torch.Tensor] | None, int]] = []
 
-    def add(self, graph: torch.cuda.CUDAGraph, attend: Callable[..., torch.Tensor] | None) -> None:
-        """Appends a graph, and the attention that follows it."""
-        self._pieces.append((graph, attend))
+    def add(
+        self, graph: torch.cuda.CUDAGraph, attend: Callable[..., torch.Tensor] | None = None, group: int = 0
+    ) -> None:
+        """Appends a graph, and the attention of a layer that follows it; group: of `AttentionMetadata.of_group`."""
+        self._pieces.append((graph, attend, group))
 
     def replay(self, metadata: AttentionMetadata) -> None:
         """Runs the step; tokens that belong to no row of the metadata are padding."""
-        for graph, attend in self._pieces:
+        for graph, attend, group in self._pieces:
             graph.replay()
             if attend is not None:
-                attend(metadata=metadata)
+                attend(metadata=metadata.of_group(group))
 
 
 class PieceRecorder:
@@ -70,7 +72,7 @@ class PieceRecorder:
             # with new descriptions of the batch, so that what layers share is computed in the graph too
             adapted = None if inputs.adapted is None else replace(inputs.adapted)
             step(replace(inputs, metadata=replace(inputs.metadata), adapted=adapted))
-        pieces.add(self._graph, None)
+        pieces.add(self._graph)
         return pieces
 
     def rotate_and_store(
@@ -96,7 +98,7 @@ class PieceRecorder:
         attend: Callable[..., torch.Tensor],
         q: torch.Tensor,
         kv_cache: GpuKVCache,
-        _metadata: AttentionMetadata,
+        metadata: AttentionMetadata,
         **options: Any,
     ) -> torch.Tensor:
         """Ends a graph and begins the next one; `attend` will be called between the two in every replay."""
@@ -105,7 +107,7 @@ class PieceRecorder:
         out = self._attended[: len(q)]
         if self._pieces is not None:
             self._capture.close()
-            self._pieces.add(self._graph, partial(attend, q, kv_cache, out=out, **options))
+            self._pieces.add(self._graph, partial(attend, q, kv_cache, out=out, **options), metadata.group)
             self._begin()
         return out
 

@@ -62,7 +62,6 @@ class _Turn:
     """What the lanes share while a step is filled.
 
     Attributes:
-        may_admit: whether waiting requests may still start.
         num_kv_tokens: context of all running requests once their prompts are computed.
         num_passed: first requests on time in the queue that wait for their own inter-token targets; others pass them.
     """
@@ -70,7 +69,6 @@ class _Turn:
     batch: PlanBuilder
     budget: StepBudget
     slack: Slack
-    may_admit: bool
     num_kv_tokens: int
     num_passed: int = 0
 
@@ -90,8 +88,7 @@ class LatencyScheduler(Scheduler):
         self._clock = StepClock(config.step_time)
         self._model = self._clock.model
         # Holding the whole cache for a second is charged as much as the prompts that a second computes.
-        num_slots = config.num_blocks * config.block_size
-        self._charge_of_token_second = 1.0 / (config.step_time.coefficients.token_s * num_slots)
+        self._charge_of_token_second = 1.0 / (config.step_time.coefficients.token_s * config.num_cache_tokens)
         self._num_ended = 0  # running requests, since the last step with rows
         self._charged_s = 0.0
         self._credit = 0.0  # tokens that best effort may have before requests on time
@@ -114,7 +111,7 @@ class LatencyScheduler(Scheduler):
             return
         self._has_new = True
         self._on_time_until_s = request.arrival_s + _ON_TIME_MEMORY_S
-        num_hits = len(self._cache.get_computed_blocks(request)) * self._config.block_size
+        num_hits = self._cache.num_tokens_of(self._cache.get_computed_blocks(request))
         pace(request).num_uncached_tokens = request.num_tokens - num_hits
         pace(request).answer_s = self._answers.expected_s(request, self._model)
 
@@ -185,7 +182,7 @@ class LatencyScheduler(Scheduler):
             num_itl_infeasible_total=self._num_itl_infeasible,
         )
 
-    def _schedule_prompts(self, batch: PlanBuilder, prompts: list[Request], may_admit: bool) -> None:
+    def _schedule_prompts(self, batch: PlanBuilder, prompts: list[Request]) -> None:
         """Gives the rest of the step's time to prompts, by lane and within it by key; best effort first on its turn."""
         start_s = self._clock.start_s(self._now_s)
         rows = batch.narrow_requests
@@ -205,7 +202,7 @@ class LatencyScheduler(Scheduler):
         on_time = sorted((r for r in prompts if pace(r).lane is Lane.ON_TIME), key=lambda request: pace(request).key)
         best_effort = [request for request in prompts if pace(request).lane is Lane.BEST_EFFORT]
         num_kv_tokens = slack.num_kv_tokens + sum(request.num_tokens for request in prompts)
-        turn = _Turn(batch, budget, slack, may_admit, num_kv_tokens)
+        turn = _Turn(batch, budget, slack, num_kv_tokens)
         if not best_effort and self._lanes.first(Lane.BEST_EFFORT) is None:
             self._credit = 0.0
             self._fill(turn, Lane.ON_TIME, on_time)
@@ -224,10 +221,10 @@ class LatencyScheduler(Scheduler):
         """
         batch, budget = turn.batch, turn.budget
         index = num_tokens = 0
-        may_admit = turn.may_admit
+        may_admit = True
         while batch.budget > 0 and not budget.is_spent and (max_tokens is None or num_tokens < max_tokens):
             request = prompts[index] if index < len(prompts) else None
-            head = self._head(lane, turn) if may_admit else None
+            head = self._head(lane, turn) if may_admit and batch.may_admit else None
             if head is not None and (request is None or (lane is Lane.ON_TIME and pace(head).key < pace(request).key)):
                 if lane is Lane.ON_TIME and self._waits_for_own_gap(head, turn):
                     turn.num_passed += 1
@@ -235,20 +232,22 @@ class LatencyScheduler(Scheduler):
                 if not self._may_start(head, lane, turn) or not self._try_admit(head, batch):
                     may_admit = False
                     if lane is Lane.ON_TIME or self._has_waited_long(head):
-                        turn.may_admit = False  # the other lane would take what this one waits for
+                        batch.may_admit = False  # the other lane would take what this one waits for
                     continue
                 self._prompts.append(head)
                 turn.num_kv_tokens += head.num_tokens
                 request = head
             elif request is not None:
                 index += 1
+                if request.status is not _RUNNING:
+                    continue  # preempted for the chunk of another
             else:
                 break
             limit = budget.max_chunk(request.num_computed_tokens)
             if max_tokens is not None:
                 limit = min(limit, max(_MIN_TURN_CHUNK, max_tokens - num_tokens))
             num_computed = request.num_computed_tokens
-            chunk = batch.add_chunk(request, max(1, limit))
+            chunk = self._add_chunk(request, batch, max(1, limit))
             if chunk == 1:
                 self._num_kv_tokens += request.num_computed_tokens
             budget.spend(chunk, num_computed)

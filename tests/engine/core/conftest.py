@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -61,6 +61,7 @@ class Engine:
             self.model,
             num_blocks=values["num_blocks"],
             block_size=values["block_size"],
+            groups=self.scheduler.config.cache_groups,
             fail=lambda request_id, position: "boom" if position >= self.failures.get(request_id, 1 << 30) else None,
         )
         self.ledger = AnswerLedger()
@@ -185,6 +186,9 @@ class Simulation:
         self.targets_rng = random.Random(f"targets of {seed}")
         step_time = StepTimePrior(Coefficients(*(self.targets_rng.choice((1e-3, 0.1, 1.0)) for _ in range(5))))
         self.config = SchedulerConfig(step_time=step_time, **{**values, **config})
+        if self.config.cache_groups.num_windowed:
+            num_most = self.config.cache_groups.most_blocks(max_model_len, self.config.max_tokens_in_flight, block_size)
+            self.config = replace(self.config, num_blocks=num_most + rng.choice((0, 0, 1, 2, 4, 9)))
         self.scheduler = make_scheduler(self.config)
         self.expectations: dict[RequestId, Expectation] = {}
         self.fails_from: dict[RequestId, int] = {}  # position
@@ -192,6 +196,7 @@ class Simulation:
             self.model,
             num_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
+            groups=self.config.cache_groups,
             seed=seed,
             salt_of=lambda request_id: self.expectations[request_id].request.cache_salt,
             fail=lambda request_id, position: "boom" if position >= self.fails_from.get(request_id, 1 << 30) else None,

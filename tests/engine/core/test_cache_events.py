@@ -16,7 +16,7 @@ def compute(manager: KVCacheManager, request: Request) -> None:
     """As if the whole prompt had been admitted, computed and landed."""
     assert manager.allocate_slots(request, request.num_tokens, manager.get_computed_blocks(request)) is not None
     request.num_computed_tokens = request.num_tokens
-    manager.publish(request, request.num_tokens)
+    manager.complete(request, request.num_tokens)
 
 
 def test_consecutive_blocks_share_an_event_and_name_their_parent(make_request: MakeRequest) -> None:
@@ -38,7 +38,7 @@ def test_an_equal_block_is_stored_once(make_request: MakeRequest) -> None:
         manager.allocate_slots(twin, 5)
     for twin in twins:
         twin.num_computed_tokens = 5
-        manager.publish(twin, 5)
+        manager.complete(twin, 5)
     assert [type(event) for event in manager.take_events()] == [BlocksStored]
 
 

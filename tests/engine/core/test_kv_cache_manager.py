@@ -19,7 +19,7 @@ def compute(manager: KVCacheManager, request: Request) -> None:
     """As if the whole prompt had been admitted, computed and landed."""
     assert manager.allocate_slots(request, request.num_tokens, manager.get_computed_blocks(request)) is not None
     request.num_computed_tokens = request.num_tokens
-    manager.publish(request, request.num_tokens)
+    manager.complete(request, request.num_tokens)
 
 
 def test_allocate_slots_appends_blocks_only_when_the_table_is_full(
@@ -101,7 +101,7 @@ def test_publish_hides_blocks_until_their_tokens_have_landed(
 ) -> None:
     request = make_request(1, 12)
     manager.allocate_slots(request, 12)
-    manager.publish(request, 7)
+    manager.complete(request, 7)
     assert len(manager.get_computed_blocks(make_request(2, 12))) == 1
 
 
@@ -113,7 +113,7 @@ def test_equal_blocks_computed_at_the_same_time_are_both_kept(
         manager.allocate_slots(twin, 8)
         twin.num_computed_tokens = 8
     for twin in twins:
-        manager.publish(twin, 8)
+        manager.complete(twin, 8)
     third = make_request(3, 9)
     assert manager.get_computed_blocks(third) == list(manager.block_ids(twins[0]))
     manager.check_integrity(twins, [third])

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from engine.core.cache_groups import CacheGroups
+
 OPERATIONS_PER_WORLD = 250
 NUM_DEFAULT_OPERATIONS = 50_000
 POLICIES = ("fcfs", "priority", "static", "slo")
@@ -51,4 +53,27 @@ def test_so_they_do_with_steps_in_pipeline_stages(simulate: Callable[..., Any], 
         num_preemptions += stats.num_preemptions_total
         num_generated += stats.num_generated_tokens_total
     assert num_preemptions > num_worlds
+    assert num_generated > 50 * num_worlds
+
+
+@pytest.mark.parametrize(("num_full", "num_windowed"), [(1, 1), (1, 3), (0, 1)])
+def test_so_they_do_with_sliding_windows(
+    pytestconfig: pytest.Config, simulate: Callable[..., Any], num_full: int, num_windowed: int
+) -> None:
+    num_operations = pytestconfig.getoption("core_operations", default=None) or NUM_DEFAULT_OPERATIONS
+    num_worlds = num_operations // (OPERATIONS_PER_WORLD * 4)
+    num_preemptions = num_hits = num_generated = 0
+    for seed in range(num_worlds):
+        world = simulate(
+            seed,
+            OPERATIONS_PER_WORLD,
+            policy=POLICIES[seed % 4],
+            cache_groups=CacheGroups(num_full, num_windowed, window=1 + seed % 9),
+        )
+        stats = world.scheduler.stats()
+        num_preemptions += stats.num_preemptions_total
+        num_hits += stats.prefix_cache_hits_total
+        num_generated += stats.num_generated_tokens_total
+    assert num_preemptions > num_worlds
+    assert num_hits > 10 * num_worlds
     assert num_generated > 50 * num_worlds

@@ -20,12 +20,12 @@ PARAMS = SamplingParams(seed=0, max_tokens=1)
 HISTORY = torch.zeros(1, 1, dtype=torch.int32)
 
 
-def _plan(rng, block_size, num_rows, decodes_only):
+def _plan(rng, block_size, num_rows, decodes_only, num_groups=1):
     """A plan whose requests are all new, some of them with computed tokens already."""
     new, rows = [], []
     for request_id in rng.sample(range(100), num_rows):
         tokens = [rng.randrange(1000) for _ in range(rng.randint(1, MAX_LEN - 1))]
-        blocks = [rng.randrange(1000) for _ in range(-(-len(tokens) // block_size))]
+        blocks = [rng.randrange(1000) for _ in range(-(-len(tokens) // block_size) * num_groups)]
         new.append(NewRequest(request_id, tuple(tokens), 1, PARAMS, tuple(blocks)))
         computed = len(tokens) - 1 if decodes_only else rng.randrange(len(tokens))
         scheduled = min(rng.randint(1, len(tokens) - computed), MAX_TOKENS // MAX_NUM_SEQS)
@@ -40,34 +40,42 @@ def block_size(request):
     return request.param
 
 
+@pytest.mark.parametrize("num_groups", [1, 3])
 @pytest.mark.parametrize("decodes_only", [False, True])
-def test_batches_are_those_of_a_loop_over_tokens(block_size, decodes_only):
+def test_batches_are_those_of_a_loop_over_tokens(block_size, decodes_only, num_groups):
     rng = random.Random(block_size)
     builder = BatchBuilder(
-        max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_TOKENS, max_model_len=MAX_LEN, block_size=block_size
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_TOKENS,
+        max_model_len=MAX_LEN,
+        block_size=block_size,
+        num_groups=num_groups,
     )
     for num_rows in [1, 2, MAX_NUM_SEQS] * 20:
-        plan = _plan(rng, block_size, num_rows, decodes_only)
-        sampling = SamplingState(max_num_seqs=MAX_NUM_SEQS, vocab_size=1000, end_token_ids=())
-        state = RequestState(max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_LEN, block_size=block_size, sampling=sampling)
-        state.apply(plan)
+        plan = _plan(rng, block_size, num_rows, decodes_only, num_groups)
+        state = _state(plan, block_size, num_groups)
         batch = builder.build(plan, state)
         inputs, metadata = batch.inputs, batch.inputs.metadata
 
         requests = {request.request_id: request for request in plan.new_requests}
-        input_ids, positions, slots, lasts = [], [], [], []
+        input_ids, positions, lasts = [], [], []
+        slots = [[] for _ in range(num_groups)]
         for index, row in enumerate(plan.rows):
             request = requests[row.request_id]
             for position in range(row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens):
                 input_ids.append(request.token_ids[position])
                 positions.append(position)
-                slots.append(request.block_ids[position // block_size] * block_size + position % block_size)
+                for group in range(num_groups):
+                    block_id = request.block_ids[position // block_size * num_groups + group]
+                    slots[group].append(block_id * block_size + position % block_size)
             lasts.append(len(input_ids))
             num_used = -(-(positions[-1] + 1) // block_size)
-            assert metadata.block_table[index, :num_used].tolist() == list(request.block_ids[:num_used])
+            for group in range(num_groups):
+                block_table = metadata.of_group(group).block_table
+                assert block_table[index, :num_used].tolist() == list(request.block_ids[group::num_groups][:num_used])
         assert inputs.input_ids.tolist() == input_ids
         assert inputs.positions.tolist() == positions
-        assert metadata.slot_mapping.tolist() == slots
+        assert [metadata.of_group(group).slot_mapping.tolist() for group in range(num_groups)] == slots
         assert metadata.query_start_loc.tolist() == [0, *lasts]
         assert metadata.seq_lens.tolist() == [positions[last - 1] + 1 for last in lasts]
         assert metadata.max_query_len == max(row.num_scheduled_tokens for row in plan.rows)
@@ -102,23 +110,27 @@ def _tensors(inputs):
     metadata = inputs.metadata
     yield from (inputs.input_ids, inputs.positions, inputs.logits_indices)
     yield from (metadata.query_start_loc, metadata.seq_lens, metadata.block_table, metadata.slot_mapping)
+    for blocks in metadata.other_groups:
+        yield from blocks
 
 
+@pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("decodes_only", [False, True])
-def test_a_late_device_gets_the_same_batch_by_one_copy_of_what_is_used(block_size, decodes_only):
+def test_a_late_device_gets_the_same_batch_by_one_copy_of_what_is_used(block_size, decodes_only, num_groups):
     """Whatever lay in its buffers, and whatever the host packs in the meantime."""
     limits = {
         "max_num_seqs": MAX_NUM_SEQS,
         "max_num_batched_tokens": MAX_TOKENS,
         "max_model_len": MAX_LEN,
         "block_size": block_size,
+        "num_groups": num_groups,
     }
     stream = LateStream(0, eagerness=0.0)
     inline, late = BatchBuilder(**limits), BatchBuilder(**limits, stream=stream, max_steps_in_flight=2)
     rng = random.Random(block_size)
     for num_rows in [1, 2, MAX_NUM_SEQS] * 5:
-        plans = [_plan(rng, block_size, num_rows, decodes_only) for _ in range(2)]
-        states = [_state(plan, block_size) for plan in plans]
+        plans = [_plan(rng, block_size, num_rows, decodes_only, num_groups) for _ in range(2)]
+        states = [_state(plan, block_size, num_groups) for plan in plans]
         batches = [late.build(plan, state) for plan, state in zip(plans, states, strict=True)]
         for plan, state, batch in zip(plans, states, batches, strict=True):
             wanted = inline.build(plan, state)
@@ -222,9 +234,15 @@ def test_buffers_hold_padding_before_the_first_batch(block_size):
             assert not tensor.any()
 
 
-def _state(plan, block_size):
+def _state(plan, block_size, num_groups=1):
     sampling = SamplingState(max_num_seqs=MAX_NUM_SEQS, vocab_size=1000, end_token_ids=())
-    state = RequestState(max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_LEN, block_size=block_size, sampling=sampling)
+    state = RequestState(
+        max_num_seqs=MAX_NUM_SEQS,
+        max_model_len=MAX_LEN,
+        block_size=block_size,
+        sampling=sampling,
+        num_groups=num_groups,
+    )
     state.apply(plan)
     return state
 

@@ -36,6 +36,7 @@ MODELS = {
         },
     ),
     "GQA 2, window": ("mistral", {"head_dim": 32, "sliding_window": 24}),
+    "windows in two of three layers": ("olmo3", {"num_hidden_layers": 3, "sliding_window": 24}),
     "GQA 3, biases, long rows": (
         "llama",
         {
@@ -71,6 +72,7 @@ CASES = [
     ("GQA 3, biases, long rows", "int8 all"),
     ("GQA 4, norm of heads, tied", "int8 all"),
     ("GQA 2, window", "blocks of 32"),
+    ("windows in two of three layers", "blocks of 32"),
     ("GQA 4, norm of heads, tied", "blocks of 32, int8 KV"),
 ]
 
@@ -167,6 +169,7 @@ class Case:
         self._config = EngineConfig(model=str(path), batch_invariant=True, **{**BASE, **mode})
         self._make_ops = make_ops
         parts = self.build()
+        self.scheduler_config = parts.scheduler.config
         requests = make_requests([()] * len(PROMPT_LENS))
         self.answers = [serve(parts, [request], [0]).answers[0] for request in requests]
         self.bits = self.recorder.take()
@@ -195,7 +198,10 @@ class Case:
         ]
         requests, config = make_requests(prior_outputs), dict(scenario.config)
         if scenario.scarce:
-            config["num_gpu_blocks_override"] = -(-LONGEST // self._config.block_size)
+            step_tokens = config.get("max_num_batched_tokens", self.scheduler_config.max_num_batched_tokens)
+            config["num_gpu_blocks_override"] = self.scheduler_config.cache_groups.most_blocks(
+                LONGEST, step_tokens, self._config.block_size
+            )
         served = serve(self.build(**config), requests, draw_arrivals(arrivals_seed))
         num_positions = assert_same_bits(self.recorder.take(), self.bits)
         for got, want in zip(served.answers, self.answers, strict=True):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.core.cache_groups import CacheGroups
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.model.model_shape import LayerShape
@@ -94,3 +95,30 @@ def test_memory_that_cannot_be_had_is_a_config_error(shape, ops):
     plan = plan_kv_cache(shape, torch.float32, 16, 0, None, num_blocks_override=2**50)
     with pytest.raises(ConfigError, match="cannot be allocated"):
         allocate_kv_caches(plan, shape, torch.float32, ops)
+
+
+def test_groups_share_memory_and_a_long_request_takes_the_full_layers_and_a_window(shape):
+    heads = LayerShape(2, 2, 16)
+    groups = CacheGroups(num_full=1, num_windowed=3, window=64)
+    layers = tuple(heads._replace(group=group) for group in (1, 2, 3, 0, 1, 2, 3, 0))
+    windowed = replace(shape, layers=layers, cache_groups=groups, max_position_embeddings=8192)
+    layer_bytes = 2 * 2 * 16 * 4  # K and V, KV heads, head size, fp32
+    plan = plan_kv_cache(windowed, torch.float32, 16, 300 * 16 * 2 * layer_bytes, None, step_tokens=32)
+    assert plan.bytes_per_token == 2 * layer_bytes  # of two layers
+    assert (plan.num_blocks, plan.num_bytes) == (300, 300 * 16 * 2 * layer_bytes)
+    assert plan.num_tokens == 300 // 4 * 16
+    num_in_window = (64 + 32) // 16 + 2
+    assert plan.max_model_len == (300 - 3 * num_in_window) * 16  # 2.4 times what all layers would hold
+    assert plan.num_longest_requests == 1.0
+    caches = allocate_kv_caches(plan, windowed, torch.float32, cpu_ops())
+    places = {id(cache) for cache in caches}
+    assert len(caches) == 8
+    assert len(places) == 2
+    assert all(caches[index] is caches[index - index % 4] for index in range(8))
+
+
+def test_the_error_of_a_cache_with_windows_has_its_numbers(shape):
+    layers = tuple(LayerShape(2, 2, 16, group) for group in (0, 1))
+    windowed = replace(shape, layers=layers, cache_groups=CacheGroups(1, 1, 16), max_position_embeddings=4096)
+    with pytest.raises(ConfigError, match=r"needs 144 KiB \(512 bytes per token\), 25 KiB is available, enough for a"):
+        plan_kv_cache(windowed, torch.float32, 16, 25 * 2**10, 512, step_tokens=16)

@@ -30,7 +30,7 @@ def _new(request_id, tokens, blocks, num_prompt_tokens=1):
 def _known(state, request_id):
     row = state.rows_of([request_id])[0]
     tokens = state.token_ids[row, : state.num_tokens[row]].tolist()
-    return tokens, state.block_table[row, : state.num_blocks[row]].tolist()
+    return tokens, state.block_table[0, row, : state.num_blocks[row]].tolist()
 
 
 def _append(state, request_ids, tokens):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from chairlift.service.end_reason import EndReason
+from engine.core.cache_groups import ONE_GROUP, CacheGroups
 from engine.core.outputs import (
     ModelRunnerOutput,
     NewRequest,
@@ -174,6 +175,7 @@ class FakeModelRunner:
     Args:
         model: what draws tokens.
         num_blocks, block_size: shape of the cache.
+        groups: block tables of a request; blocks of different groups store different values.
         seed: of the order of execution.
         salt_of: the cache salt of a request; plans do not carry it.
         fail: called for every row with the request and the position of the row's last token; what it returns fails the
@@ -187,6 +189,7 @@ class FakeModelRunner:
         *,
         num_blocks: int,
         block_size: int = 16,
+        groups: CacheGroups = ONE_GROUP,
         seed: int = 0,
         salt_of: Callable[[RequestId], bytes] = lambda _: b"",
         fail: Callable[[RequestId, int], str | None] = lambda _request_id, _position: None,
@@ -195,6 +198,7 @@ class FakeModelRunner:
         self.model = model or FakeModel()
         self.num_executed_steps = 0
         self._block_size = block_size
+        self._groups = groups
         self._kv = [[0] * block_size for _ in range(num_blocks)]
         self._random = random.Random(seed)
         self._salt_of = salt_of
@@ -308,26 +312,32 @@ class FakeModelRunner:
             raise OracleViolation(f"{what}: only {len(sequence.token_ids)} tokens are known")
         if row.samples != (stop == len(sequence.token_ids)):
             raise OracleViolation(f"{what} of {len(sequence.token_ids)}: samples is {row.samples}")
-        if stop > len(sequence.block_ids) * self._block_size:
-            raise OracleViolation(f"{what}: its block table has {len(sequence.block_ids)} blocks")
+        num_blocks = len(sequence.block_ids) // self._groups.num_groups
+        if stop > num_blocks * self._block_size:
+            raise OracleViolation(f"{what}: its block table has {num_blocks} blocks")
 
     def _attend(self, sequence: _Sequence, num_positions: int) -> None:
-        """Requires the first `num_positions` slots to hold the request's own tokens."""
-        size, chain = self._block_size, sequence.chain
-        for start in range(0, num_positions, size):
-            block_id = sequence.block_ids[start // size]
-            stop = min(start + size, num_positions)
-            if self._kv[block_id][: stop - start] != chain[start:stop]:
-                position = next(p for p in range(start, stop) if self._kv[block_id][p - start] != chain[p])
-                raise OracleViolation(
-                    f"request {sequence.request.request_id} attends to position {position}, block {block_id}, "
-                    f"slot {position - start}: not its own token there"
-                )
+        """Requires the first `num_positions` slots to hold the request's own tokens, or those that a window sees."""
+        size, groups = self._block_size, self._groups
+        for group in range(groups.num_groups):
+            first = 0 if group < groups.num_full else max(0, num_positions - groups.window + 1)
+            table = sequence.block_ids[group :: groups.num_groups]
+            for start in range(first // size * size, num_positions, size):
+                block_id = table[start // size]
+                for position in range(max(first, start), min(start + size, num_positions)):
+                    if self._kv[block_id][position - start] != sequence.chain[position] ^ group:
+                        raise OracleViolation(
+                            f"request {sequence.request.request_id} attends to position {position}, block {block_id}, "
+                            f"slot {position - start}: not its own token there"
+                        )
 
     def _write(self, sequence: _Sequence, start: int, values: Sequence[int]) -> None:
+        num_groups = self._groups.num_groups
         for position, value in enumerate(values, start):
-            block_id: BlockId = sequence.block_ids[position // self._block_size]
-            self._kv[block_id][position % self._block_size] = value
+            index, offset = divmod(position, self._block_size)
+            for group in range(num_groups):
+                block_id: BlockId = sequence.block_ids[index * num_groups + group]
+                self._kv[block_id][offset] = value ^ group
 
 
 @dataclass(slots=True)
