@@ -31,10 +31,12 @@ def test_list_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
 def test_paging_wastes_half_a_block_per_sequence_and_reserving_the_rest_of_the_maximum(tmp_path: Path) -> None:
     assert main(["kv-cache-use", *_QUICK, "--out", str(tmp_path)]) == 0
     report = report_of(tmp_path)
-    waste, admitted, _ = report["results"]
+    waste, admitted, _, *windows = report["results"]
     assert waste["figure"] == pytest.approx(waste["floor"], rel=0.1)
     assert admitted["floor"] * 0.75 < admitted["figure"] <= admitted["floor"]
     assert set(report["raw"]["reserved"]["num_sequences"]) == {8}
+    assert len(windows) == 3
+    assert all(result["figure"] > 1.3 for result in windows)
 
 
 def test_step_overhead_reports_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,7 @@ def test_a_window_that_only_a_mask_has_is_refused_where_it_matters(tmp_path):
     with pytest.raises(CheckpointError, match=r"sliding_window is 24 .* max_position_embeddings in config.json to 24"):
         TransformersConfig.from_dir(path)
     saved_config(tmp_path, prefix, **{**fields, "sliding_window": 24, "max_position_embeddings": 24})
-    assert TransformersConfig.from_dir(path).sliding_windows == (None,)
+    assert TransformersConfig.from_dir(path).sliding_windows == (None, None, None)
 
 
 def load_by_transformers(path):

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.flags import StepLimits
 from engine.model.checkpoint_part import CheckpointPart
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
@@ -90,9 +91,9 @@ def test_an_8b_model_in_int8_is_admitted_with_10_gib_and_loads_within_them(monke
     free_bytes = cpu_memory.bytes_beside_weights(num_bytes, "int8")
     assert 7.9 * 2**30 < num_bytes < 8.0 * 2**30
     assert num_bytes * MOST < 10 * 2**30
-    limits, kv_shape = SimpleNamespace(max_num_seqs=64), ModelConfig.from_dir(shape).shape
-    config: Any = SimpleNamespace(kv_cache_memory_bytes=None, max_model_len=None, block_size=16)
-    cache_bytes = cpu_memory.kv_cache_bytes(config, kv_shape, torch.float32, limits, free_bytes)  # type: ignore[arg-type]
+    limits, kv_shape = StepLimits(64, 256), ModelConfig.from_dir(shape).shape
+    config = EngineConfig(model=str(shape))
+    cache_bytes = cpu_memory.kv_cache_bytes(config, kv_shape, torch.float32, limits, free_bytes)
     assert num_bytes + cache_bytes < 9.1 * 2**30
     monkeypatch.setattr(cpu_memory, "available_memory_bytes", lambda: num_bytes - 1)
     with pytest.raises(ConfigError, match="the weights take"):
