@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         variables = {"NUMBA_CACHE_DIR": str(COMPILED.parent), **LEVELS[name].variables()} if name != _NATIVE else {}
         processes.append(subprocess.Popen([sys.executable, "-m", __spec__.name, _HERE], env=os.environ | variables))
     status = max((process.wait() for process in processes), default=0)
-    if COMPILED.is_dir():
+    if set(levels) - {_NATIVE} and COMPILED.is_dir():
         COMPILED.chmod(0o755)
         for file in COMPILED.iterdir():
             file.chmod(0o644)  # others read what a cache keeps for its user alone

@@ -10,7 +10,7 @@ from typing import Any
 import numba
 import pytest
 
-from kernels.cpu import cpu_levels
+from kernels.cpu import compile_ahead, cpu_levels
 from kernels.cpu.cpu_features import ByteProducts, CpuFeatures, cpu_features
 from kernels.cpu.cpu_levels import LEVELS, CpuLevel, target, use_compiled_level
 from kernels.cpu.kernel_cache import SUFFIX
@@ -116,6 +116,19 @@ def test_compiling_for_a_level_uses_its_vectors(name: str, tmp_path: Path) -> No
         [sys.executable, str(source)], env=os.environ | variables, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.stdout.split() == [str(name == "x86-64-v4")], done.stderr
+
+
+def test_compiling_for_this_cpu_leaves_the_folder_of_an_image_alone(
+    image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It belongs to root there, and its file system is read-only."""
+    paths = [image, *image.iterdir()]
+    for path in paths:
+        path.chmod(0o500)
+    monkeypatch.setattr(compile_ahead, "COMPILED", image)
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))  # in place of the process that compiles
+    assert compile_ahead.main(["native"]) == 0
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o500}
 
 
 @pytest.mark.slow
