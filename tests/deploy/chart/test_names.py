@@ -28,6 +28,20 @@ def test_names_leave_room_for_the_labels_of_pods(helm: Any, chart: Path, release
         assert all(len(one["metadata"]["name"]) <= 63 for one in manifests if one["kind"] == "Service")
 
 
+@pytest.mark.parametrize("values", [{}, {"nameOverride": "qwen2.5"}, {"fullnameOverride": "qwen2.5"}], ids=str)
+def test_dots_of_a_models_name_are_not_in_names_of_services(helm: Any, chart: Path, values: dict[str, str]) -> None:
+    """They are labels of RFC 1035; names of Helm's releases may have dots."""
+    flags = [f"--set={name}={value}" for name, value in values.items()]
+    done = helm("template", "llama-3.1", str(chart), "--namespace", "llm", *flags)
+    assert done.returncode == 0, done.stderr
+    manifests = [one for one in yaml.safe_load_all(done.stdout) if one]
+    services = {one["metadata"]["name"] for one in manifests if one["kind"] == "Service"}
+    assert len(services) == 2
+    assert all(re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name) for name in services)
+    (owner,) = [one for one in manifests if one["kind"] == "StatefulSet"]
+    assert owner["spec"]["serviceName"] in services
+
+
 @pytest.mark.parametrize("num_hosts", [1, 2])
 def test_the_notes_name_a_pod_of_the_engines(
     chart: Path, helm: Callable[..., "subprocess.CompletedProcess[str]"], num_hosts: int

@@ -2,15 +2,15 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* 45: with -engine and a revision's hash of 11 characters it is a label of pods, which may have 63. */}}
+{{/* 45: with -engine and a revision's hash of 11 characters it is a label of pods, which may have 63. Names of Services have no dots,
+those of releases may. */}}
 {{- define "chairlift.fullname" -}}
-{{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 45 | trimSuffix "-" }}
-{{- else if contains (include "chairlift.name" .) .Release.Name }}
-{{- .Release.Name | trunc 45 | trimSuffix "-" }}
-{{- else }}
-{{- printf "%s-%s" .Release.Name (include "chairlift.name" .) | trunc 45 | trimSuffix "-" }}
+{{- $name := .Values.fullnameOverride }}
+{{- if not $name }}
+{{- $chart := include "chairlift.name" . }}
+{{- $name = contains $chart .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $chart) }}
 {{- end }}
+{{- $name | replace "." "-" | trunc 45 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "chairlift.frontend" -}}
