@@ -68,7 +68,7 @@ check-extras: setup-dev  ## install each extra alone into an environment of its 
 chart-tools: setup-dev  ## helm and Kubernetes' schemas, for the tests of the chart; into the user's cache folder, once
 	$(BIN)/python -m tests.support.chart_tools
 
-chart-check: chart-tools  ## deploy/helm: lint, and the objects of six sets of values against three versions of Kubernetes
+chart-check: chart-tools  ## deploy/helm: lint, and the objects of seven sets of values against three versions of Kubernetes
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/deploy/chart
 
 compose-check: setup-dev  ## compose.yaml with the Docker engine at hand: build, up, kill, restart, bad input, down
