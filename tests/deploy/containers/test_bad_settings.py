@@ -169,14 +169,20 @@ def test_full_cache_of_models_is_one_line(other: Any, start_hub: Callable[[Any],
     assert other.log("engine").splitlines()[-1] == line
 
 
-def test_fetched_model_is_kept(stack: Any, start_hub: Callable[[Any], None]) -> None:
+def test_fetched_model_and_its_packed_weights_are_kept(stack: Any, start_hub: Callable[[Any], None]) -> None:
     """Of the pair itself: fetched once, and served again when the hub is gone."""
     start_hub(stack)
-    settings = {"MODEL": "owner/demo", "CHAIRLIFT_SERVED_MODEL_NAME": "fetched"}
+    settings = {
+        "MODEL": "owner/demo",
+        "CHAIRLIFT_SERVED_MODEL_NAME": "fetched",
+        "CHAIRLIFT_PACKED_CACHE": "/var/cache/chairlift/huggingface",
+    }
     stack.compose("up", "--detach", HF_ENDPOINT="http://hub.:8000", **settings)
     stack.wait_healthy("frontend")
     models = json.loads(stack.get("/v1/models"))["data"]
     assert models[0]["id"] == "fetched"
+    stack.wait_until(lambda: "Packed weights are saved" in stack.log("engine"), "engine")
     stack.compose("up", "--detach", HF_HUB_OFFLINE="1", **settings)
     stack.wait_healthy("frontend")
     assert stack.tokens()
+    assert "Packed weights are those of an earlier start" in stack.log("engine")
