@@ -144,7 +144,7 @@ class _Pickler(pickle.Pickler):
         return self._numbers[id(value)]
 
     def reducer_override(self, value: Any) -> Any:
-        """Writes a member of an enum as its class and value: Python 3.11.0 to 3.11.3 would write a call of getattr."""
+        """Writes a member of an enum as its class and value: early Python 3.11 would write a call of getattr."""
         return (type(value), (value.value,)) if isinstance(value, Enum) else NotImplemented
 
 

@@ -47,7 +47,7 @@ def test_objects_and_their_tensors_are_those_written(tmp_path: Path) -> None:
 
 
 def test_enums_are_read_again_on_early_releases_of_python_3_11(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """3.11.0 to 3.11.3, such as Debian 12's 3.11.2, pickle a member of an enum as a call of getattr."""
+    """Debian 12's 3.11.2 pickles a member of an enum as a call of getattr; 3.11.7 does not."""
     monkeypatch.setattr(Kind, "__reduce_ex__", lambda self, _: (getattr, (type(self), self.name)))
     found = map_packed(written(tmp_path / "file", some_objects()))
     assert found["layer"].kind is Kind.INT8
