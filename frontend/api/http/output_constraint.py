@@ -23,7 +23,7 @@ def chat_constraint(
     """Returns the constraint on a chat answer, tool calls included; None: unconstrained.
 
     With a text constraint and optional tools, the answer is either text that matches or calls. A required call
-    excludes a text constraint.
+    leaves no text, so the text constraint has no effect, as in OpenAI's API.
 
     Args:
         constraint: on the answer's text; None: unconstrained.
@@ -32,16 +32,15 @@ def chat_constraint(
         tokenizer: the model's.
 
     Raises:
-        BodyError: the calls cannot be enforced, or not together with the constraint.
+        BodyError: the calls cannot be enforced, or the constraint does not go together with optional tools.
         InvalidRequest: constraint and tools together are too large.
     """
-    must_call = tool_use.required
-    tools = must_call or (tool_use.offered if constraint is not None else ())
+    if tool_use.required:
+        constraint = None
+    tools = tool_use.required or (tool_use.offered if constraint is not None else ())
     if not tools or chat_format.tools == "none":  # the latter is refused where the prompt is made
         return constraint
     field = "tools" if constraint is None else constraint.field
-    if must_call and constraint is not None:
-        raise BodyError(400, f"{field} excludes the call that tool_choice requires", param=field)
     rules = chat_format.call_rules(
         [_callable(tool["function"]) for tool in tools],
         tokenizer.special_token_id,

@@ -186,6 +186,17 @@ async def test_constraint_beside_optional_tools_allows_either(connect_to):
     assert [schema["name"] for schema in schemas] == ["arguments_0", "answer"]
 
 
+@pytest.mark.parametrize("choice", ["required", named("weather")])
+async def test_a_required_call_leaves_no_text_to_constrain(connect_to, choice):
+    client, engine = await connect_to(HERMES)
+    call = {"messages": user(), "tools": [tool("weather")], "tool_choice": choice}
+    text_format = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    await client.chat.completions.create(model="fake", **call)
+    await client.chat.completions.create(model="fake", **call, response_format=text_format)
+    alone, beside_format = (submission.grammar for submission in engine.submissions)
+    assert beside_format == alone != ""
+
+
 async def test_reasoning_may_come_before_a_constrained_answer(connect_to):
     client, engine = await connect_to(THINKING)
     answer = await client.chat.completions.create(
@@ -363,7 +374,6 @@ NO_CALL = [
     ({"tool_choice": "required", "tools": [tool("f", [1])]}, "tools", "JSON object"),
     ({"tool_choice": "required", "tools": [tool("f", {"not": {"type": "null"}})]}, "tools", "with not: not supported"),
     ({"tool_choice": "required", "tools": [tool("f", {"title": "x" * 65536})]}, "tools", "at most 65536"),
-    ({"tool_choice": "required", "tools": [tool("f")], "guided_regex": "a"}, "guided_regex", "excludes the call"),
     ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex", "only with JSON output"),
 ]
 
