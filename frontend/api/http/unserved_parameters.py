@@ -28,7 +28,6 @@ WITHOUT_EFFECT = frozenset(
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
     # OpenAI's.
     "audio": (),
-    "best_of": (1,),
     "function_call": ("none", "auto"),
     "functions": (),
     "modalities": (["text"],),

@@ -43,6 +43,7 @@ class GenerationBody(SamplingBody):
 
     max_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=UINT32_MAX)] | None = None
+    best_of: Annotated[Count | None, NoneIfEmpty] = None
     stop: Annotated[str | Texts | None, NoneIfEmpty] = None
     stream_options: StreamOptions | None = None
     response_format: Annotated[ResponseFormat | None, NoneIfEmpty] = None
@@ -130,6 +131,13 @@ class GenerationBody(SamplingBody):
             self.max_tokens = None if self.is_unlimited else self.n_predict
         if self.cache_prompt is False and not self.cache_salt:
             self.cache_salt = uuid.uuid4().hex  # unique: shares no prefix with other prompts
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_a_selection(self) -> "GenerationBody":
+        if self.best_of and self.best_of not in (1, self.n):
+            text = "best_of is not served here above n: all answers that are generated are returned"
+            raise BodyError(400, text, param="best_of", code="unsupported_parameter")
         return self
 
     @model_validator(mode="after")

@@ -61,7 +61,7 @@ BASES = [
     ("/detokenize", {"tokens": [1, 2, 3]}),
 ]
 FIELDS = sorted(
-    {"best_of", "response_format", "function", "role", "content", "name"}
+    {"response_format", "function", "role", "content", "name"}
     | {name for body in (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody) for name in body.model_fields}
 )
 VALUES = [

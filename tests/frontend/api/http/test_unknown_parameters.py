@@ -74,7 +74,6 @@ def test_values_that_ask_for_nothing_are_taken(name, policy):
 
 
 NEUTRAL = {
-    "best_of": 1,
     "function_call": "none",
     "modalities": ["text"],
     "length_penalty": 1.0,
@@ -95,7 +94,6 @@ def test_values_that_change_nothing_are_taken(policy):
 
 UNSERVED = {
     "suffix": "b",
-    "best_of": 3,
     "audio": {"voice": "x"},
     "functions": [{"name": "f"}],
     "modalities": ["audio"],

@@ -131,6 +131,11 @@ BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
         },
         None,
     ),
+    "LangChain, several completions": (  # it refuses an n above best_of
+        COMPLETIONS,
+        {"prompt": ["abc"], "max_tokens": 2, "n": 2, "best_of": 2},
+        None,
+    ),
     "instructor": (
         CHAT,
         {

@@ -203,6 +203,7 @@ BAD = [
     ({"prompt": ["5", 5]}, "prompt", "must be a string"),
     ({"prompt": [5.0]}, "prompt", "must be a string"),
     ({"prompt": "a", "best_of": 2}, "best_of", "not served"),
+    ({"prompt": "a", "n": 2, "best_of": 3}, "best_of", "not served"),
     ({"prompt": "a", "suffix": "b"}, "suffix", "not served"),
     ({"prompt": "a", "request_id": "a\r\nb"}, "request_id", "printable"),
 ]
