@@ -107,6 +107,18 @@ class MessagesBody(PromptBody, SamplingBody):
     stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=_MAX_STOP_TEXTS)] | None = None
     output_format: OutputFormat | None = None
 
+    thread: Any = None
+    compaction: Any = None
+
+    @model_validator(mode="after")
+    def _refuse_server_side_conversations(self) -> "MessagesBody":
+        if not is_off(self.thread):
+            text = "thread is not served: this server stores no conversations; send the whole conversation in messages"
+            raise BodyError(400, text, code="thread_unsupported_request")  # clients then send it, without a thread
+        if not is_off(self.compaction):
+            raise BodyError(400, "compaction is not served: this server does not summarize conversations")
+        return self
+
     @property
     def stop_texts(self) -> list[str]:
         """Strings that end the answer."""

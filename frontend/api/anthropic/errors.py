@@ -35,7 +35,10 @@ def error_content(error: Exception, request_id: str) -> JsonObject:
     if isinstance(error, RequestTooLong):
         message = f"prompt is too long: {message}"  # clients match these words to shorten a conversation
     kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    content: JsonObject = {"type": kind, "message": message}
+    if code := body["error"]["code"]:
+        content["details"] = {"error_code": code}
+    return {"type": "error", "error": content, "request_id": request_id}
 
 
 def error_response(error: Exception, scope: Scope) -> Response:

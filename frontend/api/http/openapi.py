@@ -34,7 +34,15 @@ _ANTHROPIC_ERROR = {
     "required": ["type", "error", "request_id"],
     "properties": {
         "type": {"const": "error"},
-        "error": {"type": "object", "required": ["type", "message"], "properties": {"type": _TEXT, "message": _TEXT}},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {
+                "type": _TEXT,
+                "message": _TEXT,
+                "details": {"type": "object", "properties": {"error_code": _TEXT}},
+            },
+        },
         "request_id": _TEXT,
     },
 }

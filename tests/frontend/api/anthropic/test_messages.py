@@ -123,6 +123,20 @@ async def test_two_turns_of_a_tool_loop_reach_the_template_as_chat_does(shared_p
     assert answer.content[0].text == f"<system>You\nbe<user>how<assistant>Well.(hm){called}{answered}<user>thanks"
 
 
+async def test_turns_of_a_tool_runner_have_the_whole_conversation(shared_pairs):
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        return f"sunny in {city}"
+
+    client = (await shared_pairs(TURNS))[1]
+    runner = client.beta.messages.tool_runner(**ask(CALL, system="be"), tools=[weather], max_iterations=2)
+    first, second = [message async for message in runner]
+    call_id = first.content[-1].id
+    called, answered = f"[{call_id} weather Zürich]", f"<tool>sunny in Zürich={call_id} weather"
+    text = "".join(block.text for block in second.content if block.type == "text")
+    assert text == f"<system>be<user><assistant><system>be<user>{called}{answered}"
+
+
 async def test_thinking_that_is_not_shown_comes_back_by_its_signature(shared_pairs):
     thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
     first = await (await shared_pairs(ALL))[1].messages.create(**ask("<think>hm</think>so", thinking=thinking))
@@ -249,6 +263,8 @@ BAD = [
     ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "f"}}, "'f'"),
     ({"tools": [WEATHER]}, "not served with this model"),
     ({"mcp_servers": [{"name": "x"}]}, "mcp_servers is not served"),
+    ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread is not served"),
+    ({"compaction": {"type": "summarize"}}, "compaction is not served"),
     ({"temperature": 1000}, "temperature is 1000"),
     ({"stop_sequences": ["x" * 300]}, "stop_sequences"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "output_config.format"),
