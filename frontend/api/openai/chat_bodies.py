@@ -192,7 +192,7 @@ class ConversationBody(Body):
                 return ToolUse(tools)
             case "required":
                 return ToolUse(tools, required_tools(tools))
-            case {"type": "function", "function": {"name": str(name)}}:
+            case {"function": {"name": str(name)}}:  # Hugging Face's client sends no type
                 return ToolUse(tools, required_tools(tools, [name]), one_call=True)
             case {
                 "type": "allowed_tools",

@@ -90,10 +90,11 @@ class GenerationBody(SamplingBody):
         """Returns the constraint on the answer; None: free text.
 
         Raises:
-            BodyError: more than one format, or an incomplete one.
+            BodyError: formats that differ, or an incomplete one.
             InvalidRequest: an empty format, or one that is too large.
         """
-        constraints = list(self._constraints())
+        # guidance sends one grammar under vLLM's old and new name.
+        constraints = list({(each.kind, each.text): each for each in self._constraints()}.values())
         if len(constraints) > 1:
             names = " and ".join(constraint.field for constraint in constraints)
             raise BodyError(400, f"{names} do not go together: set one of them", param=constraints[1].field)

@@ -29,6 +29,7 @@ def call(**options: Any) -> dict[str, Any]:
 
 ASKED = {"role": "user", "content": "A pet?"}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "found"}
+PETS = '%llguidance {}\n\nstart: pet\npet[capture]: PET\n\nPET: "cat"\n     | "dog"\n\n'
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "LiteLLM, second turn": (
@@ -135,6 +136,27 @@ BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
         COMPLETIONS,
         {"prompt": ["abc"], "max_tokens": 2, "n": 2, "best_of": 2},
         None,
+    ),
+    "huggingface_hub, named tool": (
+        CHAT,
+        {"messages": [ASKED], "tools": [tool()], "tool_choice": {"function": {"name": "pet"}}, "stream": False},
+        None,
+    ),
+    "guidance": (
+        CHAT,
+        {
+            "messages": [{**ASKED, "content": [{"type": "text", "text": "A pet?"}]}],
+            "logprobs": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "tools": None,
+            "top_logprobs": 5,
+            "top_p": None,
+            "guided_decoding_backend": "guidance",
+            "guided_grammar": PETS,
+            "structured_outputs": {"grammar": PETS},
+        },
+        "guided_decoding_backend",
     ),
     "instructor": (
         CHAT,
