@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -78,7 +79,8 @@ class InfoRoutes:
         model = self._generations.model("")
         names = [model.name, *model.aliases, *(adapter.name for adapter in model.adapters)]
         models = [self._model_object(name, self._generations.model(name)) for name in names]
-        return JSONResponse({"object": "list", "data": models})
+        page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # Anthropic's; they have one page
+        return JSONResponse({"object": "list", "data": models, **page})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME; a name may contain slashes."""
@@ -138,4 +140,10 @@ class InfoRoutes:
             "parent": model.parent,
             "max_model_len": model.max_model_len,
             "meta": {"n_vocab": model.vocab_size},  # llama.cpp's name; clients that send token ids need it
+            # Anthropic's names
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
+            "lifecycle": "active",
+            "max_input_tokens": model.max_model_len,
         }

@@ -5,7 +5,7 @@ import json
 import anthropic
 import pydantic
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types import Message, ModelInfo, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
@@ -281,6 +281,13 @@ async def test_bad_parameter_is_named(shared_client, body, words):
         await shared_client.post("/v1/messages", body={**ask(), **body}, cast_to=object)
     error = ErrorResponse.model_validate(caught.value.body)
     assert (error.error.type, error.request_id) == ("invalid_request_error", caught.value.request_id)
+
+
+async def test_models_are_listed_and_found(shared_client):
+    (model,) = [model async for model in shared_client.models.list()]
+    ModelInfo.model_validate(model.to_dict())
+    assert (model.id, model.display_name, model.max_input_tokens) == ("fake", "fake", 4096)
+    assert await shared_client.models.retrieve("fake") == model
 
 
 async def test_other_model_and_other_path_are_not_found(shared_client):
