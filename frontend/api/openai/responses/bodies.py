@@ -1,5 +1,6 @@
 """Requests of the Responses API."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -11,7 +12,7 @@ from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.http.tool_use import ToolUse
 from frontend.api.http.unserved_parameters import is_off
 from frontend.api.openai.responses.input_items import Item, turns
-from frontend.api.openai.responses.tools import tool_use
+from frontend.api.openai.responses.tools import ignored_type, tool_use
 from frontend.limits import MAX_MESSAGES, MAX_TOOLS
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
@@ -117,6 +118,11 @@ class ConversationBody(Body):
     def tool_use(self) -> ToolUse:
         """Tools that may be called, and those that must be."""
         return self._tool_use
+
+    def unknown_parameters(self) -> Iterator[str]:
+        """See Body. Tools that the model is not offered count too, by their types."""
+        yield from super().unknown_parameters()
+        yield from dict.fromkeys(f"tools.{kind}" for tool in self.tools or () if (kind := ignored_type(tool)))
 
     def _template_variables(self) -> dict[str, Any]:
         effort = self.reasoning.effort if self.reasoning is not None else None

@@ -12,6 +12,7 @@ from frontend.api.http.response_builder import JsonObject, SingleAnswerBuilder, 
 from frontend.api.openai.logprobs import logprob_rows
 from frontend.api.openai.responses.bodies import ResponsesBody
 from frontend.api.openai.responses.output_items import OutputItems
+from frontend.api.openai.responses.tools import ignored_type
 from frontend.errors import QueueFull
 from frontend.request.request import ChatPrompt
 from frontend.text.served_model import ServedModel
@@ -143,7 +144,7 @@ def _head(body: ResponsesBody, model: ServedModel, request_id: str) -> JsonObjec
         "temperature": body.temperature,
         "text": {"format": text_format},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [_tool(tool) for tool in body.tools or ()],
+        "tools": [_tool(tool) for tool in body.tools or () if not ignored_type(tool)],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": "disabled",

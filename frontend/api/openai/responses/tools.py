@@ -7,13 +7,21 @@ from frontend.api.http.errors import BodyError
 from frontend.api.http.tool_use import ToolUse, allowed_tools, function_tool, required_tools
 
 
+def ignored_type(tool: dict[str, Any]) -> str:
+    """Returns the type of a tool that the model is not offered; empty: it is offered. Only functions are; clients such
+    as Codex send tools of other types with every request.
+    """
+    kind = tool.get("type")
+    return kind if isinstance(kind, str) and kind != "function" else ""
+
+
 def tool_use(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None, *, one_call: bool) -> ToolUse:
     """Returns the tools that may be called, and those that must be.
 
     Raises:
         BodyError: a tool or choice that is not served or malformed.
     """
-    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools) if not ignored_type(tool)]
     match choice:
         case "none":
             return ToolUse()
@@ -36,13 +44,7 @@ def tool_use(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | Non
 
 def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise BodyError(
-            400,
-            f"{where} has the type {str(tool.get('type'))[:64]!r}: only tools of type 'function', which the client "
-            "runs, are served",
-            param="tools",
-            code="unsupported_value",
-        )
+        raise BodyError(400, f"{where} needs a type", param="tools")
     return function_tool(
         where,
         name=tool.get("name"),

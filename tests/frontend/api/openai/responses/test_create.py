@@ -8,6 +8,7 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
+from frontend.api.http.unknown_parameters import HEADER
 from tests.support.frontend.conversations import (
     ALL,
     CALL,
@@ -219,6 +220,18 @@ async def test_objects_of_a_strict_text_have_no_members_but_those_they_name(shar
     assert ("additionalProperties" in grammar["json_schema"]["properties"]["to"]) == strict
 
 
+async def test_tools_that_are_no_functions_are_not_offered(shared_pairs):
+    names = "{% for tool in tools %}{{ tool.function.name }};{% endfor %}{# <tool_call> #}"
+    client = (await shared_pairs(names))[1]
+    hosted = {"type": "web_search", "external_web_access": False}
+    tools = [WEATHER, hosted, {"type": "namespace", "name": "agents", "tools": [WEATHER]}, hosted]
+    response = await client.responses.with_raw_response.create(model="fake", input="x", tools=tools)
+    answer = response.parse()
+    assert answer.output_text == "weather;"
+    assert [tool.name for tool in answer.tools] == ["weather"]
+    assert response.headers[HEADER] == "tools.web_search, tools.namespace"
+
+
 CHOICES = {
     "auto": ("auto", False),
     "required": ("required", True),
@@ -345,7 +358,8 @@ BAD = [
     ({"input": "x", "background": True}, "background", "stores no responses"),
     ({"input": "x", "truncation": "auto"}, "truncation", "'disabled'"),
     ({"input": "x", "include": ["nothing"]}, "include", "'nothing'"),
-    ({"input": "x", "tools": [{"type": "web_search"}]}, "tools", r"tools\[0\] has the type 'web_search'"),
+    ({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"input": "x", "tools": [{"name": "f"}]}, "tools", r"tools\[0\] needs a type"),
     ({"input": "x", "tools": [{"type": "function"}]}, "tools", r"tools\[0\] has no name"),
     ({"input": "x", "tool_choice": "required"}, "tool_choice", "no tools"),
     ({"input": "x", "tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "tool_choice", "must be"),
