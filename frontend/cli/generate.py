@@ -20,8 +20,6 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.system is not None and not arguments.chat:
         parser.error("--system needs --chat")
-    if arguments.timeout is not None and not arguments.timeout > 0:
-        parser.error(f"--timeout is {arguments.timeout:g} seconds, it must be above 0")
     tls = tls_from_arguments(parser, arguments)
     try:
         text = prompt_text(arguments)

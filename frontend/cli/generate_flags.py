@@ -9,7 +9,7 @@ from typing import cast
 from chairlift import GenerationOptions
 from chairlift.service.flags import FlagParser
 from chairlift.service.sampling_fields import SAMPLING, STOPPING, Parameter
-from frontend.cli.server_options import add_server_arguments
+from frontend.cli.server_options import add_server_arguments, wait_s
 
 _STDIN = "-"
 _REPEATED = (("--stop", "stop_texts", str, "TEXT"), ("--stop-token-id", "stop_token_ids", int, "N"))
@@ -30,7 +30,7 @@ def generate_parser() -> argparse.ArgumentParser:
     add_server_arguments(parser)
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=wait_s,
         metavar="S",
         help="deadline in seconds; the request fails when it passes (default: the server's)",
     )

@@ -29,7 +29,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def wait_s(text: str) -> float:
-    """Parses the --timeout of a command that waits for one answer."""
+    """Parses --timeout."""
     try:
         seconds = float(text)
     except ValueError:
