@@ -8,7 +8,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.flags import StepLimits
 from engine.model.model_shape import ModelShape
-from engine.runner.kv_cache import kv_bytes_per_token
+from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token
 from engine.startup.machine import available_memory_bytes
 
 # Fraction of the memory beside the weights that the cache takes by default. The rest is for activations and other
@@ -59,7 +59,7 @@ def bytes_beside_states(shape: ModelShape, limits: StepLimits, free_bytes: int) 
 def kv_cache_bytes(
     config: EngineConfig, shape: ModelShape, kv_dtype: torch.dtype, limits: StepLimits, free_bytes: int
 ) -> int:
-    """Returns the size of one rank's cache: the requested size, or by default `CACHE_SHARE` of the free memory.
+    """Returns the bytes for one rank's cache: those of the flag, or by default `CACHE_SHARE` of the free memory.
 
     The default is at most `CACHE_MAX_BYTES`, and at most what `max_num_seqs` requests can fill.
 
@@ -69,20 +69,29 @@ def kv_cache_bytes(
         kv_dtype: dtype of keys and values.
         limits: limits of a step.
         free_bytes: memory left for this rank beside the weights.
-    Raises: ConfigError: the requested size exceeds the free memory.
     """
     if config.kv_cache_memory_bytes is not None:
-        if config.kv_cache_memory_bytes > free_bytes:
-            raise ConfigError(
-                f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes} is {_gib(config.kv_cache_memory_bytes)}, "
-                f"the weights leave {_gib(free_bytes)} of the memory that is free: lower it"
-            )
         return config.kv_cache_memory_bytes
     max_model_len = config.max_model_len or shape.max_position_embeddings
     step_tokens = limits.max_num_batched_tokens * config.max_steps_in_flight("cpu")
     blocks_per_request = shape.cache_groups.most_blocks(max_model_len, step_tokens, config.block_size)
     most_bytes = limits.max_num_seqs * blocks_per_request * config.block_size * kv_bytes_per_token(shape, kv_dtype)
     return min(int(free_bytes * CACHE_SHARE), CACHE_MAX_BYTES, most_bytes)
+
+
+def check_cache_fits(config: EngineConfig, plan: KVCachePlan, free_bytes: int) -> None:
+    """Checks a size that a flag asks for.
+
+    Raises: ConfigError: it exceeds the memory left for this rank beside the weights.
+    """
+    if plan.num_bytes > free_bytes:
+        flag = f"--num-gpu-blocks-override {config.num_gpu_blocks_override}"
+        if config.num_gpu_blocks_override is None:
+            flag = f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes}"
+        raise ConfigError(
+            f"{flag} is {_gib(plan.num_bytes)}, the weights leave {_gib(free_bytes)} of the memory that is free: "
+            "lower it"
+        )
 
 
 def _gib(num_bytes: int) -> str:

@@ -11,7 +11,7 @@ from engine.model.lora import LoraAdapter
 from engine.parallel.group import SingleRank
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.startup.adapters import adapters_bytes
-from engine.startup.cpu_memory import bytes_beside_states, bytes_beside_weights, kv_cache_bytes
+from engine.startup.cpu_memory import bytes_beside_states, bytes_beside_weights, check_cache_fits, kv_cache_bytes
 from engine.startup.device import kept_weights, kv_cache_dtype
 from engine.startup.gpu import Gpu
 from engine.startup.served_model import ServedModel, bytes_of_weights, check_weights_of, shard_shape, weights_dtype
@@ -101,13 +101,16 @@ def _plan_of_cpu(
         num_bytes += size * bytes_of_weights(model, dtype, stage, config.quantization, kept=kept, is_compact=True)
     free_bytes = bytes_beside_weights(num_bytes, config.quantization or dtype_name(dtype))
     free_bytes = bytes_beside_states(model.shape, limits, free_bytes)
+    free_bytes //= layout.ranks_per_node
     shard = shard_shape(model, stages[-1])  # no other has more layers
-    return plan_kv_cache(
+    plan = plan_kv_cache(
         shard,
         kv_dtype,
         config.block_size,
-        kv_cache_bytes(config, shard, kv_dtype, limits, free_bytes // layout.ranks_per_node),
+        kv_cache_bytes(config, shard, kv_dtype, limits, free_bytes),
         config.max_model_len,
         config.num_gpu_blocks_override,
         step_tokens=limits.max_num_batched_tokens * config.max_steps_in_flight("cpu"),
     )
+    check_cache_fits(config, plan, free_bytes)
+    return plan
