@@ -68,10 +68,10 @@ class HostWatch:
         return {"mean": round(mean, 4), "peak": round(max(mean, self._peak), 4)}
 
 
-def busy_now(seconds: float = 1.0) -> float | None:
-    """Share of the cores that is in use without us: sleeps meanwhile. None if not known."""
+def busy_now() -> float | None:
+    """Share of the cores that is in use without us: sleeps for a second meanwhile. None if not known."""
     watch = HostWatch()
-    time.sleep(seconds)
+    time.sleep(1.0)
     busy = watch.busy()
     return None if busy is None else busy["mean"]
 

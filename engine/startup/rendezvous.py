@@ -5,7 +5,6 @@ import json
 import platform
 import socket
 import struct
-from collections.abc import Mapping, Sequence
 
 from engine import __version__
 from engine.model.fingerprint import weights_fingerprint
@@ -82,25 +81,15 @@ def join_group(task: RankTask, startup: StartupProgress) -> tuple[NodeLink, Stor
     return link, StorePlace(link.peer_host, port, interface_of(link.local_host))
 
 
-def interface_of(host: str, addresses: Mapping[str, str] | None = None) -> str | None:
-    """Returns the network interface that has an IPv4 address; None: none has, or it cannot be found out.
-
-    Args:
-        host: the address.
-        addresses: interface -> address; None: those of this machine.
-    """
-    addresses = _addresses([name for _, name in socket.if_nameindex()]) if addresses is None else addresses
-    return next((name for name, address in addresses.items() if address == host), None)
-
-
-def _addresses(interfaces: Sequence[str]) -> dict[str, str]:
-    addresses = {}
+def interface_of(host: str) -> str | None:
+    """Returns the network interface that has an IPv4 address; None: none has, or it cannot be found out."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for name in interfaces:
+        for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
                 answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
             except OSError:  # it has no IPv4 address, or the system is not Linux
                 continue
-            addresses[name] = socket.inet_ntoa(answer[20:24])
-    return addresses
+            if socket.inet_ntoa(answer[20:24]) == host:
+                return name
+    return None

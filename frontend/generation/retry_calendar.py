@@ -20,13 +20,11 @@ class RetryCalendar:
     has tokens in at least one slot that is not over; `num_slots` is at most the slots of the horizon and 2.
 
     Args:
-        slot_s: seconds per slot.
         horizon_s: seconds from now within which a booking must fit.
         share: part of the measured rate that may be booked, above 0, at most 1.
     """
 
-    def __init__(self, *, slot_s: float = SLOT_S, horizon_s: float = HORIZON_S, share: float = BOOKABLE_SHARE) -> None:
-        self._slot_s = slot_s
+    def __init__(self, *, horizon_s: float = HORIZON_S, share: float = BOOKABLE_SHARE) -> None:
         self._horizon_s = horizon_s
         self._share = share
         self._tokens: dict[int, float] = {}  # by slot
@@ -64,9 +62,9 @@ class RetryCalendar:
         Returns: start of the first slot in seconds; None: there is no room within the horizon.
         """
         self._forget_past(now_s)
-        capacity = tokens_per_second * self._slot_s * self._share
-        first = max(math.ceil(earliest_s / self._slot_s), self._now_slot + 1)
-        end = math.floor((now_s + self._horizon_s) / self._slot_s) + 1
+        capacity = tokens_per_second * SLOT_S * self._share
+        first = max(math.ceil(earliest_s / SLOT_S), self._now_slot + 1)
+        end = math.floor((now_s + self._horizon_s) / SLOT_S) + 1
         head = min(float(num_tokens), capacity)
         while first < end and self._tokens.get(first, 0.0) + head > capacity:
             first += 1
@@ -83,7 +81,7 @@ class RetryCalendar:
         for slot, tokens in taken.items():
             self._tokens[slot] = self._tokens.get(slot, 0.0) + tokens
         self._bookings[booking] = taken
-        return first * self._slot_s
+        return first * SLOT_S
 
     def release(self, booking: int) -> None:
         """Returns the tokens of a booking, whose request has come.
@@ -102,12 +100,12 @@ class RetryCalendar:
         self._forget_past(now_s)
         if not self._tokens:
             return 0.0
-        last = math.floor(end_s / self._slot_s)
+        last = math.floor(end_s / SLOT_S)
         return self._kept_share * sum(tokens for slot, tokens in self._tokens.items() if slot <= last)
 
     def _forget_past(self, now_s: float) -> None:
         """Forgets all slots before the previous one."""
-        now_slot = math.floor(now_s / self._slot_s)
+        now_slot = math.floor(now_s / SLOT_S)
         if now_slot == self._now_slot:
             return
         self._now_slot = now_slot
@@ -138,4 +136,4 @@ class RetryCalendar:
                     sums[slot] = sums.get(slot, 0.0) + tokens
         assert sums.keys() == self._tokens.keys()
         assert all(abs(sums[slot] - tokens) < 1e-3 for slot, tokens in self._tokens.items())
-        assert self.num_slots <= self._horizon_s / self._slot_s + 2
+        assert self.num_slots <= self._horizon_s / SLOT_S + 2

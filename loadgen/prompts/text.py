@@ -64,15 +64,12 @@ class TextPromptMaker:
         return " ".join((_OPENING, *self._words[chosen[:num_words]]))
 
 
-async def measure_text(
-    count_tokens: CountTokens, max_model_len: int | None = None, words: Sequence[str] = COMMON_WORDS
-) -> TextMeasure:
+async def measure_text(count_tokens: CountTokens, max_model_len: int | None = None) -> TextMeasure:
     """Finds words that are one token each and what the server adds to a prompt.
 
     Args:
         count_tokens: asks the server.
         max_model_len: tokens that the server takes at most; None if it does not say.
-        words: to choose from.
 
     Method: group testing. A text of all words is counted; where it has too many tokens its halves are looked at (one is
     counted, the other's tokens are the rest), until there are enough words that are one token each, or too many counts
@@ -88,7 +85,7 @@ async def measure_text(
         )
     overhead = two - (four - two) // 2
     longest = max_model_len or 1 << 20
-    words = tuple(words)[: max(longest // 8, _FEWEST_WORDS)]  # words of 8 letters, each a token, still fit
+    words = COMMON_WORDS[: max(longest // 8, _FEWEST_WORDS)]  # words of 8 letters, each a token, still fit
     tokens = await count_tokens(" ".join((_OPENING, *words))) - overhead
     found: list[str] = []
     groups = [(words, tokens)]

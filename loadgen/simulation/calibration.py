@@ -64,14 +64,14 @@ class Fit(NamedTuple):
         return self.training_error[0] / _MEDIAN_OF_NORMAL
 
 
-def fit_steps(steps: Sequence[TimedStep], training_share: float = TRAINING_SHARE) -> Fit:
+def fit_steps(steps: Sequence[TimedStep]) -> Fit:
     """Fits to the first steps, and tests with the others.
 
     Raises: OptionError: there are fewer than `MIN_STEPS` steps.
     """
     if len(steps) < MIN_STEPS:
         raise OptionError(f"the step log has {len(steps)} steps of known shape, a fit needs at least {MIN_STEPS}")
-    num_training = max(_NUM_TERMS, int(len(steps) * training_share))
+    num_training = max(_NUM_TERMS, int(len(steps) * TRAINING_SHARE))
     training, test = steps[:num_training], steps[num_training:]
     costs = [_fit(training, round(knee)) for knee in _KNEES]
     cost = min(costs, key=lambda one: float(np.mean(np.minimum(_errors(one, training), 1.0))))

@@ -60,10 +60,10 @@ def mixed_workload(num_requests: int = 64, *, vocab_size: int, seed: int = 0) ->
 
 
 def shared_prefix_workload(
-    num_requests: int, *, shared_len: int, own_len: int, output_len: int, vocab_size: int, seed: int = 0
+    num_requests: int, *, shared_len: int, own_len: int, output_len: int, vocab_size: int
 ) -> Workload:
     """Prompts that begin with the same tokens, as with one system prompt for all; `own_len` further tokens each."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     shared = rng.integers(1, vocab_size, shared_len).tolist()
     prompts = tuple((*shared, *rng.integers(1, vocab_size, own_len).tolist()) for _ in range(num_requests))
     return Workload(prompts, (output_len,) * num_requests)

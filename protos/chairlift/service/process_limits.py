@@ -11,20 +11,19 @@ class ProcessLimitError(Exception):
     """The limits of this process are too low; the message says which, and how to raise it."""
 
 
-def check_process_limits(num_threads: int = NUM_THREADS, num_files: int = NUM_FILES) -> None:
+def check_process_limits(num_threads: int = NUM_THREADS) -> None:
     """Starts threads for a millisecond or two and reads the limit on open files.
 
     Args:
         num_threads: threads to run beside those that exist.
-        num_files: files open at once, including those open now.
 
     Raises:
         ProcessLimitError: the process may have fewer.
     """
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if allowed != resource.RLIM_INFINITY and allowed < num_files:
+    if allowed != resource.RLIM_INFINITY and allowed < NUM_FILES:
         raise ProcessLimitError(
-            f"this process may open {allowed} files, it needs {num_files}: raise the limit (ulimit -n)"
+            f"this process may open {allowed} files, it needs {NUM_FILES}: raise the limit (ulimit -n)"
         )
     num_started = _start_threads(num_threads)
     if num_started < num_threads:

@@ -88,14 +88,13 @@ class _RecordingOps(GpuOps):
         return super().compile_step(self.graphs.recordable(step), largest, *sizes, **options)
 
 
-def find_late_compiles(target: Target, variant: Variant, *, seed: int, num_requests: int = 80) -> list[str]:
+def find_late_compiles(target: Target, variant: Variant, *, seed: int) -> list[str]:
     """Starts up, serves, and tells what was compiled outside of `compile_only`: nothing, if the set is closed.
 
     Args:
         target: Triton's interpreter must be off.
         variant: what is served.
         seed: of the requests.
-        num_requests: half of them are served with recorded steps.
     """
     use_compile_only_driver(target)
     generator = random.Random(seed)
@@ -108,7 +107,7 @@ def find_late_compiles(target: Target, variant: Variant, *, seed: int, num_reque
                 patches.enter_context(mock.patch.object(torch.cuda, name, replacement))
             patches.enter_context(mock.patch.object(SampledBuffer, "receive"))
             for is_recorded in (False, True):
-                _serve(target, variant, graphs, is_recorded, _requests(generator, variant, num_requests // 2))
+                _serve(target, variant, graphs, is_recorded, _requests(generator, variant, 40))
     finally:
         counter.close()
     assert graphs.replayed, "no recorded step was replayed"

@@ -18,7 +18,6 @@ from engine.serving.listener import Listener
 from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.parts import EngineParts
 from engine.serving.server import EngineService
-from engine.serving.step_log import StepLog
 from engine.serving.vllm.service import serve_vllm
 from tests.support.engine.fake_model import FakeModel, FakeModelRunner
 
@@ -122,7 +121,6 @@ class RunningEngine:
 async def run_engine(
     parts: EngineParts,
     address: str = "127.0.0.1:0",
-    step_log: StepLog | None = None,
     *,
     integrity_check_interval_s: float = 0.0,
     serves_vllm: bool = False,
@@ -132,7 +130,6 @@ async def run_engine(
     Args:
         parts: the engine.
         address: "host:port" or "unix:/path".
-        step_log: where steps are written.
         integrity_check_interval_s: see `EngineConfig`.
         serves_vllm: whether vLLM's API is served too.
     Raises: StepError: at the end of the block, if the engine has failed.
@@ -140,13 +137,7 @@ async def run_engine(
     service, add_services = serve_vllm(0.0, CoalescePolicy()) if serves_vllm else (EngineService(), lambda _: None)
     listener = Listener(service, address, add_services=add_services)
     await listener.start()
-    engine = Engine(
-        service,
-        _TestLoopIo(listener),
-        parts,
-        step_log,
-        integrity_check_interval_s=integrity_check_interval_s,
-    )
+    engine = Engine(service, _TestLoopIo(listener), parts, integrity_check_interval_s=integrity_check_interval_s)
     running = asyncio.create_task(asyncio.to_thread(engine.run))
     try:
         yield RunningEngine(listener.address, engine)

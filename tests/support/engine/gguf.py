@@ -42,7 +42,6 @@ def save_random_blocks(
     kinds: Mapping[str, str],
     default: str,
     *,
-    seed: int = 0,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a checkpoint as a GGUF file with random matrices.
@@ -50,7 +49,7 @@ def save_random_blocks(
     kinds: part of a tensor's name -> its type; `default` has all other matrices.
     metadata: added to those of the checkpoint.
     """
-    generator, tensors = torch.Generator().manual_seed(seed), tensors_of(folder)
+    generator, tensors = torch.Generator().manual_seed(0), tensors_of(folder)
     for name, tensor in tensors.items():
         if len(tensor.shape) > 1 and "ffn_gate_inp" not in name and not name.endswith(".bias"):
             kind = next((kind for part, kind in kinds.items() if part in name), default)

@@ -117,10 +117,10 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[int(share * len(ordered))]
 
 
-def random_arrivals(rate: float, duration_s: float, add: Callable[[int, float], object], seed: int = 0) -> list[Any]:
+def random_arrivals(rate: float, duration_s: float, add: Callable[[int, float], object]) -> list[Any]:
     """Poisson arrivals: `add(number, time)` is called for each."""
     arrivals: list[Any] = []
-    rng, now_s = random.Random(seed), 0.0
+    rng, now_s = random.Random(0), 0.0
     while (now_s := now_s + rng.expovariate(rate)) < duration_s:
         arrivals.append((now_s, partial(add, len(arrivals), now_s)))
     return arrivals

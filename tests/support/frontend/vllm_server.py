@@ -44,17 +44,17 @@ class VllmServer:
         model: folder of the checkpoint.
         port: of its gRPC server, on 127.0.0.1.
         log: file for its output.
-        max_num_batched_tokens: above it prompts are divided, and on a CPU vLLM 0.32 ends itself at a divided prompt of
-            a request with a seed ("CPU Generator does not use offset": it takes the draw back as on a GPU).
     """
 
-    def __init__(self, python: Path, model: Path, port: int, log: Path, max_num_batched_tokens: int = 32768) -> None:
+    def __init__(self, python: Path, model: Path, port: int, log: Path) -> None:
         self._command = [
             *(str(python), "-m", "vllm.entrypoints.grpc_server"),
             *("--model", str(model), "--served-model-name", "chairlift-demo"),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"),
-            *("--max-num-batched-tokens", str(max_num_batched_tokens)),
+            # Above it prompts are divided, and on a CPU vLLM 0.32 ends itself at a divided prompt of a request with a
+            # seed ("CPU Generator does not use offset": it takes the draw back as on a GPU).
+            *("--max-num-batched-tokens", "32768"),
         ]
         self._log = log
         self.address = f"vllm://127.0.0.1:{port}"

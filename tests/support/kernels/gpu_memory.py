@@ -17,19 +17,19 @@ _BLOCK_BYTES = 512
 
 
 class FakeGpuMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the tensors made on a device while it is active (`with memory:`).
+    """Counts the tensors made on the device `meta` while it is active (`with memory:`).
 
     Attributes:
         pool: where tensors are allocated; None: the default pool.
         num_graphs: existing graphs, by pool.
     """
 
-    def __init__(self, total_bytes: int = 1 << 40, *, used_bytes: int = 0, device: str = "meta") -> None:
-        """Args: total_bytes, used_bytes: size, and use outside the allocator. device: type of the tensors to count."""
+    def __init__(self, total_bytes: int = 1 << 40, *, used_bytes: int = 0) -> None:
+        """Args: total_bytes, used_bytes: size, and use outside the allocator."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.pool: object = None
         self.num_graphs: Counter[object] = Counter()
-        self._total_bytes, self._used_bytes, self._device = total_bytes, used_bytes, device
+        self._total_bytes, self._used_bytes = total_bytes, used_bytes
         self._live_bytes: Counter[object] = Counter()
         self._reserved_bytes: Counter[object] = Counter()
         self._max_reserved_bytes = 0
@@ -41,7 +41,7 @@ class FakeGpuMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Counts the new storages among the results."""
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == self._device:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
                 self._count(tensor.untyped_storage())
         return result
 
