@@ -8,7 +8,7 @@ from typing import ParamSpec, Protocol
 from engine.errors import DeviceError, IntegrityError, StepError
 from engine.interfaces import Inbox
 from engine.serving.parts import EngineParts
-from engine.serving.server import EngineService, ServingParts
+from engine.serving.server import EngineService
 from engine.serving.step_log import StepLog
 from engine.step_loop import StepLoop
 
@@ -59,25 +59,9 @@ class Engine:
             num_late_compiles=parts.num_late_compiles,
             integrity_check_interval_s=integrity_check_interval_s,
         )
-        io.call(service.set_tokenizer, parts.tokenizer)
-        info = parts.info
         self._grammars = parts.grammars
-        snapshot = lambda: self._loop.snapshot  # noqa: E731 - the loop replaces it every turn
         self._progress = parts.progress
-        io.call(
-            service.set_serving,
-            ServingParts(
-                info,
-                inbox,
-                parts.max_open_requests,
-                snapshot,
-                self._grammars,
-                parts.progress,
-                parts.num_adapter_slots,
-                parts.load_adapter,
-                parts.checkpoint,
-            ),
-        )
+        io.call(service.set_serving, parts, inbox, lambda: self._loop.snapshot)  # the loop replaces it every turn
 
     def run(self) -> None:
         """Serves until drained or stopped; the calling thread becomes the step loop.

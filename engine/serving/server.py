@@ -12,7 +12,6 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import grpc
@@ -40,14 +39,12 @@ from engine.interfaces import (
     Report,
     StepReport,
 )
-from engine.model.tokenizer_files import TokenizerFiles
-from engine.serving.adapters import AdapterLoader, EngineAdapters
+from engine.serving.adapters import EngineAdapters
 from engine.serving.coalescing import CoalescePolicy
 from engine.serving.convert import RequestLimits
-from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.outgoing import STEP_WINDOW, Outgoing, Receiver, StreamRefused
 from engine.serving.packing import status_message
-from engine.serving.parts import NO_CHECKPOINT_INFO, CheckpointInfo
+from engine.serving.parts import EngineParts
 from engine.serving.session import Session, SessionContext
 from engine.serving.stall import StallMeter
 from engine.serving.throughput_log import ThroughputLog
@@ -64,28 +61,6 @@ if TYPE_CHECKING:  # generic in the stubs only
     _LoadAdapterContext = grpc.aio.ServicerContext[pb.LoadAdapterRequest, pb.LoadAdapterResponse]
     _UnloadAdapterContext = grpc.aio.ServicerContext[pb.UnloadAdapterRequest, pb.UnloadAdapterResponse]
     _TokenizerContext = grpc.aio.ServicerContext[pb.GetTokenizerRequest, pb.GetTokenizerResponse]
-
-
-@dataclass(frozen=True, slots=True)
-class ServingParts:
-    """What the service needs once the model is loaded.
-
-    Attributes:
-        max_open_requests: most open requests of all frontends together.
-        snapshot: returns the newest state of the step loop; called on the IO thread.
-        grammars: compiles the grammars of requests.
-        progress, num_adapter_slots, load_adapter, checkpoint: see `EngineParts`.
-    """
-
-    info: pb.EngineInfo
-    inbox: Inbox
-    max_open_requests: int
-    snapshot: Callable[[], LoopSnapshot]
-    grammars: MatcherCompiler
-    progress: Callable[[], object] | None = None
-    num_adapter_slots: int = 0
-    load_adapter: AdapterLoader | None = None
-    checkpoint: CheckpointInfo = NO_CHECKPOINT_INFO
 
 
 class EngineService(EngineServiceServicer):
@@ -123,8 +98,8 @@ class EngineService(EngineServiceServicer):
         self._detail = "starting"
         self._stall_meter = StallMeter(HEARTBEAT_S)
         self._is_stalled = False
-        self._tokenizer: TokenizerFiles | None = None
-        self._parts: ServingParts | None = None
+        self._parts: EngineParts | None = None
+        self._snapshot: Callable[[], LoopSnapshot] | None = None
         self._context: SessionContext | None = None
         self._adapters: EngineAdapters | None = None
         self._owners: dict[RequestId, Session] = {}
@@ -142,14 +117,14 @@ class EngineService(EngineServiceServicer):
         return self._detail or self._state.name.lower()
 
     @property
-    def parts(self) -> ServingParts | None:
-        """What the engine serves with; None while it loads."""
+    def parts(self) -> EngineParts | None:
+        """What the engine serves with; None while it loads. Scheduler and runner belong to the step loop's thread."""
         return self._parts
 
-    @property
-    def tokenizer(self) -> TokenizerFiles | None:
-        """Files of the tokenizer; None until they are loaded."""
-        return self._tokenizer
+    def snapshot(self) -> LoopSnapshot:
+        """Returns the newest state of the step loop of an engine that has loaded."""
+        assert self._snapshot is not None, "a snapshot before set_serving"
+        return self._snapshot()
 
     def open_session(self, outgoing: Receiver, last_command_seq: int = 0) -> Session:
         """Opens a session of an engine that serves. It lasts as long as the engine, or until `abandon` and removal.
@@ -168,19 +143,21 @@ class EngineService(EngineServiceServicer):
         """Sets the loading progress, such as "loading weights 43 %"."""
         self._detail = detail
 
-    def set_tokenizer(self, tokenizer: TokenizerFiles) -> None:
-        """Makes the tokenizer available to GetTokenizer."""
-        self._tokenizer = tokenizer
+    def set_serving(self, parts: EngineParts, inbox: Inbox, snapshot: Callable[[], LoopSnapshot]) -> None:
+        """Accepts streams from now on.
 
-    def set_serving(self, parts: ServingParts) -> None:
-        """Accepts streams from now on."""
-        self._parts = parts
+        Args:
+            parts: of the engine.
+            inbox: takes commands to the step loop.
+            snapshot: returns the newest state of the step loop; called on the IO thread.
+        """
+        self._parts, self._snapshot = parts, snapshot
         initial = [(adapter.name, adapter.sha256) for adapter in parts.info.adapters]
         slots = AdapterSlots(parts.num_adapter_slots or len(initial), initial)
         names = (parts.info.model, *parts.info.aliases)
-        self._adapters = EngineAdapters(names, slots, parts.inbox, parts.load_adapter, self._send_status)
+        self._adapters = EngineAdapters(names, slots, inbox, parts.load_adapter, self._send_status)
         self._context = SessionContext(
-            parts.inbox,
+            inbox,
             RequestLimits.of(parts.info),
             parts.max_open_requests,
             itertools.count(1),
@@ -236,9 +213,9 @@ class EngineService(EngineServiceServicer):
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self._parts is not None and self._log_stats_interval_s:
-                throughput.tick(self._parts.snapshot(), time.monotonic())
+                throughput.tick(self.snapshot(), time.monotonic())
             if self._parts is not None and self._parts.progress is not None:
-                mark = self._parts.snapshot().loop_turns, self._parts.progress()
+                mark = self.snapshot().loop_turns, self._parts.progress()
                 self._is_stalled = self._stall_meter.observe(mark)
             self._send_status()
 
@@ -278,10 +255,10 @@ class EngineService(EngineServiceServicer):
         self, request: pb.GetTokenizerRequest, context: "_TokenizerContext"
     ) -> AsyncIterator[pb.GetTokenizerResponse]:
         """See the proto."""
-        if self._tokenizer is None:
+        if self._parts is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self._detail)
-        assert self._tokenizer is not None  # abort raises
-        for name, data in self._tokenizer.files:
+        assert self._parts is not None  # abort raises
+        for name, data in self._parts.tokenizer.files:
             for start in range(0, max(len(data), 1), TOKENIZER_CHUNK_BYTES):
                 yield pb.GetTokenizerResponse(file_name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
 
@@ -394,7 +371,7 @@ class EngineService(EngineServiceServicer):
                 session.outgoing.set_status(status)
 
     def _status(self) -> pb.EngineStatus:
-        snapshot = self._parts.snapshot() if self._parts is not None else None
+        snapshot = self._snapshot() if self._snapshot is not None else None
         adapters = self._adapters.listed() if self._adapters is not None else None
         return status_message(self._state, self._detail, snapshot, is_stalled=self._is_stalled, adapters=adapters)
 

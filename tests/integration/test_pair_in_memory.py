@@ -25,7 +25,7 @@ from engine.core.request import SamplingParams
 from engine.interfaces import Command, Inbox
 from engine.serving.coalescing import CoalescePolicy
 from engine.serving.outgoing import Outgoing
-from engine.serving.server import EngineService, ServingParts
+from engine.serving.server import EngineService
 from engine.step_loop import StepLoop
 from frontend.errors import DeadlineExceeded, EngineUnavailable, QueueFull, RequestError, ServerDraining
 from frontend.routing import failover, router, wire
@@ -81,10 +81,12 @@ class Engine:
         self.service = EngineService(coalescing=CoalescePolicy(0.0))
         inbox = ReadyInbox()
         self.loop = StepLoop(self.scheduler, runner, inbox, self.service.deliver, clock=time.monotonic)
-        parts = replace(fake_engine_parts(model=MODEL, max_model_len=MAX_MODEL_LEN), scheduler=self.scheduler)
-        max_open = config.max_waiting + config.max_num_seqs
-        snapshot = lambda: self.loop.snapshot  # noqa: E731
-        self.service.set_serving(ServingParts(parts.info, inbox, max_open, snapshot, parts.grammars))
+        parts = replace(
+            fake_engine_parts(model=MODEL, max_model_len=MAX_MODEL_LEN),
+            scheduler=self.scheduler,
+            max_open_requests=config.max_waiting + config.max_num_seqs,
+        )
+        self.service.set_serving(parts, inbox, lambda: self.loop.snapshot)
         self.attach()
 
     def attach(self) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 from smg_grpc_proto import vllm_engine_pb2 as vllm_pb
 from smg_grpc_proto.generated import common_pb2
 
+from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.interfaces import LoopSnapshot
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.serving.server import ServingParts
+from engine.serving.parts import EngineParts
 
 SERVER_TYPE = "vllm-grpc"  # the protocol's name for itself: gateways choose the runtime by it
 _CHUNK_BYTES = 1 << 20
@@ -23,7 +24,7 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # equal files make equal archives
 
 
-def model_info(parts: ServingParts, tokenizer: TokenizerFiles) -> Any:
+def model_info(parts: EngineParts) -> Any:
     """Returns a GetModelInfoResponse."""
     info, checkpoint = parts.info, parts.checkpoint
     return vllm_pb.GetModelInfoResponse(
@@ -39,15 +40,15 @@ def model_info(parts: ServingParts, tokenizer: TokenizerFiles) -> Any:
         eos_token_ids=info.end_token_ids,
         bos_token_id=checkpoint.bos_token_id,
         pad_token_id=checkpoint.pad_token_id,
-        default_sampling_params_json=_default_sampling(tokenizer),
+        default_sampling_params_json=_default_sampling(parts.tokenizer),
     )
 
 
-def server_info(parts: ServingParts, *, num_calls: int, received_at_s: float, uptime_s: float) -> Any:
+def server_info(info: pb.EngineInfo, *, num_calls: int, received_at_s: float, uptime_s: float) -> Any:
     """Returns a GetServerInfoResponse.
 
     Args:
-        parts: of the engine.
+        info: of the engine.
         num_calls: open Generate calls.
         received_at_s: when the last one came, seconds since 1970; 0: there was none.
         uptime_s: age of the service.
@@ -58,8 +59,8 @@ def server_info(parts: ServingParts, *, num_calls: int, received_at_s: float, up
         uptime_seconds=uptime_s,
         server_type=SERVER_TYPE,
         data_parallel_size=1,
-        block_size=parts.info.block_size,
-        max_num_seqs=parts.info.max_num_seqs,
+        block_size=info.block_size,
+        max_num_seqs=info.max_num_seqs,
         constrained_decoding_start="first_token",
     )
 
@@ -70,14 +71,14 @@ class LoadMeter:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()  # monotonic seconds, tokens so far
 
-    def loads(self, parts: ServingParts, now_s: float) -> Any:
+    def loads(self, info: pb.EngineInfo, snapshot: LoopSnapshot, now_s: float) -> Any:
         """Returns a GetLoadsResponse.
 
         Args:
-            parts: of the engine.
+            info: of the engine.
+            snapshot: its newest state.
             now_s: monotonic seconds.
         """
-        snapshot, info = parts.snapshot(), parts.info
         stats = snapshot.stats
         num_used_blocks = stats.num_blocks - stats.num_free_blocks
         num_queried = stats.prefix_cache_queries_total

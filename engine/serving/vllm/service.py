@@ -21,7 +21,8 @@ from engine.serving.coalescing import CoalescePolicy
 from engine.serving.convert import RequestLimits
 from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.outgoing import Receiver, StreamRefused
-from engine.serving.server import EngineService, ServingParts
+from engine.serving.parts import EngineParts
+from engine.serving.server import EngineService
 from engine.serving.session import Session
 from engine.serving.vllm.cache_log import CacheLog
 from engine.serving.vllm.call import Call
@@ -111,14 +112,13 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
 
     async def GetModelInfo(self, request: Any, context: _Context) -> Any:
         """Describes the model."""
-        parts, tokenizer = await self._loaded(context), self._engine.tokenizer
-        assert tokenizer is not None, "it is set before the parts"
-        return model_info(parts, tokenizer)
+        return model_info(await self._loaded(context))
 
     async def GetServerInfo(self, request: Any, context: _Context) -> Any:
         """Describes the engine."""
+        parts = await self._loaded(context)
         return server_info(
-            await self._loaded(context),
+            parts.info,
             num_calls=len(self._calls),
             received_at_s=self._received_at_s,
             uptime_s=time.monotonic() - self._began_at_s,
@@ -126,14 +126,12 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
 
     async def GetLoads(self, request: Any, context: _Context) -> Any:
         """Returns the load of the engine, which is one data-parallel rank."""
-        return self._load_meter.loads(await self._loaded(context), time.monotonic())
+        parts = await self._loaded(context)
+        return self._load_meter.loads(parts.info, self._engine.snapshot(), time.monotonic())
 
     async def GetTokenizer(self, request: Any, context: _Context) -> None:
         """Sends the tokenizer's files as a ZIP archive."""
-        tokenizer = self._engine.tokenizer
-        if tokenizer is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self._engine.detail)
-        assert tokenizer is not None, "abort raises"
+        tokenizer = (await self._loaded(context)).tokenizer
         if not tokenizer.files:
             await context.abort(grpc.StatusCode.NOT_FOUND, "the model has no tokenizer")
         if self._archive is None:
@@ -167,14 +165,14 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
         """Is not supported."""
         await _not_implemented(context, "StopProfile: see --step-log instead")
 
-    def _serving(self) -> ServingParts:
+    def _serving(self) -> EngineParts:
         """Returns the parts of an engine that takes requests. Raises: EngineDraining: it does not."""
         parts = self._engine.parts
         if parts is None or self._engine.state is not EngineState.SERVING:
             raise EngineDraining(self._engine.detail)
         return parts
 
-    async def _loaded(self, context: _Context) -> ServingParts:
+    async def _loaded(self, context: _Context) -> EngineParts:
         """Returns the parts of an engine that has loaded; ends the call with UNAVAILABLE before."""
         parts = self._engine.parts
         if parts is None:

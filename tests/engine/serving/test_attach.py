@@ -15,7 +15,7 @@ from engine.interfaces import DrainReport, Inbox, LoopSnapshot
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.listener import Listener
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.server import EngineService, ServingParts
+from engine.serving.server import EngineService
 from tests.hang import HANG_S
 from tests.support.engine.client import AttachClient, engine_status
 from tests.support.engine.fake_engine import FAKE_TOKENIZER, RunningEngine, fake_engine_parts, run_engine
@@ -91,7 +91,7 @@ async def test_events_during_the_write_of_the_welcome_reach_that_frontend() -> N
     parts = fake_engine_parts()
     service, context = EngineService(), SlowContext()
     snapshot = LoopSnapshot(0, 0, parts.scheduler.stats())
-    service.set_serving(ServingParts(parts.info, Inbox(), parts.max_open_requests, lambda: snapshot, NO_GRAMMARS))
+    service.set_serving(parts, Inbox(), lambda: snapshot)
     attach = asyncio.create_task(service.Attach(context, context))  # type: ignore[arg-type]
     await context.is_writing.wait()
     service.deliver(DrainReport(30.0))
@@ -108,7 +108,7 @@ async def test_attach_is_unavailable_once_the_step_loop_has_ended() -> None:
     await listener.start()
     try:
         snapshot = LoopSnapshot(0, 0, parts.scheduler.stats())
-        service.set_serving(ServingParts(parts.info, Inbox(), parts.max_open_requests, lambda: snapshot, NO_GRAMMARS))
+        service.set_serving(parts, Inbox(), lambda: snapshot)
         service.finish("the engine stopped")
         error = await asyncio.wait_for(refusal(listener.address, hello()), HANG_S)
         assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "the engine stopped")

@@ -24,7 +24,6 @@ from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.coalescing import CoalescePolicy
 from engine.serving.listener import Listener
 from engine.serving.parts import CheckpointInfo
-from engine.serving.server import ServingParts
 from engine.serving.vllm.description import LoadMeter, model_info, tokenizer_archive, tokenizer_chunks
 from engine.serving.vllm.service import SERVICE_NAME, serve_vllm
 from tests.hang import HANG_S
@@ -107,8 +106,7 @@ async def test_the_model_is_described(served: Any) -> None:
 def test_what_the_checkpoint_says_is_passed_on() -> None:
     parts = fake_engine_parts()
     checkpoint = CheckpointInfo("/model", "llama", ("LlamaForCausalLM",), 5, 6)
-    serving = ServingParts(parts.info, None, 1, lambda: None, None, checkpoint=checkpoint)  # type: ignore[arg-type]
-    info = model_info(serving, TokenizerFiles(()))
+    info = model_info(replace(parts, tokenizer=TokenizerFiles(()), checkpoint=checkpoint))
     assert (info.model_path, info.model_type, list(info.architectures)) == ("/model", "llama", ["LlamaForCausalLM"])
     assert (info.bos_token_id, info.pad_token_id, info.default_sampling_params_json) == (5, 6, "")
 
@@ -132,23 +130,15 @@ def test_a_large_archive_comes_in_chunks() -> None:
 
 def test_the_load_is_converted_and_its_rate_measured() -> None:
     stats = SchedulerStats(3, 2, 70, 25, 100, 0, 0, 200, 50, 1000)
-    tokens = [1000]
-    parts = ServingParts(
-        fake_engine_parts().info,
-        None,  # type: ignore[arg-type]
-        1,
-        lambda: LoopSnapshot(1, 1, replace(stats, num_generated_tokens_total=tokens[0])),
-        None,  # type: ignore[arg-type]
-    )
-    meter = LoadMeter()
-    (load,) = meter.loads(parts, 10.0).loads
+    info, meter = fake_engine_parts().info, LoadMeter()
+    (load,) = meter.loads(info, LoopSnapshot(1, 1, stats), 10.0).loads
     assert (load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs) == (3, 2, 5)
     assert (load.num_used_tokens, load.max_total_num_tokens, load.token_usage) == (300, 400, 0.75)
     assert (load.cache_hit_rate, load.utilization, load.num_waiting_uncached_tokens) == (0.25, 3 / 16, 70)
     assert load.gen_throughput == 0.0
     for now_s, total, rate in ((12.0, 1100, 50.0), (12.5, 1150, 60.0), (13.0, 1200, 100.0), (14.0, 1210, 10.0)):
-        tokens[0] = total
-        assert meter.loads(parts, now_s).loads[0].gen_throughput == pytest.approx(rate), now_s
+        snapshot = LoopSnapshot(1, 1, replace(stats, num_generated_tokens_total=total))
+        assert meter.loads(info, snapshot, now_s).loads[0].gen_throughput == pytest.approx(rate), now_s
 
 
 async def test_subscribers_follow_the_prefix_cache(served: Any) -> None:
