@@ -1,4 +1,4 @@
-"""Maps client errors to gRPC statuses without a traceback in the log.
+"""Maps the errors of calls to gRPC statuses without a traceback in the log: handlers raise and never abort.
 
 gRPC answers messages that it cannot parse with UNKNOWN and logs a traceback; it logs another for each answer that it
 could not deliver because the client had left. Messages are therefore parsed here.
@@ -13,6 +13,16 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from chairlift.service.logs import ignore_undelivered_answers
+from engine.errors import AdapterNotFound, CheckpointError, EngineDraining, NoFreeAdapterSlot, QueueFull, RequestError
+
+
+class CallRefused(Exception):  # noqa: N818 - reads as the event it is
+    """A call must end with a gRPC status."""
+
+    def __init__(self, code: grpc.StatusCode, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
 
 
 class ClientErrors(grpc.aio.ServerInterceptor):
@@ -50,7 +60,23 @@ def _guarded(behavior: Callable[..., Any], parse: Callable[[Any], Any] = lambda 
                     await context.write(response)
             except DecodeError:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are not this method's message")
+            except (CallRefused, CheckpointError, RequestError) as error:
+                await context.abort(_status_code(error), str(error))
         except grpc.aio.InternalError as error:  # gRPC raises it when the client has left
             raise asyncio.CancelledError from error
 
     return call
+
+
+def _status_code(error: CallRefused | CheckpointError | RequestError) -> grpc.StatusCode:
+    match error:
+        case CallRefused(code=code):
+            return code
+        case AdapterNotFound():
+            return grpc.StatusCode.NOT_FOUND
+        case QueueFull() | NoFreeAdapterSlot():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+        case EngineDraining():
+            return grpc.StatusCode.UNAVAILABLE
+        case _:
+            return grpc.StatusCode.INVALID_ARGUMENT

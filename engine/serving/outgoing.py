@@ -16,6 +16,7 @@ import grpc
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.outputs import RequestOutput
 from engine.interfaces import LoopSnapshot
+from engine.serving.client_errors import CallRefused
 from engine.serving.coalescing import CoalescePolicy, Hold
 from engine.serving.packing import StepColumns, load_message
 
@@ -32,15 +33,6 @@ MAX_UNSENT_ADMISSIONS = 4096
 # fails the whole call, including unread messages: a frontend would lose its last rows. During a drain frontends
 # acknowledge every step at once, so that only a stopped frontend delays the end.
 LINGER_S = 1.0
-
-
-class StreamRefused(Exception):  # noqa: N818 - reads as the event it is
-    """The stream must end with a gRPC status."""
-
-    def __init__(self, code: grpc.StatusCode, detail: str) -> None:
-        super().__init__(detail)
-        self.code = code
-        self.detail = detail
 
 
 class Receiver(Protocol):
@@ -114,7 +106,7 @@ class Outgoing:
         self._seen_command_seq = 0
         self._sent_step_seq = 0
         self._acked_step_seq = 0
-        self._refusal: StreamRefused | None = None
+        self._refusal: CallRefused | None = None
         self._closes_at_s: float | None = None  # event loop's clock; None while the stream is open
 
     @property
@@ -146,7 +138,7 @@ class Outgoing:
         num_unsent = self._num_full_tokens + self._columns.num_tokens + self._columns.num_prompt_values
         if num_unsent > MAX_UNSENT_TOKENS:
             detail = f"{num_unsent} tokens are unread, at most {MAX_UNSENT_TOKENS} are kept"
-            self.refuse(StreamRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, detail))
+            self.refuse(CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, detail))
 
     def end_step(self) -> None:
         """Sends the rows of a step after all have been added, or holds them until the next step."""
@@ -185,11 +177,11 @@ class Outgoing:
     def acknowledge(self, step_seq: int) -> None:
         """Notes that the frontend has processed the StepResults up to this one.
 
-        Raises: StreamRefused: that StepResult was never sent.
+        Raises: CallRefused: that StepResult was never sent.
         """
         if step_seq > self._sent_step_seq:
             detail = f"ack of step_seq {step_seq}, but only {self._sent_step_seq} were sent"
-            raise StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, detail)
+            raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, detail)
         self._acked_step_seq = max(self._acked_step_seq, step_seq)
         self._wake.set()
 
@@ -203,7 +195,7 @@ class Outgoing:
         self._drain_notice = notice
         self._wake.set()
 
-    def refuse(self, refusal: StreamRefused) -> None:
+    def refuse(self, refusal: CallRefused) -> None:
         """Ends the stream with a status; drops unsent rows, and those to come.
 
         A frontend that reads nothing may never let the message end that is being written, and with it the stream.
@@ -221,7 +213,7 @@ class Outgoing:
     async def next_message(self) -> pb.AttachResponse | None:
         """Waits for the next message to send; None ends the stream.
 
-        Raises: StreamRefused: the stream must end with a status.
+        Raises: CallRefused: the stream must end with a status.
         """
         while True:
             self._wake.clear()

@@ -27,7 +27,7 @@ from chairlift.service.health import Health
 from engine.core.adapter_slots import AdapterSlots
 from engine.core.cache_events import CacheEvent
 from engine.core.request import RequestId
-from engine.errors import AdapterNotFound, CheckpointError, EngineDraining, NoFreeAdapterSlot, RequestError
+from engine.errors import EngineDraining
 from engine.interfaces import (
     AdmissionReport,
     CacheReport,
@@ -40,9 +40,10 @@ from engine.interfaces import (
     StepReport,
 )
 from engine.serving.adapters import EngineAdapters
+from engine.serving.client_errors import CallRefused
 from engine.serving.coalescing import CoalescePolicy
 from engine.serving.convert import RequestLimits
-from engine.serving.outgoing import STEP_WINDOW, Outgoing, Receiver, StreamRefused
+from engine.serving.outgoing import STEP_WINDOW, Outgoing, Receiver
 from engine.serving.packing import status_message
 from engine.serving.parts import EngineParts
 from engine.serving.session import Session, SessionContext
@@ -116,9 +117,22 @@ class EngineService(EngineServiceServicer):
         """Why it does not serve, for people."""
         return self._detail or self._state.name.lower()
 
-    @property
-    def parts(self) -> EngineParts | None:
-        """What the engine serves with; None while it loads. Scheduler and runner belong to the step loop's thread."""
+    def loaded_parts(self) -> EngineParts:
+        """Returns what the engine serves with. Scheduler and runner belong to the step loop's thread.
+
+        Raises: CallRefused: it loads.
+        """
+        if self._parts is None:
+            raise CallRefused(grpc.StatusCode.UNAVAILABLE, self.detail)
+        return self._parts
+
+    def serving_parts(self) -> EngineParts:
+        """Returns the same of an engine that takes requests.
+
+        Raises: EngineDraining: it does not.
+        """
+        if self._parts is None or self._state is not EngineState.SERVING:
+            raise EngineDraining(self.detail)
         return self._parts
 
     def snapshot(self) -> LoopSnapshot:
@@ -226,18 +240,18 @@ class EngineService(EngineServiceServicer):
         outgoing = Outgoing(self._coalescing)
         try:
             session, welcome = await self._open_session(context, outgoing)
-        except StreamRefused as refusal:
+        except CallRefused as refusal:
             is_early = refusal.code is grpc.StatusCode.UNAVAILABLE  # frontends retry until the engine has loaded
             _log.log(logging.DEBUG if is_early else logging.WARNING, "Refused a stream: %s", refusal.detail)
-            await context.abort(refusal.code, refusal.detail)
+            raise
         reader = asyncio.create_task(self._read_commands(session, outgoing, context))
         try:
             await context.write(pb.AttachResponse(welcome=welcome))
             while (message := await outgoing.next_message()) is not None:
                 await context.write(message)
-        except StreamRefused as refusal:
+        except CallRefused as refusal:
             _log.warning("Session %s ended with an error: %s", session.session_id, refusal.detail)
-            await context.abort(refusal.code, refusal.detail)
+            raise
         finally:
             reader.cancel()
             del self._sessions[session.session_id]
@@ -255,10 +269,7 @@ class EngineService(EngineServiceServicer):
         self, request: pb.GetTokenizerRequest, context: "_TokenizerContext"
     ) -> AsyncIterator[pb.GetTokenizerResponse]:
         """See the proto."""
-        if self._parts is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self._detail)
-        assert self._parts is not None  # abort raises
-        for name, data in self._parts.tokenizer.files:
+        for name, data in self.loaded_parts().tokenizer.files:
             for start in range(0, max(len(data), 1), TOKENIZER_CHUNK_BYTES):
                 yield pb.GetTokenizerResponse(file_name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
 
@@ -266,25 +277,17 @@ class EngineService(EngineServiceServicer):
         self, request: pb.LoadAdapterRequest, context: "_LoadAdapterContext"
     ) -> pb.LoadAdapterResponse:
         """See the proto."""
-        try:
-            return await self._changing_adapters().load(request)
-        except (CheckpointError, RequestError) as error:
-            await context.abort(_adapter_status(error), str(error))
-            raise  # abort raises
+        return await self._changing_adapters().load(request)
 
     async def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: "_UnloadAdapterContext"
     ) -> pb.UnloadAdapterResponse:
         """See the proto."""
-        try:
-            return await self._changing_adapters().unload(request)
-        except RequestError as error:
-            await context.abort(_adapter_status(error), str(error))
-            raise  # abort raises
+        return await self._changing_adapters().unload(request)
 
     def _changing_adapters(self) -> EngineAdapters:
-        if self._adapters is None or self._state is not EngineState.SERVING:
-            raise EngineDraining(self.detail)
+        self.serving_parts()
+        assert self._adapters is not None, "set together"
         return self._adapters
 
     def _info(self) -> pb.EngineInfo:
@@ -306,11 +309,11 @@ class EngineService(EngineServiceServicer):
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 first = await context.read()
         except TimeoutError:
-            raise StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, f"no hello within {HELLO_TIMEOUT_S:g} s") from None
+            raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"no hello within {HELLO_TIMEOUT_S:g} s") from None
         if not isinstance(first, pb.AttachRequest) or first.WhichOneof("command") != "hello":
-            raise StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, "the first message of the stream must be hello")
+            raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the first message of the stream must be hello")
         if self._parts is None or self._context is None or self._state is not EngineState.SERVING:
-            raise StreamRefused(grpc.StatusCode.UNAVAILABLE, self.detail)
+            raise CallRefused(grpc.StatusCode.UNAVAILABLE, self.detail)
         hello = first.hello
         self._check_hello(hello, self._parts.info)
         session = self.open_session(outgoing, first.command_seq)
@@ -340,14 +343,14 @@ class EngineService(EngineServiceServicer):
                 session.handle(message)
                 await session.wait_for_capacity()
             outgoing.close(linger_s=0)
-        except StreamRefused as refusal:
+        except CallRefused as refusal:
             outgoing.refuse(refusal)
         except DecodeError:
             detail = "a message of the stream cannot be parsed"
-            outgoing.refuse(StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, detail))
+            outgoing.refuse(CallRefused(grpc.StatusCode.INVALID_ARGUMENT, detail))
         except Exception:
             _log.exception("Session %s: internal error while reading commands", session.session_id)
-            outgoing.refuse(StreamRefused(grpc.StatusCode.INTERNAL, "internal error, see the engine's log"))
+            outgoing.refuse(CallRefused(grpc.StatusCode.INTERNAL, "internal error, see the engine's log"))
 
     def _deliver_step(self, report: StepReport) -> None:
         for session_id, command_seq in report.seen_commands.items():
@@ -376,17 +379,5 @@ class EngineService(EngineServiceServicer):
         return status_message(self._state, self._detail, snapshot, is_stalled=self._is_stalled, adapters=adapters)
 
 
-def _adapter_status(error: CheckpointError | RequestError) -> grpc.StatusCode:
-    match error:
-        case AdapterNotFound():
-            return grpc.StatusCode.NOT_FOUND
-        case NoFreeAdapterSlot():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED
-        case EngineDraining():
-            return grpc.StatusCode.UNAVAILABLE
-        case _:
-            return grpc.StatusCode.INVALID_ARGUMENT
-
-
 def _refuse_hello(detail: str) -> NoReturn:
-    raise StreamRefused(grpc.StatusCode.FAILED_PRECONDITION, detail)
+    raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, detail)

@@ -20,10 +20,11 @@ from engine.core.request import Adapter, Request, RequestId
 from engine.errors import EngineDraining, InvalidRequest, QueueFull, RequestError
 from engine.interfaces import Cancel, GrantCredit, Inbox, LoopSnapshot, Submit
 from engine.serving.adapters import EngineAdapters
+from engine.serving.client_errors import CallRefused
 from engine.serving.convert import RequestLimits, request_from_submission
 from engine.serving.convert_constraint import constraint_from_submission
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.outgoing import Receiver, StreamRefused
+from engine.serving.outgoing import Receiver
 from engine.serving.packing import rejection_message
 
 # Poll interval of a reader that waits for capacity, which takes about a step to free up.
@@ -108,7 +109,7 @@ class Session:
     def handle(self, message: pb.AttachRequest) -> None:
         """Processes one command of the frontend.
 
-        Raises: StreamRefused: the frontend breaks the protocol.
+        Raises: CallRefused: the frontend breaks the protocol.
         """
         if message.command_seq <= self._received_seq:
             raise _protocol_error(f"command_seq is {message.command_seq} after {self._received_seq}: it must increase")
@@ -330,5 +331,5 @@ class Session:
         return entry
 
 
-def _protocol_error(detail: str) -> StreamRefused:
-    return StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, detail)
+def _protocol_error(detail: str) -> CallRefused:
+    return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, detail)

@@ -7,7 +7,7 @@ import grpc
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason
 from engine.core.outputs import RequestOutput, TokenLogprobs
-from engine.serving.outgoing import StreamRefused
+from engine.serving.client_errors import CallRefused
 from engine.serving.vllm.stop_texts import StopTextMatcher
 
 _FINISH_REASONS = {
@@ -78,7 +78,7 @@ class Answer:
         self.token_ids: list[int] = []
         self.num_cached_tokens = 0
         self.end: AnswerEnd | None = None
-        self.failure: StreamRefused | None = None
+        self.failure: CallRefused | None = None
         self.is_urgent = False
         self._unsent = Unsent()
         self._stop_texts = stop_texts
@@ -122,7 +122,7 @@ class Answer:
             self.end = AnswerEnd("abort")
         else:
             code, told = _FAILURES.get(reason, (grpc.StatusCode.INTERNAL, f"the engine failed: {reason.name}"))
-            self.failure = StreamRefused(code, detail or told)
+            self.failure = CallRefused(code, detail or told)
 
     def reject(self, rejection: pb.Rejection) -> None:
         """Fails the answer, which the engine has not accepted."""
@@ -136,7 +136,7 @@ class Answer:
         if detail.startswith("grammar: "):
             detail = f"{self._constraint_field}: {detail.removeprefix('grammar: ')}"
         code = _REFUSALS.get(rejection.reason, grpc.StatusCode.INVALID_ARGUMENT)
-        self.failure = StreamRefused(code, detail)
+        self.failure = CallRefused(code, detail)
 
     def reset(self) -> None:
         """Takes a rejection back: the answer will be submitted again, unless it was aborted meanwhile."""

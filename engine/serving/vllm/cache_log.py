@@ -15,7 +15,7 @@ import grpc
 from smg_grpc_proto.generated import common_pb2
 
 from engine.core.cache_events import BlocksRemoved, BlocksStored, CacheEvent
-from engine.serving.outgoing import StreamRefused
+from engine.serving.client_errors import CallRefused
 
 MAX_BATCHES = 1024
 """Batches that are kept for subscribers; who is further behind starts again."""
@@ -68,14 +68,14 @@ class CacheLog:
 
         Args:
             start: number of the last batch that the subscriber has; 0: it has none and gets what the cache holds first.
-        Raises: StreamRefused: the batches after `start` are no longer, or not yet, there. The subscriber starts again.
+        Raises: CallRefused: the batches after `start` are no longer, or not yet, there. The subscriber starts again.
         """
         if start == 0:
             for batch in self._snapshot():
                 yield batch
                 start = batch.sequence_number
         elif not self._oldest - 1 <= start <= self._sequence:
-            raise StreamRefused(
+            raise CallRefused(
                 grpc.StatusCode.OUT_OF_RANGE,
                 f"start_sequence_number is {start}, this engine has {self._oldest - 1} to {self._sequence}: start at 0",
             )
@@ -84,7 +84,7 @@ class CacheLog:
             while start < self._sequence:
                 if start < self._oldest - 1:
                     detail = f"the subscriber is at {start}, batches before {self._oldest} are gone: start at 0"
-                    raise StreamRefused(grpc.StatusCode.DATA_LOSS, detail)
+                    raise CallRefused(grpc.StatusCode.DATA_LOSS, detail)
                 start += 1
                 yield self._batches[start - self._oldest]
             await changed.wait()

@@ -59,7 +59,7 @@ class Call:
     async def responses(self) -> AsyncIterator[Any]:
         """Yields the responses; the next one is asked for when one has been sent.
 
-        Raises: StreamRefused: an answer failed; says with which status the call ends.
+        Raises: CallRefused: an answer failed; says with which status the call ends.
         """
         first, *others = self._answers
         await self._submit(first)

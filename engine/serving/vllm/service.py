@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,13 +15,13 @@ from smg_grpc_proto import vllm_engine_pb2_grpc as vllm_grpc
 
 from chairlift.service.structured.grammars import grammar_of
 from chairlift.service.structured.output_constraint import ConstraintError, OutputConstraint
-from engine.errors import EngineDraining, InvalidRequest, QueueFull, RequestError
+from engine.errors import InvalidRequest, QueueFull
 from engine.interfaces import EngineState
+from engine.serving.client_errors import CallRefused
 from engine.serving.coalescing import CoalescePolicy
 from engine.serving.convert import RequestLimits
 from engine.serving.matcher_compiler import MatcherCompiler
-from engine.serving.outgoing import Receiver, StreamRefused
-from engine.serving.parts import EngineParts
+from engine.serving.outgoing import Receiver
 from engine.serving.server import EngineService
 from engine.serving.session import Session
 from engine.serving.vllm.cache_log import CacheLog
@@ -66,34 +66,31 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
 
     async def Generate(self, request: Any, context: _Context) -> None:
         """Streams the tokens of one or more answers, or sends each as a whole."""
+        parts = self._engine.serving_parts()
+        self._received_at_s = time.time()
+        wanted = wanted_answers(request, RequestLimits.of(parts.info), parts.info.max_model_len)
+        if wanted.request_id in self._calls:
+            raise InvalidRequest(f"request_id {wanted.request_id[:64]!r} is in use: its request has not ended")
+        if len(self._calls) >= parts.max_open_requests:  # before its constraint waits for a thread
+            raise QueueFull(f"{len(self._calls)} calls are open, at most {parts.max_open_requests} are allowed")
+        self._calls[wanted.request_id] = None
         try:
-            parts = self._serving()
-            self._received_at_s = time.time()
-            wanted = wanted_answers(request, RequestLimits.of(parts.info), parts.info.max_model_len)
-            if wanted.request_id in self._calls:
-                raise InvalidRequest(f"request_id {wanted.request_id[:64]!r} is in use: its request has not ended")
-            if len(self._calls) >= parts.max_open_requests:  # before its constraint waits for a thread
-                raise QueueFull(f"{len(self._calls)} calls are open, at most {parts.max_open_requests} are allowed")
-            self._calls[wanted.request_id] = None
+            remaining_s = context.time_remaining()
+            end_s = None if remaining_s is None else time.monotonic() + remaining_s
+            grammar = await self._grammar(wanted.constraint, parts.grammars)
+            bytes_of = await self._spelling(bool(wanted.stop_texts), parts.grammars)
+            call = Call(wanted, self._local_session(), grammar, bytes_of, end_s)
+            self._calls[wanted.request_id] = call
+            if wanted.request_id in self._aborted:
+                call.abort()
             try:
-                remaining_s = context.time_remaining()
-                end_s = None if remaining_s is None else time.monotonic() + remaining_s
-                grammar = await self._grammar(wanted.constraint, parts.grammars)
-                bytes_of = await self._spelling(bool(wanted.stop_texts), parts.grammars)
-                call = Call(wanted, self._local_session(), grammar, bytes_of, end_s)
-                self._calls[wanted.request_id] = call
-                if wanted.request_id in self._aborted:
-                    call.abort()
-                try:
-                    async for response in call.responses():
-                        await context.write(response)
-                finally:
-                    call.close()
+                async for response in call.responses():
+                    await context.write(response)
             finally:
-                del self._calls[wanted.request_id]
-                self._aborted.discard(wanted.request_id)
-        except (RequestError, StreamRefused) as error:
-            await _refuse(context, error)
+                call.close()
+        finally:
+            del self._calls[wanted.request_id]
+            self._aborted.discard(wanted.request_id)
 
     async def Abort(self, request: Any, context: _Context) -> Any:
         """Ends calls with what they have; unknown ids are ignored."""
@@ -112,11 +109,11 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
 
     async def GetModelInfo(self, request: Any, context: _Context) -> Any:
         """Describes the model."""
-        return model_info(await self._loaded(context))
+        return model_info(self._engine.loaded_parts())
 
     async def GetServerInfo(self, request: Any, context: _Context) -> Any:
         """Describes the engine."""
-        parts = await self._loaded(context)
+        parts = self._engine.loaded_parts()
         return server_info(
             parts.info,
             num_calls=len(self._calls),
@@ -126,14 +123,14 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
 
     async def GetLoads(self, request: Any, context: _Context) -> Any:
         """Returns the load of the engine, which is one data-parallel rank."""
-        parts = await self._loaded(context)
+        parts = self._engine.loaded_parts()
         return self._load_meter.loads(parts.info, self._engine.snapshot(), time.monotonic())
 
     async def GetTokenizer(self, request: Any, context: _Context) -> None:
         """Sends the tokenizer's files as a ZIP archive."""
-        tokenizer = (await self._loaded(context)).tokenizer
+        tokenizer = self._engine.loaded_parts().tokenizer
         if not tokenizer.files:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "the model has no tokenizer")
+            raise CallRefused(grpc.StatusCode.NOT_FOUND, "the model has no tokenizer")
         if self._archive is None:
             self._archive = await asyncio.to_thread(tokenizer_archive, tokenizer)
         for chunk in tokenizer_chunks(self._archive):
@@ -141,44 +138,26 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
 
     async def SubscribeKvEvents(self, request: Any, context: _Context) -> None:
         """Sends what the prefix cache holds, then what enters and leaves it."""
-        await self._loaded(context)
+        self._engine.loaded_parts()
         self._local_session()  # its end ends the subscription
-        try:
-            async for batch in self._cache_log.follow(request.start_sequence_number):
-                await context.write(batch)
-        except StreamRefused as refusal:
-            await _refuse(context, refusal)
+        async for batch in self._cache_log.follow(request.start_sequence_number):
+            await context.write(batch)
 
     async def Embed(self, request: Any, context: _Context) -> None:
         """Is not supported."""
-        await _not_implemented(context, "Embed: this engine generates text")
+        raise CallRefused(grpc.StatusCode.UNIMPLEMENTED, "Embed: this engine generates text")
 
     async def FlushCache(self, request: Any, context: _Context) -> None:
         """Is not supported."""
-        await _not_implemented(context, "FlushCache: restart the engine instead")
+        raise CallRefused(grpc.StatusCode.UNIMPLEMENTED, "FlushCache: restart the engine instead")
 
     async def StartProfile(self, request: Any, context: _Context) -> None:
         """Is not supported."""
-        await _not_implemented(context, "StartProfile: see --step-log instead")
+        raise CallRefused(grpc.StatusCode.UNIMPLEMENTED, "StartProfile: see --step-log instead")
 
     async def StopProfile(self, request: Any, context: _Context) -> None:
         """Is not supported."""
-        await _not_implemented(context, "StopProfile: see --step-log instead")
-
-    def _serving(self) -> EngineParts:
-        """Returns the parts of an engine that takes requests. Raises: EngineDraining: it does not."""
-        parts = self._engine.parts
-        if parts is None or self._engine.state is not EngineState.SERVING:
-            raise EngineDraining(self._engine.detail)
-        return parts
-
-    async def _loaded(self, context: _Context) -> EngineParts:
-        """Returns the parts of an engine that has loaded; ends the call with UNAVAILABLE before."""
-        parts = self._engine.parts
-        if parts is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self._engine.detail)
-        assert parts is not None, "abort raises"
-        return parts
+        raise CallRefused(grpc.StatusCode.UNIMPLEMENTED, "StopProfile: see --step-log instead")
 
     def _local_session(self) -> LocalSession:
         if self._session is None:
@@ -224,25 +203,3 @@ def serve_vllm(
         log_stats_interval_s, coalescing, other_services=(SERVICE_NAME,), on_cache_events=cache_log.add
     )
     return engine, VllmService(engine, cache_log, coalescing).add_to
-
-
-def _status(error: RequestError | StreamRefused) -> tuple[grpc.StatusCode, str]:
-    match error:
-        case StreamRefused():
-            return error.code, error.detail
-        case QueueFull():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
-        case EngineDraining():
-            return grpc.StatusCode.UNAVAILABLE, str(error)
-        case _:
-            return grpc.StatusCode.INVALID_ARGUMENT, str(error)
-
-
-async def _refuse(context: _Context, error: RequestError | StreamRefused) -> NoReturn:
-    await context.abort(*_status(error))
-    raise AssertionError("abort raises")
-
-
-async def _not_implemented(context: _Context, detail: str) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, detail)
-    raise AssertionError("abort raises")

@@ -19,8 +19,9 @@ from engine.core.outputs import (
 )
 from engine.core.request import RequestId
 from engine.interfaces import LoopSnapshot
+from engine.serving.client_errors import CallRefused
 from engine.serving.coalescing import CoalescePolicy
-from engine.serving.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, Outgoing, StreamRefused
+from engine.serving.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, Outgoing
 
 SNAPSHOT = LoopSnapshot(9, 9, SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), 11, 12, 13)
 NO_TIME = TimeAccount(0.0, 0.0, 0.0, 0.0, 0.0, num_preemptions=0)
@@ -126,7 +127,7 @@ async def test_logprobs_of_prompts_count_against_the_bound(monkeypatch: pytest.M
     outgoing.add_output(1, 0, output(0, prompt_logprobs=piece), SNAPSHOT, 1)
     await next_step(outgoing)
     outgoing.add_output(1, 0, output(0, 5, prompt_logprobs=piece), SNAPSHOT, 1)
-    with pytest.raises(StreamRefused, match="10 tokens are unread"):
+    with pytest.raises(CallRefused, match="10 tokens are unread"):
         await outgoing.next_message()
 
 
@@ -181,7 +182,7 @@ async def test_a_closing_stream_waits_for_its_acknowledgement_for_a_limited_time
 
 
 async def test_an_acknowledgement_of_an_unsent_step_is_an_error() -> None:
-    with pytest.raises(StreamRefused, match="ack of step_seq 1, but only 0 were sent"):
+    with pytest.raises(CallRefused, match="ack of step_seq 1, but only 0 were sent"):
         Outgoing().acknowledge(1)
 
 
@@ -190,7 +191,7 @@ async def test_a_receiver_that_lags_too_far_is_disconnected(monkeypatch: pytest.
     outgoing = Outgoing()
     outgoing.add_output(1, 0, output(0, 5, 6, 7), SNAPSHOT, 1)
     outgoing.add_output(1, 0, output(3, 8), SNAPSHOT, 1)
-    with pytest.raises(StreamRefused, match="4 tokens are unread, at most 3") as caught:
+    with pytest.raises(CallRefused, match="4 tokens are unread, at most 3") as caught:
         await outgoing.next_message()
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -256,7 +257,7 @@ async def test_full_messages_count_against_the_bound(monkeypatch: pytest.MonkeyP
     assert list(message.step.token_ids) == [5, 6]
     outgoing.add_output(1, 0, output(6, 5, 6), SNAPSHOT, 1)  # what was sent counts no more
     outgoing.add_output(2, 0, output(0, 7), SNAPSHOT, 1)
-    with pytest.raises(StreamRefused, match="7 tokens are unread"):
+    with pytest.raises(CallRefused, match="7 tokens are unread"):
         await outgoing.next_message()
 
 
@@ -275,7 +276,7 @@ async def test_a_refused_stream_keeps_nothing_while_the_write_of_its_last_messag
     outgoing.add_output(2, 0, output(4, 5, completion=ended), SNAPSHOT, 77)
     outgoing.complete(pb.Completion(handle=3))
     assert not any(outgoing.has_unsent_end(handle) for handle in (1, 2, 3))
-    with pytest.raises(StreamRefused, match="4 tokens are unread, at most 3"):
+    with pytest.raises(CallRefused, match="4 tokens are unread, at most 3"):
         await outgoing.next_message()
 
 

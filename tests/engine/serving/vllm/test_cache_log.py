@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from engine.core.cache_events import BlocksRemoved, BlocksStored
-from engine.serving.outgoing import StreamRefused
+from engine.serving.client_errors import CallRefused
 from engine.serving.vllm import cache_log
 from engine.serving.vllm.cache_log import CacheLog
 from tests.hang import HANG_S
@@ -101,7 +101,7 @@ async def test_a_cursor_that_cannot_be_continued_is_out_of_range(start: int, mon
     log = CacheLog(FIRST)
     for number in range(5):
         log.add([stored(number)])
-    with pytest.raises(StreamRefused) as refusal:
+    with pytest.raises(CallRefused) as refusal:
         await take(log.follow(start), 1)
     assert refusal.value.code is grpc.StatusCode.OUT_OF_RANGE
     assert str(start) in refusal.value.detail
@@ -114,7 +114,7 @@ async def test_a_subscriber_that_falls_behind_is_told(monkeypatch: pytest.Monkey
     await take(batches, 1)
     for number in range(4):
         log.add([stored(number)])
-    with pytest.raises(StreamRefused) as refusal:
+    with pytest.raises(CallRefused) as refusal:
         await take(batches, 1)
     assert refusal.value.code is grpc.StatusCode.DATA_LOSS
 
@@ -153,5 +153,5 @@ async def test_numbers_of_two_starts_do_not_overlap() -> None:
     first = CacheLog()
     first.add([stored(1)])
     (batch,) = await take(first.follow(0), 1)
-    with pytest.raises(StreamRefused, match="start_sequence_number"):
+    with pytest.raises(CallRefused, match="start_sequence_number"):
         await take(CacheLog().follow(batch.sequence_number - 10), 1)
