@@ -5,15 +5,14 @@ whether a request fits the context, the cache and the queue.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from chairlift.service.sampling_fields import ENGINE_SAMPLING, STOPPING, Parameter
+from chairlift.service.sampling_fields import ENGINE_SAMPLING, STOPPING
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import InvalidRequest
-from engine.serving.checks import check_length, check_vocabulary
+from engine.serving.checks import check_length, check_parameter, check_vocabulary
 from engine.serving.convert_constraint import check_constraint, constraint_from_submission
 from engine.serving.convert_targets import MAX_TENANT_BYTES, targets_from_submission
 
@@ -98,14 +97,14 @@ def _sampling_params(submission: pb.Submission, limits: RequestLimits) -> Sampli
     sampling, stops = submission.sampling, submission.stops
     values = {name: getattr(sampling, name) for name in _SAMPLING} | {"logit_bias": _logit_bias(sampling)}
     for name, value in values.items():
-        _check_parameter("sampling.", ENGINE_SAMPLING[name], value, limits.vocab_size)
+        check_parameter(f"sampling.{name}", ENGINE_SAMPLING[name], value, limits.vocab_size)
     if sampling.top_k >= limits.vocab_size:
         values["top_k"] = 0
     if stops.max_tokens < 1:
         raise InvalidRequest("stops.max_tokens is 0: at least 1 is needed")
     if stops.min_tokens > stops.max_tokens:
         raise InvalidRequest(f"stops.min_tokens is {stops.min_tokens}, stops.max_tokens only {stops.max_tokens}")
-    _check_parameter("stops.", STOPPING["stop_token_ids"], stops.stop_token_ids, limits.vocab_size)
+    check_parameter("stops.stop_token_ids", STOPPING["stop_token_ids"], stops.stop_token_ids, limits.vocab_size)
     top_logprobs = submission.top_logprobs if submission.HasField("top_logprobs") else None
     prompt_logprobs = submission.prompt_logprobs if submission.HasField("prompt_logprobs") else None
     for name, width in (("top_logprobs", top_logprobs), ("prompt_logprobs", prompt_logprobs)):
@@ -130,12 +129,6 @@ def _logit_bias(sampling: pb.Sampling) -> tuple[tuple[int, float], ...]:
     if len(set(ids)) != len(ids):
         raise InvalidRequest(f"sampling.bias_ids names a token twice: {len(ids)} entries, {len(set(ids))} tokens")
     return tuple(zip(ids, values, strict=True))
-
-
-def _check_parameter(path: str, parameter: Parameter, value: Any, vocab_size: int) -> None:
-    problem = parameter.problem(value, vocab_size)
-    if problem is not None:
-        raise InvalidRequest(f"{path}{parameter.name} {problem}")
 
 
 def _ids_from_bytes(field: str, data: bytes, vocab_size: int) -> list[int]:

@@ -4,7 +4,7 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.sampling_fields import SAMPLING
 from engine.constraints.constraint import Constraint, HeldBackEnds, Matcher
 from engine.errors import InvalidRequest
-from engine.serving.checks import check_length, check_vocabulary
+from engine.serving.checks import check_length, check_parameter, check_vocabulary
 
 MAX_BAD_SEQUENCES = 2 * SAMPLING["bad_words"].rule.max_entries
 """Each bad word makes two: as it is and behind a space."""
@@ -19,9 +19,7 @@ def check_constraint(submission: pb.Submission, vocab_size: int) -> None:
     Raises: InvalidRequest: one of them is invalid.
     """
     allowed_ids, sequences = submission.sampling.allowed_token_ids, submission.sampling.bad_sequences
-    problem = SAMPLING["allowed_token_ids"].problem(allowed_ids, vocab_size)
-    if problem is not None:
-        raise InvalidRequest(f"sampling.allowed_token_ids {problem}")
+    check_parameter("sampling.allowed_token_ids", SAMPLING["allowed_token_ids"], allowed_ids, vocab_size)
     check_length("sampling.bad_sequences", len(sequences), MAX_BAD_SEQUENCES, "sequences")
     for index, sequence in enumerate(sequences):
         field = f"sampling.bad_sequences[{index}]"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from chairlift.service.sampling_fields import ENGINE_SAMPLING, STOPPING, Parameter, seed_of_answer
+from chairlift.service.sampling_fields import ENGINE_SAMPLING, STOPPING, seed_of_answer
 from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
 from engine.errors import InvalidRequest, RequestTooLong
-from engine.serving.checks import check_length, check_vocabulary
+from engine.serving.checks import check_length, check_parameter, check_vocabulary
 from engine.serving.convert import MAX_REQUEST_ID_CHARS, RequestLimits
 from engine.serving.convert_constraint import MAX_GRAMMAR_CHARS
 
@@ -106,7 +106,7 @@ def wanted_answers(request: Any, limits: RequestLimits, max_model_len: int) -> W
     num_answers = params.n or 1
     if num_answers > MAX_ANSWERS:
         raise InvalidRequest(f"{_PATH}n is {num_answers}, at most {MAX_ANSWERS} are allowed")
-    _check(STOPPING["stop_texts"], params.stop, limits.vocab_size, "stop")
+    check_parameter(f"{_PATH}stop", STOPPING["stop_texts"], params.stop, limits.vocab_size)
     return WantedAnswers(
         request_id=request.request_id,
         is_streamed=request.stream,
@@ -142,7 +142,7 @@ def _sampling(params: Any, vocab_size: int) -> pb.Sampling:
         raise InvalidRequest(f"{_PATH}logit_bias contains token id {bias[0][0]}: it must be at least 0")
     values["seed"] = params.seed if params.HasField("seed") else secrets.randbits(64)
     for name, value in (*values.items(), ("logit_bias", bias)):
-        _check(ENGINE_SAMPLING[name], value, vocab_size)
+        check_parameter(f"{_PATH}{name}", ENGINE_SAMPLING[name], value, vocab_size)
     return pb.Sampling(**values, bias_ids=[token_id for token_id, _ in bias], bias_values=[value for _, value in bias])
 
 
@@ -152,7 +152,7 @@ def _stops(params: Any, vocab_size: int, num_free_tokens: int) -> pb.TokenStops:
         raise InvalidRequest(f"{_PATH}max_tokens is 0: at least 1 is needed")
     if params.min_tokens > max_tokens:
         raise InvalidRequest(f"{_PATH}min_tokens is {params.min_tokens}, max_tokens only {max_tokens}")
-    _check(STOPPING["stop_token_ids"], params.stop_token_ids, vocab_size)
+    check_parameter(f"{_PATH}stop_token_ids", STOPPING["stop_token_ids"], params.stop_token_ids, vocab_size)
     return pb.TokenStops(
         max_tokens=max_tokens,
         min_tokens=params.min_tokens,
@@ -187,9 +187,3 @@ def _constraint(params: Any) -> OutputConstraint | None:
             text = getattr(params, name)
     check_length(field, len(text), MAX_GRAMMAR_CHARS, "characters")
     return OutputConstraint(ConstraintKind(name), text, field)
-
-
-def _check(parameter: Parameter, value: Any, vocab_size: int, name: str = "") -> None:
-    problem = parameter.problem(value, vocab_size)
-    if problem is not None:
-        raise InvalidRequest(f"{_PATH}{name or parameter.name} {problem}")
