@@ -31,6 +31,7 @@ from frontend.config import FrontendConfig
 from frontend.errors import ConfigError, EngineUnavailable, ServerDraining
 from frontend.generation.admission import Admission
 from frontend.generation.feasibility import Feasibility
+from frontend.generation.generation import Services
 from frontend.generation.pipeline import GenerationPipeline
 from frontend.generation.retry_calendar import BOOKABLE_SHARE, RetryCalendar
 from frontend.generation.retry_ticket import MIN_KEY_BYTES, RetryTickets
@@ -109,16 +110,19 @@ class FrontendApp:
             calendar=RetryCalendar(horizon_s=config.retry_horizon_s, share=BOOKABLE_SHARE / config.workers),
             unix_offset_s=time.time() - time.monotonic(),
         )
-        self._generations = GenerationPipeline(
-            self.engines,
-            self.admission,
-            self.metrics,
-            self.grammars,
-            self._chats,
-            classes=self._classes,
+        services = Services(
+            engines=self.engines,
+            admission=self.admission,
             feasibility=self._feasibility,
+            grammars=self.grammars,
+            chats=self._chats,
             token_window=config.token_window,
             coalesce=config.coalesce,
+        )
+        self._generations = GenerationPipeline(
+            services,
+            self.metrics,
+            classes=self._classes,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
             spans=self._spans,

@@ -8,19 +8,16 @@ from functools import partial
 
 from chairlift.service.sampling_fields import DEFAULT_MAX_TOKENS
 from chairlift.service.service_classes import ServiceClass
-from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
+from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.access.caller import current_caller
-from frontend.errors import ClientStalled, DeadlineExceeded, QueueFull, RequestError, TargetsInfeasible
-from frontend.generation.admission import Admission, Permit
-from frontend.generation.answer.answer import Answer
+from frontend.errors import ClientStalled, QueueFull, RequestError, TargetsInfeasible
+from frontend.generation.admission import Permit
 from frontend.generation.answer.group import AnswerGroup
 from frontend.generation.answer.parts import AnswerParsing
-from frontend.generation.answer.prompt_echo import PromptEcho
 from frontend.generation.deadline import Deadline
-from frontend.generation.feasibility import ExpectedToken, Feasibility
+from frontend.generation.generation import AcceptedRequest, Generation, Services, tokenize
 from frontend.generation.prompt_size import PromptSize
-from frontend.generation.turn_limiter import TurnLimiter
 from frontend.observability.metrics import Metrics
 from frontend.observability.request_events import RequestEvents
 from frontend.observability.request_log import RequestLogLine
@@ -31,7 +28,6 @@ from frontend.observability.target_meter import TargetMeter
 from frontend.observability.target_metrics import TargetOutcome
 from frontend.observability.trace_context import current_origin
 from frontend.request import convert
-from frontend.request.constraints import constraints_of
 from frontend.request.latency_targets import latency_targets
 from frontend.request.prompt_options import PromptOptions
 from frontend.request.request import (
@@ -40,24 +36,12 @@ from frontend.request.request import (
     Prompt,
     TextPrompt,
     TokenPrompt,
-    nth_answer,
 )
 from frontend.request.token_prompt import token_prompt
-from frontend.routing import wire
-from frontend.routing.pending import PendingRequest
-from frontend.routing.router import Router
-from frontend.routing.stream import CancelReason, RequestStream
+from frontend.routing.stream import CancelReason
 from frontend.slices import in_slices
 from frontend.text.chat import ChatFormat, chat_format
-from frontend.text.chat_renderer import ChatRenderer
-from frontend.text.detokenizer import NO_MARKS
 from frontend.text.served_model import ServedModel
-from frontend.text.structured.compiler import GrammarCompiler
-from frontend.types import AnswerTimes
-
-_ANSWERS_PER_TURN = 16
-"""Answers that resume per iteration of the event loop: 6 ms of work if all of them start and end in it."""
-
 
 _NO_PROMPT_OPTIONS = PromptOptions()
 
@@ -66,15 +50,9 @@ class GenerationPipeline:
     """Runs generations on the connected engines.
 
     Args:
-        engines: routes requests to engines.
-        admission: limits the queue.
+        services: what generations run on.
         metrics: counts requests, and what becomes of their targets.
-        grammars: compiles output constraints to grammars.
-        chats: renders conversations to prompts.
         classes: service classes by name; none: requests may still set targets.
-        feasibility: refuses requests whose first token cannot be in time.
-        token_window: tokens that the engine may generate ahead of a slow reader (backpressure).
-        coalesce: whether tokens that are ready together are sent in one message.
         tool_call_parser, reasoning_parser: names of the parsers of chat answers.
         spans: exports traces; None: tracing is off.
         log_requests: whether each request is logged.
@@ -83,38 +61,25 @@ class GenerationPipeline:
 
     def __init__(
         self,
-        engines: Router,
-        admission: Admission,
+        services: Services,
         metrics: Metrics,
-        grammars: GrammarCompiler,
-        chats: ChatRenderer,
         *,
         classes: Mapping[str, ServiceClass],
-        feasibility: Feasibility,
-        token_window: int,
-        coalesce: bool = True,
-        tool_call_parser: str = "auto",
-        reasoning_parser: str = "auto",
-        spans: Spans | None = None,
-        log_requests: bool = False,
-        log_prompts: bool = False,
+        tool_call_parser: str,
+        reasoning_parser: str,
+        spans: Spans | None,
+        log_requests: bool,
+        log_prompts: bool,
     ) -> None:
-        self._log_requests = log_requests
-        self._log_prompts = log_prompts
-        self._turn_limiter = TurnLimiter(_ANSWERS_PER_TURN)
-        self._spans = spans
-        self._engines = engines
-        self._admission = admission
+        self._services = services
         self._metrics = metrics.requests
         self._target_metrics = metrics.targets
         self._classes = classes
-        self._feasibility = feasibility
-        self._grammars = grammars
-        self._chats = chats
-        self._token_window = token_window
-        self._coalesce = coalesce
         self._tool_call_parser = tool_call_parser
         self._reasoning_parser = reasoning_parser
+        self._spans = spans
+        self._log_requests = log_requests
+        self._log_prompts = log_prompts
 
     def model(self, name: str) -> ServedModel:
         """Returns the served model, or the adapter of it, that has a name; an empty one is the model's.
@@ -123,7 +88,7 @@ class GenerationPipeline:
             EngineUnavailable: no engine is connected.
             ModelNotFound: the model has another name.
         """
-        return convert.named_model(name, self._engines.attachment().model)
+        return convert.named_model(name, self._services.engines.attachment().model)
 
     def check_capacity(self) -> None:
         """Refuses a request before it is read, while the queue is full. The request is counted, but neither logged nor
@@ -133,15 +98,15 @@ class GenerationPipeline:
             QueueFull: the queue is full.
         """
         try:
-            self._admission.check_capacity(time.monotonic())
+            self._services.admission.check_capacity(time.monotonic())
         except QueueFull:
             self._count_shed(1)
             raise
 
     def _count_shed(self, num_requests: int) -> None:
         """Counts requests that get no place, for the engine to which they would have gone."""
-        if self._engines.serving:
-            attachment = self._engines.attachment()
+        if self._services.engines.serving:
+            attachment = self._services.engines.attachment()
             self._metrics.shed(attachment.model.name, attachment.engine, num_requests)
 
     def chat_format(self, model: ServedModel) -> ChatFormat:
@@ -178,121 +143,18 @@ class GenerationPipeline:
         """
         observers = self._observers(spec, is_chat=chat is not None or spec.HasField("chat"))
         with RequestWatch(observers, deadline.passed, streamed=streamed) as watch:
-            attachment = self._engines.attachment()
-            model = convert.named_model(spec.model, attachment.model)
-            prompt: Prompt | None = chat
-            room = convert.num_output_tokens(spec.stop, model, default_max_tokens)
-            truncation = prompt_options.truncation(model, room)
-            if prompt is None:
-                prompt = await in_slices(token_prompt(spec, model, truncation))
-            targets = latency_targets(spec, self._classes, current_caller())
-            if targets is not None:
-                watch.add(TargetMeter(self._target_metrics, targets))
-                self._feasibility.check_possible(targets)
-            request = convert.generation_request(
-                spec, model, prompt, constraint, truncated=truncation is not None, targets=targets
-            )
-            parsing = self._parsing(request, model)
-            accepted_at_s = time.monotonic()
-            watch.accept(
-                request.request_id,
-                request.num_answers,
-                model.name,
-                attachment.engine,
-                partial(_prompt_text, request.prompt),
-                now_s=accepted_at_s,
-            )
-            size = PromptSize.of(request.prompt)
-            num_tokens = size.plain_tokens
-            if truncation is not None:
-                num_tokens = min(num_tokens, truncation.max_tokens)
-            if isinstance(request.prompt, TokenPrompt):
-                self._admission.check_fits(request.num_answers, num_tokens)
-            is_reserved = bool(permits)
-            if not permits:
-                (permits,) = self._admission.admit_call([num_tokens], request.num_answers, accepted_at_s)
-            expected: ExpectedToken | None = None
-            streams: dict[int, RequestStream] = {}  # of the answers
-            answers: AnswerGroup | None = None
+            accepted = await self._accept(spec, watch, chat, constraint, default_max_tokens, prompt_options)
+            granted = self._admit(accepted, permits)
+            generation = Generation(self._services, accepted, granted, deadline, watch)
             reason = CancelReason.CLIENT
             try:
-                if targets is not None and targets.ttft_s is not None and not is_reserved:
-                    expected = self._feasibility.expect(
-                        targets, model.name, size, accepted_at_s=accepted_at_s, now_s=time.monotonic()
-                    )
-                began_at_s = time.monotonic()
-                prompt_ids = await tokenize(
-                    request.prompt, model, "spec.", self._chats, add_special_tokens=prompt_options.add_special_tokens
-                )
-                if truncation is not None:
-                    prompt_ids = truncation.of(prompt_ids)
-                tokenized_s = time.monotonic() - began_at_s
-                limited = convert.with_token_budget(request, len(prompt_ids), model, default_max_tokens)
-                self._admission.check_fits(request.num_answers, len(prompt_ids))
-                permits[0].correct(len(prompt_ids), time.monotonic())
-                if expected is not None:
-                    self._feasibility.correct(expected, len(prompt_ids), time.monotonic())
-                before = ""
-                if parsing is not None and request.constraint is not None:
-                    before = parsing.before_constraint(
-                        prompt_ids, with_calls=request.constraint.kind is ConstraintKind.PARTS
-                    )
-                constraints = await constraints_of(request, model, self._grammars, before=before)
-                echo = await _echo(request, prompt_ids, model)
-
-                def first_token(index: int) -> None:
-                    now_s = time.monotonic()
-                    permits[index].release(now_s, served=True)
-                    if expected is not None and not index:
-                        self._feasibility.arrived(expected, streams[index].num_cached_tokens, now_s)
-
-                def submit(index: int) -> Answer:
-                    answer_request = nth_answer(limited, index)
-                    submitted_at_s = time.monotonic()
-                    remaining_s = _checked_remaining_s(deadline.remaining_s())
-                    submission = wire.submission(
-                        answer_request,
-                        prompt_ids,
-                        remaining_s=remaining_s,
-                        elapsed_s=submitted_at_s - accepted_at_s,
-                        constraints=constraints,
-                    )
-                    pending = PendingRequest(
-                        submission,
-                        model.key,
-                        window=self._token_window,
-                        coalesce=self._coalesce,
-                        now_s=submitted_at_s,
-                        on_first_token=lambda: first_token(index),
-                        on_account=None if index else watch.account,
-                    )
-                    engine = self._engines.submit(pending)
-                    stream = streams[index] = pending.stream
-                    if not index:
-                        if expected is not None:
-                            self._feasibility.forget(expected)
-                        watch.submit(max_tokens=limited.stop.max_tokens or 0, engine=engine, now_s=submitted_at_s)
-                    return Answer(
-                        answer_request,
-                        model,
-                        stream,
-                        prompt_ids=prompt_ids,
-                        times=AnswerTimes(
-                            accepted_at_s=accepted_at_s, tokenized_s=tokenized_s, submitted_at_s=submitted_at_s
-                        ),
-                        index=index,
-                        prompt=None if index else echo,
-                        parser=None if parsing is None else parsing.parser(prompt_ids),
-                        marks=NO_MARKS if parsing is None else parsing.marks,
-                        turn_limiter=self._turn_limiter,
-                    )
-
-                answers = AnswerGroup(request.num_answers, submit, watch)
-                yield answers
+                if not permits:
+                    generation.expect_first_token()
+                yield await generation.start()
             except TargetsInfeasible as error:
-                if expected is None or not streams:
-                    raise
-                raise self._feasibility.refusal(expected, error.message, time.monotonic()) from error
+                if (refusal := generation.refusal(error)) is not None:
+                    raise refusal from error
+                raise
             except ClientStalled:
                 reason = CancelReason.STALLED
                 raise
@@ -301,14 +163,64 @@ class GenerationPipeline:
                     reason = CancelReason.DEADLINE
                 raise
             finally:
-                if expected is not None:
-                    self._feasibility.forget(expected)
-                for permit in permits:
-                    permit.release(time.monotonic())
-                if answers is not None:
-                    answers.close()
-                for stream in streams.values():
-                    stream.close(reason)
+                generation.close(reason)
+
+    async def _accept(
+        self,
+        spec: pb.GenerationSpec,
+        watch: RequestWatch,
+        chat: ChatPrompt | None,
+        constraint: OutputConstraint | None,
+        default_max_tokens: int,
+        prompt_options: PromptOptions,
+    ) -> AcceptedRequest:
+        """Checks a request, and reports to `watch` that it can be served."""
+        attachment = self._services.engines.attachment()
+        model = convert.named_model(spec.model, attachment.model)
+        room = convert.num_output_tokens(spec.stop, model, default_max_tokens)
+        truncation = prompt_options.truncation(model, room)
+        prompt: Prompt | None = chat
+        if prompt is None:
+            prompt = await in_slices(token_prompt(spec, model, truncation))
+        targets = latency_targets(spec, self._classes, current_caller())
+        if targets is not None:
+            watch.add(TargetMeter(self._target_metrics, targets))
+            self._services.feasibility.check_possible(targets)
+        request = convert.generation_request(
+            spec, model, prompt, constraint, truncated=truncation is not None, targets=targets
+        )
+        parsing = self._parsing(request, model)
+        accepted_at_s = time.monotonic()
+        watch.accept(
+            request.request_id,
+            request.num_answers,
+            model.name,
+            attachment.engine,
+            partial(_prompt_text, request.prompt),
+            now_s=accepted_at_s,
+        )
+        return AcceptedRequest(
+            request,
+            model,
+            PromptSize.of(request.prompt),
+            truncation,
+            prompt_options.add_special_tokens,
+            default_max_tokens,
+            parsing,
+            accepted_at_s,
+        )
+
+    def _admit(self, accepted: AcceptedRequest, reserved: Sequence[Permit]) -> Sequence[Permit]:
+        """Returns a permit for each answer: those that are reserved, or new ones."""
+        request = accepted.request
+        if isinstance(request.prompt, TokenPrompt):
+            self._services.admission.check_fits(request.num_answers, accepted.num_tokens)
+        if reserved:
+            return reserved
+        (permits,) = self._services.admission.admit_call(
+            [accepted.num_tokens], request.num_answers, accepted.accepted_at_s
+        )
+        return permits
 
     @contextmanager
     def reserve(self, specs: Sequence[pb.GenerationSpec]) -> Iterator[list[list[Permit]]]:
@@ -326,7 +238,7 @@ class GenerationPipeline:
         permits_by_spec: list[list[Permit]] = []
         try:
             try:
-                permits_by_spec = self._admission.admit_call(
+                permits_by_spec = self._services.admission.admit_call(
                     [PromptSize.of_specs([spec]).plain_tokens for spec in specs], num_answers, time.monotonic()
                 )
                 self._expect_all(specs)  # last, because it uses up a retry ticket
@@ -351,11 +263,11 @@ class GenerationPipeline:
         size = PromptSize.of_specs(specs)
         now_s = time.monotonic()
         try:
-            expected = self._feasibility.expect(targets, model.name, size, accepted_at_s=now_s, now_s=now_s)
+            expected = self._services.feasibility.expect(targets, model.name, size, accepted_at_s=now_s, now_s=now_s)
         except TargetsInfeasible:
             self._target_metrics.note_outcome(targets.service_class, TargetOutcome.REFUSED)
             raise
-        self._feasibility.forget(expected)
+        self._services.feasibility.forget(expected)
 
     def _parsing(self, request: GenerationRequest, model: ServedModel) -> AnswerParsing | None:
         if not request.output.parse or not isinstance(request.prompt, ChatPrompt):
@@ -391,40 +303,11 @@ class GenerationPipeline:
         if chat is not None:
             convert.check_chat(chat, model, "chat.messages")
         prompt = chat or convert.prompt(request, model, "")
-        permit = self._admission.admit(PromptSize.of(prompt).plain_tokens, time.monotonic())
+        permit = self._services.admission.admit(PromptSize.of(prompt).plain_tokens, time.monotonic())
         try:
-            return await tokenize(prompt, model, "", self._chats, add_special_tokens=add_special_tokens)
+            return await tokenize(prompt, model, "", self._services.chats, add_special_tokens=add_special_tokens)
         finally:
             permit.release(time.monotonic())
-
-
-async def _echo(request: GenerationRequest, prompt_ids: Sequence[int], model: ServedModel) -> PromptEcho | None:
-    if not request.output.echo and request.output.prompt_logprobs is None:
-        return None
-    # In a thread: the text of 100,000 tokens takes 0.1 s.
-    return await asyncio.to_thread(PromptEcho, request.output, prompt_ids, model.tokenizer)
-
-
-async def tokenize(
-    prompt: Prompt, model: ServedModel, path: str, chats: ChatRenderer, *, add_special_tokens: bool | None = None
-) -> Sequence[int]:
-    """Returns the token ids of a checked prompt.
-
-    Args:
-        path: prefix of the prompt's field in errors, as in "spec.".
-        add_special_tokens: see `PromptOptions`.
-
-    Raises:
-        InvalidRequest, ServerDraining: see `ChatRenderer.render`.
-    """
-    match prompt:
-        case TextPrompt(text):
-            return await model.tokenizer.encode(text, add_special_tokens=add_special_tokens is not False)
-        case ChatPrompt(turns, options):
-            rendered = await chats.render(model.tokenizer, turns, options, field=path + "chat")
-            return await model.tokenizer.encode(rendered, add_special_tokens=bool(add_special_tokens))
-        case TokenPrompt(token_ids):
-            return token_ids
 
 
 def _prompt_text(prompt: Prompt) -> str:
@@ -436,9 +319,3 @@ def _prompt_text(prompt: Prompt) -> str:
             return "\n".join(f"{message.role}: {''.join(message.content)}" for message in messages)
         case TokenPrompt(token_ids):
             return str(list(token_ids))
-
-
-def _checked_remaining_s(remaining_s: float | None) -> float | None:
-    if remaining_s is not None and remaining_s <= 0:
-        raise DeadlineExceeded("the deadline passed before the request reached the engine")
-    return remaining_s

@@ -1,6 +1,6 @@
 """Follows one request from its arrival to its end and reports the events to observers.
 
-The watch wraps everything that `generation/pipeline.py` does for a request; the exception that leaves the block tells
+The watch wraps everything that `frontend/generation` does for a request; the exception that leaves the block tells
 how the request ended. Tokens are counted at the last place before the transport: a caller that asks for the next
 message has sent the previous one.
 """

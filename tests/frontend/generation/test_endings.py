@@ -107,7 +107,7 @@ async def test_queue_full_of_tokens_is_refused_before_tokenizing(make_pair, text
     async def not_now(*args, **options):
         raise AssertionError("tokenized")
 
-    monkeypatch.setattr("frontend.generation.pipeline.tokenize", not_now)
+    monkeypatch.setattr("frontend.generation.generation.tokenize", not_now)
     error = await failure(stub.StreamGenerate(text_request("x" * 800)))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "900 prompt tokens wait" in error.details()
@@ -220,7 +220,7 @@ async def test_engine_lost_while_tokenizing(make_pair, text_request, monkeypatch
         await go_on.wait()
         return [1, 2, 3]
 
-    monkeypatch.setattr("frontend.generation.pipeline.tokenize", slow)
+    monkeypatch.setattr("frontend.generation.generation.tokenize", slow)
     call = asyncio.create_task(failure(pair.stub().StreamGenerate(text_request("abc"))))
     await entered.wait()
     await pair.engine.kill()

@@ -138,7 +138,7 @@ async def test_deadline_counts_whether_the_engine_or_grpc_reports_it(pair, text_
     pair.engine.pause()
     calls = [pair.stub().StreamGenerate(text_request("abc"), timeout=5.0)]  # longer than a busy machine stalls
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
-    monkeypatch.setattr("frontend.generation.pipeline.tokenize", endless)
+    monkeypatch.setattr("frontend.generation.generation.tokenize", endless)
     calls.append(pair.stub().StreamGenerate(text_request("abc"), timeout=5.0))
     for call in calls:
         assert await status_of(call) is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -190,7 +190,7 @@ async def test_failures_of_the_engine_and_defects_count_as_errors(make_pair, tex
     async def defect(*args, **options):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("frontend.generation.pipeline.tokenize", defect)
+    monkeypatch.setattr("frontend.generation.generation.tokenize", defect)
     assert await status_of(pair.stub().StreamGenerate(text_request("abc"))) is grpc.StatusCode.INTERNAL
     assert ended(pair) == {"error": 3}
 

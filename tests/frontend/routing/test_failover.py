@@ -129,7 +129,7 @@ async def test_engine_lost_while_the_prompt_is_tokenized(make_world, read, ids, 
         await go_on.wait()
         return ids("abc")[:3]
 
-    monkeypatch.setattr("frontend.generation.pipeline.tokenize", slow)
+    monkeypatch.setattr("frontend.generation.generation.tokenize", slow)
     reading = read(world, "abc")
     await entered.wait()
     await world.kill(0)

@@ -41,7 +41,7 @@ async def test_defect_is_internal_and_in_the_log(pair, monkeypatch, caplog, meth
     def broken(*args, **options):
         raise KeyError("defect")
 
-    monkeypatch.setattr("frontend.generation.pipeline.tokenize", broken)
+    monkeypatch.setattr("frontend.generation.generation.tokenize", broken)
     call = start(pair, method)
     assert await code_of(call) is grpc.StatusCode.INTERNAL
     assert "defect" not in await call.details()
@@ -64,7 +64,7 @@ async def test_cancellation_from_inside_does_not_leave_the_client_waiting(pair, 
     async def cancelled(*args, **options):
         raise asyncio.CancelledError
 
-    monkeypatch.setattr("frontend.generation.pipeline.tokenize", cancelled)
+    monkeypatch.setattr("frontend.generation.generation.tokenize", cancelled)
     assert await code_of(start(pair, method)) is grpc.StatusCode.INTERNAL
 
 
@@ -80,7 +80,7 @@ async def test_error_for_a_client_that_has_left(pair, monkeypatch, caplog):
                 asyncio.current_task().uncancel()
         raise ModelNotFound("too late")
 
-    monkeypatch.setattr("frontend.generation.pipeline.tokenize", stubborn)
+    monkeypatch.setattr("frontend.generation.generation.tokenize", stubborn)
     for method in METHODS:
         entered.clear()
         go_on.clear()

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from frontend.api.openai import completion_response as completions
-from frontend.generation import pipeline
+from frontend.generation import generation
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 from tests.support.frontend.fake_requests import prompt_logprob
@@ -189,7 +189,7 @@ async def test_prompt_logprobs_are_built_in_a_thread(shared_client, monkeypatch,
         return lambda *args, **options: threads.append(threading.current_thread()) or make(*args, **options)
 
     monkeypatch.setattr(completions, "echo_logprobs", noted(completions.echo_logprobs))
-    monkeypatch.setattr(pipeline, "PromptEcho", noted(pipeline.PromptEcho))
+    monkeypatch.setattr(generation, "PromptEcho", noted(generation.PromptEcho))
     answer = await shared_client.completions.create(
         model="fake", prompt=TEXT, echo=True, logprobs=1, max_tokens=1, stream=stream
     )
