@@ -15,20 +15,6 @@ from engine.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from engine.bench.cpu_floors import Floors
 
-_EXPERIMENTS = "loadgen.experiments"
-# Former names of the experiments with whole servers: they work for one release.
-_MOVED = {
-    name: f"{_EXPERIMENTS} {name}"
-    for name in (
-        *("failover", "R1", "R2", "frontend-cost", "C17", "wire-latency", "C18", "wire-throughput", "C19", "peers"),
-        *("transformers-batches", "transformers-generate", "C2", "C3", "transformers-generate-batch", "C4"),
-    )
-} | {
-    "doors": f"{_EXPERIMENTS} endpoints",
-    "static-batching": f"{_EXPERIMENTS}.batching",
-    "C1": f"{_EXPERIMENTS}.batching",
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
@@ -41,7 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 machine=asdict(Machine.here()),
                 errors=(CheckpointError, ConfigError),
                 measure_floors=_floors,
-                moved=_MOVED,
             )
     except BenchmarkError as error:
         print(f"engine.bench: error: {error}", file=sys.stderr)

@@ -182,7 +182,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cases, such as 1000/1000,sharegpt:static (default: depends on --precision)",
     )
     parser.add_argument("--slots", type=positive, default=_NUM_SLOTS, help="running requests (default: %(default)s)")
-    parser.add_argument("--seats", dest="slots", type=positive, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument(
         "--window",
         type=float,

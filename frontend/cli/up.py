@@ -76,9 +76,7 @@ class _UpConfig:
     model: str | None = flag(
         None, text(), "model folder or Hugging Face hub id", group="up", default_text="the bundled demo model"
     )
-    smoke_test: bool = flag(
-        False, switch(), "stream one completion to stdout when the server is ready", old_names=["--proof"]
-    )
+    smoke_test: bool = flag(False, switch(), "stream one completion to stdout when the server is ready")
 
 
 class Pair:

@@ -37,7 +37,6 @@ def _retries(text: str) -> int:
 
 _LEVEL_FLAGS = (
     Flag("--level-duration", "approximate duration of each load level (default: all requests at each)", duration_s),
-    Flag("--rung-duration", argparse.SUPPRESS, duration_s, more={"dest": "level_duration"}),  # former name
     Flag("--bisect", "search between load levels for the highest load within the limits", bool),
     Flag("--precision", "--bisect: relative precision (default: 0.05)", positive, "SHARE", 0.05),
     Flag("--probes", "--bisect: maximum runs per limit (default: 8)", at_least_one, default=8),

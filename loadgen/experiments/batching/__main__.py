@@ -175,7 +175,6 @@ _FLAGS = (
         at_least_one,
         more={"nargs": "+"},
     ),
-    Flag("--sweep-seats", argparse.SUPPRESS, at_least_one, more={"nargs": "+", "dest": "sweep_slots"}),  # former name
     Flag("--rounds", "measured rounds (default: 3)", at_least_one, default=3),
     Flag("--quick", "tiny sizes, one minute: checks that it runs, measures nothing", bool),
     Flag("--out", "folder for the results (default: bench-results)", Path, "DIR", Path("bench-results")),

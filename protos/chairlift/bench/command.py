@@ -25,7 +25,6 @@ def run_command(
     machine: Mapping[str, Any],
     errors: tuple[type[Exception], ...],
     measure_floors: Callable[[int, bool], Any] | None = None,
-    moved: Mapping[str, str] | None = None,
 ) -> int:
     """Runs the command line; returns the exit status.
 
@@ -36,13 +35,8 @@ def run_command(
         machine: description for the report, with `cpu`, `usable_cpus` and `cpu_flags`.
         errors: exceptions besides BenchmarkError that are reported in one line.
         measure_floors: measures what the CPU can do, from threads and `--quick`; its result has `as_json`.
-        moved: former names of benchmarks, and the package that has them now.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if moved and arguments and arguments[0] in moved:
-        print(f"{arguments[0]} has moved: python -m {moved[arguments[0]]}", file=sys.stderr, flush=True)
-        command = [sys.executable, "-m", *moved[arguments[0]].split(), *arguments[1:]]
-        os.execv(sys.executable, command)
     options = _parse(prog, benchmarks, arguments, int(machine["usable_cpus"]))
     if options.name == "list":
         for benchmark in benchmarks:

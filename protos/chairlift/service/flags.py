@@ -134,7 +134,6 @@ class _Flag:
     variable: str
     default_text: str
     aliases: tuple[str, ...]
-    old_names: tuple[str, ...]
 
 
 def flag(
@@ -146,7 +145,6 @@ def flag(
     variable: str = "",
     default_text: str = "",
     aliases: Sequence[str] = (),
-    old_names: Sequence[str] = (),
     secret: bool = False,
 ) -> Any:
     """Declares a field of a dataclass as a flag.
@@ -159,10 +157,9 @@ def flag(
         variable: environment variable, if not CHAIRLIFT_<FLAG>.
         default_text: the default in words, if it depends on something.
         aliases: further spellings, as `-tp`.
-        old_names: former spellings, which the help leaves out, as `--old-name`.
         secret: keep the value out of the config's repr.
     """
-    declared = _Flag(kind, help, group, variable, default_text, tuple(aliases), tuple(old_names))
+    declared = _Flag(kind, help, group, variable, default_text, tuple(aliases))
     return dataclasses.field(default=default, repr=not secret, metadata={"flag": declared})
 
 
@@ -218,8 +215,6 @@ def add_flags(parser: argparse.ArgumentParser, config_type: type, *, hidden: Col
         options |= {"dest": field.name, "default": None}
         shown = argparse.SUPPRESS if field.name in hidden else _help(field)
         group.add_argument(_name(field), *declared.aliases, help=shown, **options)
-        if declared.old_names:
-            group.add_argument(*declared.old_names, help=argparse.SUPPRESS, **options)
 
 
 def config_from(

@@ -239,8 +239,8 @@ def test_pair_serves_both_apis_and_forwards_flags_and_shows_example_calls(start_
     keys = tmp_path / "keys"
     keys.write_text("the-key\n")
     engine_flags = ["--max-num-seqs", "8", "--served-model-name", "a", "b", "--model", "some/model"]
-    frontend_flags = ["--http-port", "0", "--api-key-file", str(keys), "--log-level", "warning", "--proof", "--uvloop"]
-    up = start_up("serve", *engine_flags, *frontend_flags)
+    frontend_flags = ["--http-port", "0", "--api-key-file", str(keys), "--log-level", "warning", "--uvloop"]
+    up = start_up("serve", "--smoke-test", *engine_flags, *frontend_flags)
     url = up.read_until(r"OpenAI's API on (\S+)")[1]
     target = up.wait_serving()
     up.read_until("^Once upon a time$")  # the fake engine answers with the prompt

@@ -8,7 +8,6 @@ import pytest
 
 from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
-from engine.bench.__main__ import _MOVED
 from engine.bench.benchmarks import BENCHMARKS
 from loadgen.experiments.__main__ import main
 from loadgen.experiments.benchmarks import BENCHMARKS as EXPERIMENTS
@@ -21,13 +20,6 @@ def test_names_and_ids_of_all_benchmarks_are_unique() -> None:
     names = [name for benchmark in ALL for name in (benchmark.name, *benchmark.ids)]
     assert len(names) == len(set(names))
     assert "list" not in names
-    assert not set(names) & {"doors", "static-batching", "C1"}
-
-
-def test_former_names_lead_to_experiments() -> None:
-    names = {name for benchmark in EXPERIMENTS for name in (benchmark.name, *benchmark.ids)}
-    new_names = {target.partition(" ")[2] for target in _MOVED.values()} - {""}
-    assert new_names | {"endpoints", "gateways", "governor", "twin"} == names
 
 
 def test_every_benchmark_runs_and_documents_its_goals_and_method() -> None:

@@ -69,9 +69,3 @@ def test_every_exported_name_exists() -> None:
         assert getattr(chairlift, name).__module__.startswith("chairlift.client") or name == "Prompt"
     with pytest.raises(AttributeError, match="has no attribute 'Clientt'"):
         chairlift.Clientt  # noqa: B018
-
-
-def test_old_path_works_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="from chairlift import Client"):
-        from frontend.client import AsyncChairliftClient, ChairliftClient
-    assert (ChairliftClient, AsyncChairliftClient) == (chairlift.Client, chairlift.AsyncClient)

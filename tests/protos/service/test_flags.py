@@ -33,8 +33,8 @@ class Config:
     block: int = flag(16, integer(1, 128, only=(16, 32)), "block")
     share: float = flag(0.5, number(0.01, 1), "share, in %")
     stall_timeout_s: float = flag(60.0, number(0), "seconds")
-    policy: str = flag("fcfs", choice(("fcfs", "priority")), "policy", old_names=["--order"])
-    cache: bool = flag(True, switch(), "cache", old_names=["--keep"])
+    policy: str = flag("fcfs", choice(("fcfs", "priority")), "policy")
+    cache: bool = flag(True, switch(), "cache")
     fast: bool | None = flag(None, switch(), "fast", default_text="on with a GPU")
     log: Path | None = flag(None, path(), "file")
     engine: tuple[str, ...] = flag(("a:1",), repeated(text()), "engines")
@@ -101,16 +101,6 @@ def test_variables_set_what_the_command_line_does_not() -> None:
     )
     assert parse("--engine", "d:4", "--cache", **environ).engine == ("d:4",)
     assert parse("--cache", **environ).cache
-
-
-def test_old_names_work_and_no_help_or_suggestion_names_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse("--order", "priority", "--no-keep") == Config(policy="priority", cache=False)
-    assert "did you mean" not in refused(capsys, "--ordr", "priority")
-    with pytest.raises(SystemExit):
-        parse("--help")
-    shown = capsys.readouterr().out
-    assert "--order" not in shown
-    assert "--keep" not in shown
 
 
 def test_help_has_value_default_unit_and_variable(
