@@ -21,7 +21,15 @@ from frontend.observability.request_watch import RequestWatch
 from frontend.request import convert
 from frontend.request.constraints import Constraints, constraints_of
 from frontend.request.prompt_options import Truncation
-from frontend.request.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt, nth_answer
+from frontend.request.request import (
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    RequestExtras,
+    TextPrompt,
+    TokenPrompt,
+    nth_answer,
+)
 from frontend.routing import wire
 from frontend.routing.pending import PendingRequest
 from frontend.routing.router import Router
@@ -66,20 +74,18 @@ class AcceptedRequest:
 
     Attributes:
         request: without its final max_tokens.
+        extras: what its spec could not express.
         size: of the prompt, before it is tokenized.
         truncation: of the prompt; None: it is taken as it is.
-        add_special_tokens: see `PromptOptions`.
-        default_max_tokens: max_tokens if the request sets none; the context length applies too.
         parsing: parses its answers; None: all is text.
         accepted_at_s: time.monotonic().
     """
 
     request: GenerationRequest
+    extras: RequestExtras
     model: ServedModel
     size: PromptSize
     truncation: Truncation | None
-    add_special_tokens: bool | None
-    default_max_tokens: int
     parsing: AnswerParsing | None
     accepted_at_s: float
 
@@ -177,13 +183,12 @@ class Generation:
         services, accepted = self._services, self._accepted
         request, model, parsing = accepted.request, accepted.model, accepted.parsing
         began_at_s = time.monotonic()
-        prompt_ids = await tokenize(
-            request.prompt, model, "spec.", services.chats, add_special_tokens=accepted.add_special_tokens
-        )
+        special = accepted.extras.prompt_options.add_special_tokens
+        prompt_ids = await tokenize(request.prompt, model, "spec.", services.chats, add_special_tokens=special)
         if accepted.truncation is not None:
             prompt_ids = accepted.truncation.of(prompt_ids)
         tokenized_s = time.monotonic() - began_at_s
-        limited = convert.with_token_budget(request, len(prompt_ids), model, accepted.default_max_tokens)
+        limited = convert.with_token_budget(request, len(prompt_ids), model, accepted.extras.default_max_tokens)
         services.admission.check_fits(request.num_answers, len(prompt_ids))
         self._permits[0].correct(len(prompt_ids), time.monotonic())
         if self._expected is not None:

@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
-from chairlift.service.sampling_fields import DEFAULT_MAX_TOKENS
 from chairlift.service.service_classes import ServiceClass
-from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.access.caller import current_caller
 from frontend.errors import ClientStalled, QueueFull, RequestError, TargetsInfeasible
@@ -29,11 +27,11 @@ from frontend.observability.target_metrics import TargetOutcome
 from frontend.observability.trace_context import current_origin
 from frontend.request import convert
 from frontend.request.latency_targets import latency_targets
-from frontend.request.prompt_options import PromptOptions
 from frontend.request.request import (
     ChatPrompt,
     GenerationRequest,
     Prompt,
+    RequestExtras,
     TextPrompt,
     TokenPrompt,
 )
@@ -43,7 +41,7 @@ from frontend.slices import in_slices
 from frontend.text.chat import ChatFormat, chat_format
 from frontend.text.served_model import ServedModel
 
-_NO_PROMPT_OPTIONS = PromptOptions()
+_NO_EXTRAS = RequestExtras()
 
 
 class GenerationPipeline:
@@ -118,11 +116,8 @@ class GenerationPipeline:
         self,
         spec: pb.GenerationSpec,
         deadline: Deadline,
+        extras: RequestExtras = _NO_EXTRAS,
         *,
-        chat: ChatPrompt | None = None,
-        constraint: OutputConstraint | None = None,
-        default_max_tokens: int = DEFAULT_MAX_TOKENS,
-        prompt_options: PromptOptions = _NO_PROMPT_OPTIONS,
         streamed: bool = True,
         permits: Sequence[Permit] = (),
     ) -> AsyncIterator[AnswerGroup]:
@@ -131,19 +126,16 @@ class GenerationPipeline:
         Args:
             spec: as received.
             deadline: of the call.
-            chat: the prompt, if the spec cannot express it; the spec then has none.
-            constraint: the output constraint, likewise.
-            default_max_tokens: max_tokens of a spec that sets none; the context length applies too.
-            prompt_options: options of tokenization.
+            extras: what the spec cannot express.
             streamed: whether the client gets messages as they arrive, not only the complete answer.
             permits: permits of the answers, if they were reserved; released here.
 
         Raises:
             RequestError: any; everything has been cleaned up.
         """
-        observers = self._observers(spec, is_chat=chat is not None or spec.HasField("chat"))
+        observers = self._observers(spec, is_chat=extras.chat is not None or spec.HasField("chat"))
         with RequestWatch(observers, deadline.passed, streamed=streamed) as watch:
-            accepted = await self._accept(spec, watch, chat, constraint, default_max_tokens, prompt_options)
+            accepted = await self._accept(spec, extras, watch)
             granted = self._admit(accepted, permits)
             generation = Generation(self._services, accepted, granted, deadline, watch)
             reason = CancelReason.CLIENT
@@ -165,21 +157,13 @@ class GenerationPipeline:
             finally:
                 generation.close(reason)
 
-    async def _accept(
-        self,
-        spec: pb.GenerationSpec,
-        watch: RequestWatch,
-        chat: ChatPrompt | None,
-        constraint: OutputConstraint | None,
-        default_max_tokens: int,
-        prompt_options: PromptOptions,
-    ) -> AcceptedRequest:
+    async def _accept(self, spec: pb.GenerationSpec, extras: RequestExtras, watch: RequestWatch) -> AcceptedRequest:
         """Checks a request, and reports to `watch` that it can be served."""
         attachment = self._services.engines.attachment()
         model = convert.named_model(spec.model, attachment.model)
-        room = convert.num_output_tokens(spec.stop, model, default_max_tokens)
-        truncation = prompt_options.truncation(model, room)
-        prompt: Prompt | None = chat
+        room = convert.num_output_tokens(spec.stop, model, extras.default_max_tokens)
+        truncation = extras.prompt_options.truncation(model, room)
+        prompt: Prompt | None = extras.chat
         if prompt is None:
             prompt = await in_slices(token_prompt(spec, model, truncation))
         targets = latency_targets(spec, self._classes, current_caller())
@@ -187,7 +171,7 @@ class GenerationPipeline:
             watch.add(TargetMeter(self._target_metrics, targets))
             self._services.feasibility.check_possible(targets)
         request = convert.generation_request(
-            spec, model, prompt, constraint, truncated=truncation is not None, targets=targets
+            spec, model, prompt, extras.constraint, truncated=truncation is not None, targets=targets
         )
         parsing = self._parsing(request, model)
         accepted_at_s = time.monotonic()
@@ -200,14 +184,7 @@ class GenerationPipeline:
             now_s=accepted_at_s,
         )
         return AcceptedRequest(
-            request,
-            model,
-            PromptSize.of(request.prompt),
-            truncation,
-            prompt_options.add_special_tokens,
-            default_max_tokens,
-            parsing,
-            accepted_at_s,
+            request, extras, model, PromptSize.of(request.prompt), truncation, parsing, accepted_at_s
         )
 
     def _admit(self, accepted: AcceptedRequest, reserved: Sequence[Permit]) -> Sequence[Permit]:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from chairlift.service.sampling_fields import SamplingOptions, StopOptions, seed_of_answer
+from chairlift.service.sampling_fields import DEFAULT_MAX_TOKENS, SamplingOptions, StopOptions, seed_of_answer
 from chairlift.service.structured.output_constraint import OutputConstraint
+from frontend.request.prompt_options import PromptOptions
 from frontend.text.chat.messages import ChatMessage, ChatOptions
 from frontend.types import LatencyTargets
 
@@ -93,6 +94,23 @@ class GenerationRequest:
         """
         is_own = isinstance(self.prompt, ChatPrompt) and not self.prompt.options.continue_final_message
         return not is_own or self.constraint is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestExtras:
+    """What a request over HTTP asks for that its GenerationSpec cannot express.
+
+    Attributes:
+        chat: the conversation that is the prompt; None: the spec has the prompt.
+        constraint: structured-output format of the answers; None: that of the spec, if it has one.
+        default_max_tokens: max_tokens if the spec sets none; the context length applies too.
+        prompt_options: options of tokenization.
+    """
+
+    chat: ChatPrompt | None = None
+    constraint: OutputConstraint | None = None
+    default_max_tokens: int = DEFAULT_MAX_TOKENS
+    prompt_options: PromptOptions = field(default_factory=PromptOptions)
 
 
 def nth_answer(request: GenerationRequest, index: int) -> GenerationRequest:

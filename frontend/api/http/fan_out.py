@@ -2,13 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.response_builder import EventBuilder, ResponseBuilder
 from frontend.generation.admission import Permit
 from frontend.generation.answer.collect import collect_answer
-from frontend.generation.answer.group import AnswerGroup
 from frontend.generation.deadline import Deadline
 from frontend.generation.pipeline import GenerationPipeline
 
@@ -39,7 +37,8 @@ async def stream_all(
     turn = asyncio.Lock()
 
     async def run(index: int, permits: Sequence[Permit]) -> None:
-        async with _open(generations, builder, index, deadline, permits, streamed=streamed) as answer:
+        spec = builder.specs[index]
+        async with generations.open(spec, deadline, builder.extras, streamed=streamed, permits=permits) as answer:
             async for message in answer.messages():
                 async with turn:
                     await take(index, message)
@@ -59,33 +58,13 @@ async def collect_all(
     responses = [pb.GenerateResponse() for _ in builder.specs]
 
     async def run(index: int, permits: Sequence[Permit]) -> None:
-        async with _open(generations, builder, index, deadline, permits, streamed=False) as answer:
+        spec = builder.specs[index]
+        async with generations.open(spec, deadline, builder.extras, streamed=False, permits=permits) as answer:
             responses[index] = await collect_answer(answer.messages())
 
     async with deadline.enforce():
         await _run_all(generations, builder, run)
     return responses
-
-
-def _open(
-    generations: GenerationPipeline,
-    builder: EventBuilder,
-    index: int,
-    deadline: Deadline,
-    permits: Sequence[Permit],
-    *,
-    streamed: bool,
-) -> AbstractAsyncContextManager[AnswerGroup]:
-    return generations.open(
-        builder.specs[index],
-        deadline,
-        chat=builder.chat,
-        constraint=builder.constraint,
-        default_max_tokens=builder.default_max_tokens,
-        prompt_options=builder.prompt_options,
-        streamed=streamed,
-        permits=permits,
-    )
 
 
 async def _run_all(generations: GenerationPipeline, builder: EventBuilder, run: _Run) -> None:

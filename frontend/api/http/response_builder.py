@@ -8,8 +8,7 @@ from chairlift.service.end_reason import reasons_by_value
 from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.content_blocks import Blocks
-from frontend.request.prompt_options import PromptOptions
-from frontend.request.request import ChatPrompt
+from frontend.request.request import ChatPrompt, RequestExtras
 from frontend.slices import Sliced
 
 JsonObject = dict[str, Any]
@@ -50,23 +49,8 @@ class EventBuilder(Protocol):
         ...
 
     @property
-    def chat(self) -> ChatPrompt | None:
-        """The conversation that is the prompt; None: the specs have prompts."""
-        ...
-
-    @property
-    def constraint(self) -> OutputConstraint | None:
-        """Structured-output format of the answers; None: free text."""
-        ...
-
-    @property
-    def default_max_tokens(self) -> int:
-        """max_tokens of requests that set none; the context length applies too."""
-        ...
-
-    @property
-    def prompt_options(self) -> PromptOptions:
-        """Options of tokenization."""
+    def extras(self) -> RequestExtras:
+        """What the GenerationSpecs cannot express, the same for all."""
         ...
 
     @property
@@ -108,7 +92,6 @@ class SingleAnswerBuilder(ABC):
     """
 
     event_format = NAMED_EVENTS
-    prompt_options = PromptOptions()
 
     def __init__(
         self,
@@ -122,9 +105,7 @@ class SingleAnswerBuilder(ABC):
         spec.output.parse = True
         self.specs = [spec]
         self.request_id = spec.request_id
-        self.chat = chat
-        self.constraint = constraint
-        self.default_max_tokens = max_tokens
+        self.extras = RequestExtras(chat, constraint, max_tokens)
         self._blocks = Blocks(one_call=one_call)
 
     @abstractmethod

@@ -10,7 +10,7 @@ from frontend.api.openai.chat_bodies import ChatBody
 from frontend.api.openai.choices_builder import ChoicesBuilder, answers, end_fields, prompt_fields
 from frontend.api.openai.generation_spec import chat_spec
 from frontend.api.openai.logprobs import chat_logprobs
-from frontend.request.request import ChatPrompt
+from frontend.request.request import ChatPrompt, RequestExtras
 from frontend.slices import Sliced
 from frontend.text.served_model import ServedModel
 
@@ -27,7 +27,6 @@ class ChatBuilder(ChoicesBuilder):
     """
 
     parses_answers = True
-    default_max_tokens = NO_LIMIT  # clients take an answer cut at a default length for a fault
 
     def __init__(
         self,
@@ -39,8 +38,9 @@ class ChatBuilder(ChoicesBuilder):
         constraint: OutputConstraint | None,
     ) -> None:
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        super().__init__(body, [chat_spec(body, request_id)], model, request_id, constraint=constraint, kind=kind)
-        self.chat = chat
+        # Without a limit, because clients take an answer cut at a default length for a fault.
+        extras = RequestExtras(chat, constraint, NO_LIMIT, body.prompt_options)
+        super().__init__(body, [chat_spec(body, request_id)], model, request_id, extras=extras, kind=kind)
         self._body = body
         self._shows_reasoning = body.include_reasoning is not False
         self._one_call_only = body.parallel_tool_calls is False

@@ -4,12 +4,12 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar
 
-from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.errors import error_object
 from frontend.api.http.response_builder import UNNAMED_EVENTS, JsonObject
 from frontend.api.openai.completion_bodies import GenerationBody
 from frontend.api.openai.logprobs import prompt_logprobs
+from frontend.request.request import RequestExtras
 from frontend.slices import Sliced
 from frontend.text.served_model import ServedModel
 from frontend.text.tokenizer import Tokenizer
@@ -55,7 +55,7 @@ class ChoicesBuilder:
         specs: its GenerationSpecs.
         model: the served model.
         request_id: of the call.
-        constraint: what the answers must match; None: free text.
+        extras: what the specs cannot express.
         kind: value of "object".
     """
 
@@ -69,13 +69,12 @@ class ChoicesBuilder:
         model: ServedModel,
         request_id: str,
         *,
-        constraint: OutputConstraint | None,
+        extras: RequestExtras,
         kind: str,
     ) -> None:
         self.request_id = request_id
-        self.constraint = constraint
+        self.extras = extras
         self.specs = specs
-        self.prompt_options = body.prompt_options
         self._model = model
         self._num_answers = body.n or 1
         self._usage = UsageCount(with_reasoning=self.parses_answers)

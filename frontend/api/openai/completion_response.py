@@ -16,6 +16,7 @@ from frontend.api.openai.logprobs import (
     joined_columns,
 )
 from frontend.limits import MAX_CALL_PROMPT_LOGPROBS, MAX_ECHO_BYTES
+from frontend.request.request import RequestExtras
 from frontend.slices import Sliced
 from frontend.text.served_model import ServedModel
 
@@ -33,15 +34,14 @@ class CompletionBuilder(ChoicesBuilder):
         BodyError: more than one output constraint.
     """
 
-    chat = None
     parses_answers = False
 
     def __init__(
         self, body: CompletionBody, specs: Sequence[pb.GenerationSpec], model: ServedModel, request_id: str
     ) -> None:
-        constraint = body.output_constraint()
-        super().__init__(body, specs, model, request_id, constraint=constraint, kind="text_completion")
-        self.default_max_tokens = NO_LIMIT if body.is_unlimited else DEFAULT_COMPLETION_TOKENS
+        max_tokens = NO_LIMIT if body.is_unlimited else DEFAULT_COMPLETION_TOKENS
+        extras = RequestExtras(None, body.output_constraint(), max_tokens, body.prompt_options)
+        super().__init__(body, specs, model, request_id, extras=extras, kind="text_completion")
         self._body = body
         self._offsets: dict[int, TextOffsets] = {}  # by choice
         self._num_prompt_logprobs = 0
