@@ -4,6 +4,7 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
+from chairlift.service.engine_protocol import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
 from engine.errors import CheckpointError
 from engine.model.checkpoint_file import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, exists, read_bytes, read_json
 from engine.model.config_fields import ConfigFields
@@ -41,16 +42,6 @@ _TOKENIZER_ADVICE = {
     "vocab.json": "a slow tokenizer: convert it with transformers (AutoTokenizer.from_pretrained, save_pretrained)",
 }
 
-TOKENIZER_FILE_NAMES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
-TEMPLATE_FOLDER = "additional_chat_templates"
 _MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_TEMPLATES = 64
 

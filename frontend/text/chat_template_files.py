@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-ADDITIONAL_TEMPLATES = "additional_chat_templates/"
+from chairlift.service.engine_protocol import TEMPLATE_FOLDER
+
+ADDITIONAL_TEMPLATES = f"{TEMPLATE_FOLDER}/"
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SENTENCEPIECE_DEFAULTS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _QWEN2_DEFAULTS = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")

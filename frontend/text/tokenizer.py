@@ -14,23 +14,12 @@ from pathlib import Path
 
 import tokenizers
 
-from chairlift.service.engine_protocol import tokenizer_sha256
+from chairlift.service.engine_protocol import TOKENIZER_FILE_NAMES, tokenizer_sha256
 from frontend.errors import RequestTooLong
 from frontend.limits import MAX_TOKEN_IDS
 from frontend.text.chat_template_files import ADDITIONAL_TEMPLATES, ChatFiles, load_object
 from frontend.text.detokenizer import NO_MARKS, Detokenizer, make_detokenizer
 from frontend.text.token_text import token_text
-
-FILE_NAMES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
-"""Files of a tokenizer, of which only tokenizer.json is required."""
 
 _WINDOW = 1 << 13  # tokens converted to a list at once without blocking the event loop
 
@@ -43,14 +32,14 @@ MAX_FILES_BYTES = 256 << 20
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Reads the tokenizer files in a folder: `FILE_NAMES` and additional chat templates.
+    """Reads the tokenizer files in a folder: `TOKENIZER_FILE_NAMES` and additional chat templates.
 
     Raises:
         ValueError: they are larger than `MAX_FILES_BYTES`, or one is not a regular file.
         OSError: one cannot be read.
     """
     templates = sorted(path.name for path in (folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))
-    names = [name for name in FILE_NAMES if os.path.lexists(folder / name)]
+    names = [name for name in TOKENIZER_FILE_NAMES if os.path.lexists(folder / name)]
     paths = {name: folder / name for name in [*names, *(ADDITIONAL_TEMPLATES + name for name in templates)]}
     statuses = {name: path.stat() for name, path in paths.items()}
     for name, status in statuses.items():
@@ -65,7 +54,7 @@ class Tokenizer:
     """One model's tokenizer and chat templates. `close` ends its threads.
 
     Args:
-        files: contents by file name, see `FILE_NAMES`.
+        files: contents by file name, see `TOKENIZER_FILE_NAMES`.
 
     Raises:
         ValueError: tokenizer.json is missing, or a file cannot be read.

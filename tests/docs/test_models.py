@@ -15,12 +15,12 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from chairlift.service.engine_protocol import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
 from engine.config import DEMO_MODEL_NAME, EngineConfig
 from engine.demo import MODEL_DIR
 from engine.errors import CheckpointError, ConfigError
 from engine.model import hub
 from engine.model.architectures import FAMILIES
-from engine.model.checkpoint_folder import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
 from engine.model.config import ModelConfig
 from engine.model.config_fields import ConfigFields
 from engine.model.shapes import find_shape, shape_names

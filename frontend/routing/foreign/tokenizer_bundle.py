@@ -8,9 +8,10 @@ import zlib
 from collections.abc import AsyncIterable, Mapping
 from typing import Any
 
+from chairlift.service.engine_protocol import TOKENIZER_FILE_NAMES
 from frontend.errors import ConfigError
 from frontend.text.chat_template_files import ADDITIONAL_TEMPLATES
-from frontend.text.tokenizer import FILE_NAMES, MAX_FILES_BYTES
+from frontend.text.tokenizer import MAX_FILES_BYTES
 
 _END_TOKEN_FILES = ("config.json", "generation_config.json")
 _USE_FLAG = "give --tokenizer a folder with the model's tokenizer files"
@@ -44,7 +45,7 @@ def tokenizer_files(archive: bytes) -> tuple[dict[str, bytes], tuple[int, ...]]:
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as bundle:
             sizes = {info.filename: info.file_size for info in bundle.infolist()}
-            names = [name for name in sizes if name in FILE_NAMES or _is_template(name)]
+            names = [name for name in sizes if name in TOKENIZER_FILE_NAMES or _is_template(name)]
             wanted = [*names, *(name for name in _END_TOKEN_FILES if name in sizes and name not in names)]
             if sum(sizes[name] for name in wanted) > MAX_FILES_BYTES:
                 raise ConfigError(f"the engine's tokenizer files have more than {MAX_FILES_BYTES} bytes")

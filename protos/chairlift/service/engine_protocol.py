@@ -12,6 +12,22 @@ BYTES_PER_TOKEN_ID = 4
 MAX_FRONTEND_MESSAGE_BYTES = 16 << 20
 """Largest message that a frontend sends to an engine or takes from it."""
 
+TOKENIZER_FILE_NAMES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+"""Files of a tokenizer, of which only tokenizer.json is required. Its digest counts these and the chat templates in
+`TEMPLATE_FOLDER`.
+"""
+
+TEMPLATE_FOLDER = "additional_chat_templates"
+"""Folder of further chat templates, *.jinja."""
+
 EXPECTED_OUTPUT_TOKENS = 256
 """Output tokens that an unfinished request is expected to generate: its cost in fair queueing and load balancing. Most
 requests end long before max_tokens.

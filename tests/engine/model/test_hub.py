@@ -14,9 +14,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from chairlift.service.engine_protocol import TOKENIZER_FILE_NAMES
 from engine.errors import CheckpointError
 from engine.model import hub
-from engine.model.checkpoint_folder import TOKENIZER_FILE_NAMES
 from engine.model.hub import resolve_model
 
 
