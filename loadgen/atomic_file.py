@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Writes files atomically: a file is complete, or it does not exist."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from loadgen.errors import ResultError
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for writing under a temporary name; it gets its own when the block ends well, and goes when not."""
+    """Opens a file for writing under a temporary name; it is renamed when the block succeeds, and removed otherwise."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -25,7 +25,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Makes the folder, and says so if the system will not let anything be written to it.
+    """Creates the folder; inside the block, errors of the file system become a ResultError.
 
     Raises: ResultError: the disk is full, or the folder cannot be made or written; names it.
     """

@@ -1,4 +1,4 @@
-"""Anything of ours as JSON can hold it: no NaN, no infinity, no numpy."""
+"""Converts values to plain JSON: without NaN, infinity and numpy types."""
 
 import json
 import math

@@ -1,7 +1,7 @@
-"""What is noted while a run is on: one row per request, one row per message with tokens. Everything else is derived.
+"""Records of a run: one row per request and one per message with tokens. Everything else is derived from them.
 
-Workers write into arrays that lie ready before the first request is due; nothing is formatted, sorted or added up
-meanwhile. Times are nanoseconds of CLOCK_MONOTONIC counted from the start of the run; ABSENT where there was none.
+Workers write into arrays that are allocated before the first request is due; nothing is formatted, sorted or added up
+during the run. Times are nanoseconds of CLOCK_MONOTONIC counted from the start of the run; ABSENT where there was none.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Status(IntEnum):
     """Sent, and not over when the run was stopped."""
     OK = 2
     ERROR = 3
-    """The server said no, broke off, or ended without a token."""
+    """The server refused it, ended it early, or sent no token."""
     TIMEOUT = 4
     CANCELLED = 5
     """By us, on purpose (`--cancel-rate`)."""
@@ -78,13 +78,13 @@ def new_requests(count: int) -> "NDArray[Any]":
 
 @dataclass(frozen=True, slots=True)
 class WorkerHealth:
-    """How one worker process fared.
+    """Health of one worker process.
 
     Attributes:
         worker: its number.
-        loop_lag_ms: [ticks] float64, how late each tick of its event loop came (every 10 ms).
+        loop_lag_ms: [ticks] float64, delay of each tick of its event loop (every 10 ms).
         cpu_share: [seconds] float64, share of a core it used in each second of the run.
-        chunks_lost: messages that were counted but whose times found no room.
+        chunks_lost: messages that were counted but whose times exceeded the array.
         exit_code: of the process; 0 unless it died.
     """
 
@@ -97,16 +97,16 @@ class WorkerHealth:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """Everything that is known of a run: reports are made from this alone, and `report DIR` makes them again.
+    """All records of a run. Reports are made from these alone, so that `report DIR` can make them again.
 
     Attributes:
         workload: what was to be run; arrivals counted from the start of the run.
         requests: [requests] of REQUEST, in the order of the workload.
         chunks: [messages] of CHUNK.
-        errors: distinct error texts; REQUEST's `error` counts into it.
-        workers: one each.
-        ended_s: when the last request was over, or the run stopped, seconds from the start.
-        interrupted: stopped by Ctrl-C: the report is of a part.
+        errors: distinct error texts; REQUEST's `error` is an index into them.
+        workers: the health of each worker.
+        ended_s: when the last request ended, or the run was stopped, in seconds from the start.
+        interrupted: whether Ctrl-C stopped it, so that the report covers a part of the workload.
         settings: how it was run, as JSON can hold it: command line, target, model, salt, host, versions, limits, the
             trace's accounting, and "closed_loop", "max_concurrency", "pinned_salt" for the checks.
         server_metrics: Prometheus text before and after, where the server has it.
@@ -125,11 +125,11 @@ class RunData:
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """A look at a run while it is on, some times a second.
+    """State of a run in progress, a few times a second.
 
     Attributes:
         elapsed_s: since the start of the run; negative before it.
-        requests: [requests] of REQUEST, being written by others: read, never keep.
+        requests: [requests] of REQUEST, which workers are writing: read it, but do not keep it.
         duration_s: when the last request is due.
     """
 

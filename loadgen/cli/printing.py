@@ -1,5 +1,5 @@
-"""Printing to readers that may go away, as in `chairlift-loadgen run ... | head -3` or a terminal that is closed: a run
-goes on to its files.
+"""Makes output survive a closed reader, as in `chairlift-loadgen run ... | head -3` or a closed terminal: the run
+continues and writes its files.
 """
 
 import errno
@@ -13,9 +13,9 @@ _READER_IS_GONE = (errno.EPIPE, errno.EIO)  # of a pipe, and of a terminal
 
 
 class _Outlasting:
-    """A text stream that passes everything on, and nothing once its reader is gone.
+    """A text stream that discards its output once the reader has closed it.
 
-    What its encoding lacks is escaped: names of files and errors of servers may hold any character, or half of one.
+    Characters that its encoding lacks are escaped: file names and server errors may contain any, even half of one.
     """
 
     def __init__(self, stream: TextIO, *, is_needed: bool) -> None:
@@ -40,7 +40,7 @@ class _Outlasting:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """What is still buffered goes nowhere, now and when the interpreter ends."""
+        """Discards what is buffered, now and when the interpreter exits."""
         if self._is_needed and error.errno not in _READER_IS_GONE:
             raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -50,7 +50,7 @@ class _Outlasting:
 
 @contextmanager
 def outlasting_readers() -> Iterator[None]:
-    """In its block a closed stdout or stderr is no error, nor is a full disk under stderr: it holds progress alone."""
+    """Inside it a closed stdout or stderr is no error, nor is a full disk under stderr, which has progress only."""
     before = sys.stdout, sys.stderr
     outlasting = _Outlasting(sys.stdout, is_needed=True), _Outlasting(sys.stderr, is_needed=False)
     sys.stdout, sys.stderr = (cast("TextIO", stream) for stream in outlasting)

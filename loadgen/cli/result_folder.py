@@ -1,4 +1,4 @@
-"""Where the results of a command go: there before anything is run, gone again if nothing was written."""
+"""Result folders of commands: created before the run, and removed again if nothing was written."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from loadgen.errors import ResultError
 
 @contextmanager
 def result_folder(named: Path | None, verb: str) -> Iterator[Path]:
-    """Makes an empty folder that can be written to.
+    """Creates an empty, writable folder.
 
     Args:
-        named: by `--result-dir`; None makes one of the verb and the time.
+        named: by `--result-dir`; None: a folder named by verb and time.
         verb: of the command.
 
-    Raises: ResultError: it cannot be made or written to, or holds another run.
+    Raises: ResultError: it cannot be created or written to, or is not empty.
     """
     folder = named or Path("loadgen-results") / f"{verb}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     with contextlib.ExitStack() as stack:
@@ -36,9 +36,9 @@ def result_folder(named: Path | None, verb: str) -> Iterator[Path]:
 
 @contextmanager
 def part_of_results(folder: Path) -> Iterator[Path]:
-    """Makes the folder of one run of several.
+    """Creates the folder of one run of several.
 
-    Raises: ResultError: it cannot be made.
+    Raises: ResultError: it cannot be created.
     """
     with contextlib.ExitStack() as stack:
         with writing_to(folder.parent):
@@ -48,12 +48,12 @@ def part_of_results(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _kept_if_filled(folder: Path) -> Iterator[None]:
-    """Makes a folder and those above it; what was made here and is empty in the end goes again."""
+    """Creates a folder and its parents; removes those that it created and that are empty at the end."""
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # the first that holds something
+        with contextlib.suppress(OSError):  # the first one that is not empty
             for each in made:
                 each.rmdir()

@@ -58,7 +58,7 @@ class TextPromptMaker:
         chosen = self._maker.token_ids(index)
         per_word = self._measure.tokens_per_word
         num_words = max(0, round((len(chosen) - self._measure.overhead_tokens) / per_word))
-        if per_word > 1:  # every so-manieth position only, by its place alone: what is shared stays shared
+        if per_word > 1:  # skips positions by their index alone, so that shared prefixes stay shared
             places = np.floor(np.arange(len(chosen) + 1) / per_word)
             chosen = chosen[np.diff(places) > 0]
         return " ".join((_OPENING, *self._words[chosen[:num_words]]))

@@ -1,4 +1,4 @@
-"""What this host can measure, as `calibrate` found it: kept between runs, one figure per protocol."""
+"""Measuring limits of this host, as found by `calibrate`; stored between runs, one entry per protocol."""
 
 import json
 import os
@@ -14,14 +14,14 @@ _FILE = Path("chairlift", "loadgen-ceiling.json")
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What a host can measure.
+    """The measuring limits of a host.
 
     Attributes:
         protocol: "grpc" or "http".
         messages_per_s: that all workers together received from mock servers on the same host.
-        messages_per_s_per_worker: that one worker alone received.
+        messages_per_s_per_worker: the same of one worker alone.
         num_workers: that were used for the first figure.
-        null_messages_per_s: that one worker notes when nothing but itself is at work.
+        null_messages_per_s: that one worker records without a server (`null:`).
         ttft_error_ms, itl_error_ms, tpot_error_ms: median measured minus true, at a tenth of the ceiling or less.
         host, num_cpus, python: where it was found; another host's figure is not used.
         found_at: ISO 8601.
@@ -41,23 +41,23 @@ class Ceiling:
     found_at: str
 
     def of(self, num_workers: int) -> float:
-        """Messages/s that this many workers can be expected to take."""
+        """Returns the messages/s that this many workers can receive."""
         return num_workers * min(self.messages_per_s_per_worker, self.messages_per_s / self.num_workers)
 
 
 def this_host() -> tuple[str, int, str]:
-    """Name, usable cores, version of Python: a ceiling holds for these."""
+    """Returns name, usable cores and version of Python; a ceiling is valid only for these."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return platform.node(), cpus, platform.python_version()
 
 
 def protocol_of(api: Api) -> str:
-    """The protocol whose ceiling holds for an API; "" for none."""
+    """Returns the protocol whose ceiling applies to an API; "" for none."""
     return {"grpc": "grpc", "completions": "http", "chat": "http", "null": ""}[api]
 
 
 def stored_ceiling(api: Api = "grpc") -> Ceiling | None:
-    """What `calibrate` found on this host; None if it never ran here, or ran with another Python or other cores."""
+    """Returns the result of `calibrate` on this host; None without one for this version of Python and these cores."""
     entry = _read().get(protocol_of(api))
     try:
         ceiling = Ceiling(**entry) if isinstance(entry, dict) else None
@@ -69,7 +69,7 @@ def stored_ceiling(api: Api = "grpc") -> Ceiling | None:
 
 
 def store_ceiling(ceiling: Ceiling) -> Path:
-    """Keeps it, in place of an older one of its protocol; returns the file.
+    """Stores a ceiling in place of the older one of its protocol; returns the file.
 
     Raises: ResultError: it cannot be written.
     """
@@ -81,7 +81,7 @@ def store_ceiling(ceiling: Ceiling) -> Path:
 
 
 def ceiling_file() -> Path:
-    """Where figures are kept."""
+    """Returns the file of the stored ceilings."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / _FILE
 

@@ -1,7 +1,7 @@
-"""Runs a workload: starts the workers, gives them one start, watches them, and gathers what they wrote down.
+"""Runs a workload: starts the workers at a common time, monitors them, and collects their records.
 
-No queue and no message is in the way of a request. All processes of a host shard CLOCK_MONOTONIC, so a schedule counted
-from one start is the same moment everywhere.
+A request passes no queue and no message between processes. All processes of a host share CLOCK_MONOTONIC, so times
+counted from the common start are the same in all of them.
 """
 
 import secrets
@@ -29,7 +29,7 @@ from loadgen.trace.schema import Trace, workload_digest
 
 __all__ = ["RunOptions", "run_workload"]
 
-_START_LEAD_NS = 300_000_000  # for the word to reach every worker
+_START_LEAD_NS = 300_000_000  # for the message to reach every worker
 _LOOK_S = 0.25
 _MAX_CHUNKS = 32 << 20  # 512 MB
 OnProgress = Callable[[LiveView], None]
@@ -38,7 +38,7 @@ OnInterrupt = Callable[[int], None]
 
 
 class _Memory(NamedTuple):
-    """What all processes see."""
+    """Arrays that all processes share."""
 
     requests: SharedArray
     chunks: list[SharedArray]
@@ -54,18 +54,18 @@ def run_workload(
     on_opened: OnOpened | None = None,
     on_interrupt: OnInterrupt | None = None,
 ) -> RunData:
-    """Runs a workload to its end. Blocks. Processes are spawned, so the main module must bear being imported.
+    """Runs a workload to its end, and blocks meanwhile. Processes are spawned: importing the main module must be safe.
 
-    Ctrl-C breaks off what is in flight and returns what there is, with `interrupted` set; a second one is a
-    KeyboardInterrupt, and so is one before the start.
+    Ctrl-C cancels the requests in flight and returns the records so far, with `interrupted` set. A second Ctrl-C raises
+    KeyboardInterrupt, and so does one before the start.
 
     Args:
         workload: arrivals counted from the start of the run.
         spec: the server.
         options: None takes the defaults.
         on_progress: called about four times a second.
-        on_opened: called once, before anything is run, with what the server says of itself.
-        on_interrupt: called at Ctrl-C with the number of requests that are broken off.
+        on_opened: called once, before the first request, with the facts that the server reports.
+        on_interrupt: called at Ctrl-C with the number of requests that are cancelled.
 
     Raises:
         TargetError: the server cannot be reached or measured; nothing was run.
@@ -110,7 +110,7 @@ def run_workload(
         with CtrlC() as ctrl_c:
             pool.send(Start(start_ns))
             _watch(pool, ctrl_c, start_ns, memory, workload, host, on_progress)
-            if ctrl_c.heard and on_interrupt is not None:
+            if ctrl_c.received and on_interrupt is not None:
                 on_interrupt(int((memory.requests.rows()["status"] == Status.IN_FLIGHT).sum()))
             pool.stop()
         stopped_ns = time.monotonic_ns() - start_ns
@@ -129,7 +129,7 @@ def run_workload(
     }
     ceiling = stored_ceiling(spec.api)
     settings["ceiling_messages_per_s"] = ceiling.of(num_workers) if ceiling else None
-    unfinished = ctrl_c.heard or bool((requests["status"] == Status.IN_FLIGHT).any())
+    unfinished = ctrl_c.received or bool((requests["status"] == Status.IN_FLIGHT).any())
     ended_ns = stopped_ns if unfinished else int(requests["ended_ns"].max())
     return RunData(
         workload=workload,
@@ -138,7 +138,7 @@ def run_workload(
         errors=errors,
         workers=tuple(_health(handle, memory) for handle in handles),
         ended_s=max(ended_ns, 0) / 1e9,
-        interrupted=ctrl_c.heard,
+        interrupted=ctrl_c.received,
         settings=settings,
     )
 
@@ -167,7 +167,7 @@ def _watch(
     host: HostWatch,
     on_progress: OnProgress | None,
 ) -> None:
-    """Until all workers are done, or Ctrl-C."""
+    """Waits until all workers have ended, or for Ctrl-C; reports progress."""
     requests = memory.requests.rows()
     duration_s = float(workload.arrival_s[-1])
 
@@ -177,7 +177,7 @@ def _watch(
             on_progress(LiveView((time.monotonic_ns() - start_ns) / 1e9, requests, duration_s))
 
     look_s = time.monotonic()
-    while pool.is_running and not ctrl_c.heard:
+    while pool.is_running and not ctrl_c.received:
         pool.listen(max(look_s - time.monotonic(), 0.0))
         if time.monotonic() >= look_s:
             look()
@@ -186,7 +186,7 @@ def _watch(
 
 
 def _gather_errors(requests: NDArray[Any], handles: list[WorkerHandle], start_ns: int) -> tuple[str, ...]:
-    """Gives the workers' error numbers one meaning; what a dead worker left undone becomes an error."""
+    """Merges the workers' error texts and renumbers them; unfinished requests of a dead worker become errors."""
     texts: dict[str, int] = {}
     for handle in handles:
         ours = requests["worker"] == handle.number
@@ -220,7 +220,7 @@ def _health(handle: WorkerHandle, memory: _Memory) -> WorkerHealth:
 def _settings(
     workload: Trace, spec: TargetSpec, options: RunOptions, facts: TargetFacts, measure: TextMeasure | None
 ) -> dict[str, Any]:
-    """Returns how it was run, without secrets."""
+    """Returns the settings of the run, without secrets."""
     of_spec = ("api", "prompt_mode", "temperature", "ignore_eos", "timeout_s")
     of_run = ("concurrency", "max_concurrency", "overflow", "cancel_rate", "drain_timeout_s", "seed", "max_retries")
     of_text = ("overhead_tokens", "tokens_per_word", "mismatch")

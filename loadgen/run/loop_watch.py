@@ -1,4 +1,4 @@
-"""How an event loop fares: how late it comes to what is due, and how much of a core its process uses."""
+"""Measures how late an event loop runs its timers, and how much of a core its process uses."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class LoopWatch:
-    """Ticks every 10 ms, due at absolute times: a loop that was held up for a second is late for a hundred of them.
+    """Ticks every 10 ms at absolute times: a loop that was blocked for a second is late for a hundred ticks.
 
     Args:
         idle_ns: CPU time so far that the process used only to wait; it is left out.
@@ -35,27 +35,27 @@ class LoopWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, start_ns: int) -> None:
-        """Begins at this moment of the clock, on the running event loop."""
+        """Starts the ticks at this time of the clock, on the running event loop."""
         self._due_ns = start_ns
         self._second_ns = start_ns
         self._cpu_ns = self._used_ns()
         self._wait()
 
     def stop(self) -> None:
-        """No more ticks."""
+        """Stops the ticks."""
         if self._timer is not None:
             self._timer.cancel()
 
     def lag_ms(self) -> NDArray[np.float64]:
-        """[ticks]: how late each came."""
+        """Returns the delay of each tick, [ticks]."""
         return np.array(self._lags_ns, dtype=np.float64) / 1e6
 
     def cpu_shares(self) -> NDArray[np.float64]:
-        """[seconds]: shard of a core in each; above 1 where threads of the process run on several."""
+        """Returns the share of a core used in each second, [seconds]; above 1 if threads run on several cores."""
         return np.array(self._cpu_shares, dtype=np.float64)
 
     def tick(self) -> None:
-        """Notes what is due by now."""
+        """Records all ticks that are due."""
         now_ns = self._clock()
         while self._due_ns <= now_ns:
             self._lags_ns.append(now_ns - self._due_ns)

@@ -1,24 +1,24 @@
-"""Waiting for a moment. Moments are absolute: what one wait misses is not added to the next."""
+"""Waits for absolute times, so that the delay of one wait is not added to the next."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
 SPIN_NS = 1_000_000
-"""How long before the moment sleeping gives way to looking at the clock: asyncio sleeps whole milliseconds, rounded up.
+"""How long before the due time sleeping ends and polling begins: asyncio sleeps whole milliseconds, rounded up.
 At 500 arrivals/s on a noisy 2-core machine, sleeping alone is 726 us late in the median, this 6 us."""
 _IDLE_ROUND_NS = 20_000  # a round of the event loop that had nothing to do takes 5 to 10 us
 
 
 class Pacer:
-    """Waits on an event loop, which goes on working meanwhile.
+    """Waits on an event loop, whose other tasks run meanwhile.
 
     Args:
         clock: nanoseconds.
         sleep: coroutine function of seconds; 0 gives the event loop one round.
 
     Attributes:
-        idle_ns: clock time spent looking at the clock with nothing else to do: CPU that was used but not needed.
+        idle_ns: time spent polling the clock while no other task ran: CPU time that was used but not needed.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Pacer:
         self.idle_ns = 0
 
     async def until(self, due_ns: int) -> None:
-        """Returns at the moment, or as soon after it as can be; at once if it has passed."""
+        """Waits until a time of the clock, or as little longer as possible; returns at once if it has passed."""
         now_ns = self._clock()
         if due_ns - now_ns > SPIN_NS:
             await self._sleep((due_ns - now_ns - SPIN_NS) / 1e9)

@@ -1,5 +1,5 @@
-"""Requests made ready before they are due: all of them before the start, or, of a very long workload, as many as memory
-is meant to hold, and the rest while nothing else is to be done.
+"""Prepares requests before they are due: all of them before the start or, of a very long workload, as many as a memory
+budget allows, and the others while the worker is idle.
 """
 
 from collections import deque
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Preparer:
-    """Makes requests in the order in which they will be taken.
+    """Prepares requests in the order in which they will be sent.
 
     Args:
         order: indices of the requests.
-        make: the request of an index, in the form that is sent.
-        tokens: of each request of `order`: what it weighs.
-        budget: most tokens that lie ready at a time; one request at least always may.
+        make: returns the request of an index in the form that is sent.
+        tokens: tokens of each request in `order`.
+        budget: most tokens of prepared requests; one request is always allowed.
     """
 
     def __init__(self, order: Sequence[int], make: Callable[[int], Any], tokens: Sequence[int], budget: int) -> None:
@@ -26,32 +26,32 @@ class Preparer:
 
     @property
     def is_done(self) -> bool:
-        """Whether every request has been made."""
+        """Whether every request has been prepared."""
         return not self._left
 
     @property
     def has_room(self) -> bool:
-        """Whether one is left to be made, and may be made now."""
+        """Whether the budget allows the next request, if there is one."""
         return bool(self._left) and (not self._ready or self._ready_tokens + self._left[0][1] <= self._budget)
 
     @property
     def next_tokens(self) -> int:
-        """What the next one to be made weighs."""
+        """Tokens of the next request to be prepared."""
         return self._left[0][1]
 
     def fill(self) -> None:
-        """Makes requests until there is no room or none is left."""
+        """Prepares requests until the budget is used up or none is left."""
         while self.has_room:
             self.prepare_one()
 
     def prepare_one(self) -> None:
-        """Makes the next one."""
+        """Prepares the next request."""
         index, tokens = self._left.popleft()
         self._ready[index] = (self._make(index), tokens)
         self._ready_tokens += tokens
 
     def take(self, index: int) -> Any:
-        """A request, to be sent now; made now if it does not lie ready."""
+        """Returns a request that is sent now; prepares it if that has not been done."""
         while index not in self._ready:
             self.prepare_one()
         prepared, tokens = self._ready.pop(index)
@@ -59,7 +59,7 @@ class Preparer:
         return prepared
 
     def drop(self, index: int) -> None:
-        """A request that will not be sent: the next one in the order, made or not."""
+        """Skips the next request in the order, prepared or not: it will not be sent."""
         if index in self._ready:
             self.take(index)
         else:

@@ -1,4 +1,4 @@
-"""Notes of what happens to requests, written into arrays that lie ready: a few hundred nanoseconds each."""
+"""Records the events of requests in preallocated arrays, in a few hundred nanoseconds each."""
 
 import time
 from collections.abc import Callable
@@ -14,13 +14,13 @@ _OTHER_ERRORS = "other errors"
 
 
 class Recorder:
-    """The only writer of its requests' rows and of one log of messages.
+    """Writes the rows of one worker's requests and its log of messages.
 
     Args:
         requests: [all requests] of REQUEST.
         chunks: [room] of CHUNK.
         progress: [1] of PROGRESS.
-        on_new_error: called with every distinct error text, in the order of their numbers.
+        on_new_error: called with every distinct error text, in the order of their indices.
         clock: nanoseconds.
     """
 
@@ -55,15 +55,15 @@ class Recorder:
         self._errors: dict[str, int] = {}
 
     def start(self, start_ns: int) -> None:
-        """Times count from this moment of the clock."""
+        """Sets the start of the run: all times are counted from it."""
         self.start_ns = start_ns
 
     def now_ns(self) -> int:
-        """Since the start."""
+        """Returns the time since the start."""
         return self.clock() - self.start_ns
 
     def log(self, request: int, tokens: int, arrived_ns: int) -> None:
-        """One message."""
+        """Records a message with tokens."""
         place = self._num_chunks
         if place == len(self._chunk_request):
             self._chunks_lost += 1
@@ -75,12 +75,12 @@ class Recorder:
         self._num_chunks = self._progress_chunks[0] = place + 1
 
     def will_retry(self, request: int, due_ns: int) -> None:
-        """A refused request comes back at this moment, counted from the start."""
+        """Records when a refused request will be sent again, counted from the start."""
         self.retry_due_ns[request] = due_ns
         self.num_retries[request] += 1
 
     def ended(self, request: int, status: Status, error: str = "") -> None:
-        """A request is over."""
+        """Records the end of a request."""
         if error:
             self._error[request] = self._error_number(error)
         self.ended_ns[request] = self.now_ns()
@@ -89,7 +89,7 @@ class Recorder:
     def _error_number(self, text: str) -> int:
         if text not in self._errors:
             if len(self._errors) >= MAX_ERRORS:
-                text = without_numbers(text)  # a server may name another number every time
+                text = without_numbers(text)  # a server may put another number into it every time
             if len(self._errors) >= 2 * MAX_ERRORS:
                 text = _OTHER_ERRORS
             if text not in self._errors:
@@ -99,17 +99,17 @@ class Recorder:
 
 
 class CallNotes:
-    """A Sink: notes one call into a Recorder.
+    """A Sink that records one call.
 
     Args:
-        recorder: takes the notes.
-        request: its row.
+        recorder: where it is recorded.
+        request: index of its row.
         cancel_after: tokens after which to cancel the call; 0 is never.
         cancel: cancels it.
 
     Attributes:
-        is_cancelled: the call was cancelled from here.
-        num_tokens: that came so far.
+        is_cancelled: whether this object cancelled the call.
+        num_tokens: tokens received so far.
     """
 
     __slots__ = ("_cancel", "_cancel_after", "_num_chunks", "_recorder", "_request", "is_cancelled", "num_tokens")

@@ -131,7 +131,7 @@ class Sender:
         try:
             while turns:
                 one_began.clear()
-                async with asyncio.timeout(self._shard.drain_timeout_s):  # otherwise a server that hangs is for ever
+                async with asyncio.timeout(self._shard.drain_timeout_s):  # a hanging server would never end the run
                     await one_began.wait()
             await asyncio.wait(slots, timeout=self._shard.drain_timeout_s)
         except TimeoutError:

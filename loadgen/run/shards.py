@@ -1,4 +1,4 @@
-"""Who runs what: requests are dealt out to workers one by one, beforehand. Pure."""
+"""Assigns requests to workers, in turn and before the start. Pure."""
 
 import math
 from typing import NamedTuple
@@ -15,26 +15,26 @@ TOKENS_PER_S_PER_WORKER = 3000
 """At 52 us of CPU per message a worker tops out near 19k/s; from 5k/s it sees messages late by 4 ms in p99, at 3.2k/s
 by 0.8 ms (grpcio 1.85, 2-core machine)."""
 _BUSY_S = 10.0
-_TOKENS_PER_S_PER_SEAT = 50  # of a closed loop, whose rate is the server's to choose
+_TOKENS_PER_S_PER_SLOT = 50  # of a closed loop, whose rate is the server's to choose
 
 
 class WorkerCount(NamedTuple):
-    """How many workers, and a complaint if that is too few; "" if not."""
+    """Number of workers, and a warning if that is too few; "" otherwise."""
 
     num_workers: int
     warning: str
 
 
 def worker_count(workload: Trace, options: RunOptions, num_cpus: int) -> WorkerCount:
-    """As many workers as the load needs, but for one core that is left to others.
+    """Returns as many workers as the load needs, and at most one less than the cores.
 
     Args:
-        workload: its busiest ten seconds count.
-        options: its `workers` wins if given.
-        num_cpus: that this process may use.
+        workload: its busiest ten seconds set the load.
+        options: `workers` overrides the number.
+        num_cpus: cores that this process may use.
     """
     if options.concurrency is not None:
-        tokens_per_s = float(options.concurrency * _TOKENS_PER_S_PER_SEAT)
+        tokens_per_s = float(options.concurrency * _TOKENS_PER_S_PER_SLOT)
     else:
         tokens_per_s = _busiest_tokens_per_s(workload)
     needed = max(1, math.ceil(tokens_per_s / TOKENS_PER_S_PER_WORKER))
@@ -48,15 +48,15 @@ def worker_count(workload: Trace, options: RunOptions, num_cpus: int) -> WorkerC
         return WorkerCount(num_workers, "")
     return WorkerCount(
         num_workers,
-        f"up to {tokens_per_s:.0f} tokens/s want {needed} workers of {TOKENS_PER_S_PER_WORKER} tokens/s each, and "
+        f"up to {tokens_per_s:.0f} tokens/s need {needed} workers of {TOKENS_PER_S_PER_WORKER} tokens/s each, and "
         f"{num_workers} run ({num_cpus} cores): messages may be seen late",
     )
 
 
 def make_shards(workload: Trace, options: RunOptions, num_workers: int) -> list[Shard]:
-    """The shard of each worker: every num_workers-th request, and as evenly as can be of the concurrency.
+    """Returns the shard of each worker: every num_workers-th request, and an equal part of the concurrency.
 
-    Raises: OptionError: fewer places in the concurrency than workers.
+    Raises: OptionError: the concurrency is less than the number of workers.
     """
     due_ns = np.round(workload.arrival_s * 1e9).astype(np.int64)
     cancel_after = cancellations(workload, options)
@@ -79,9 +79,9 @@ def make_shards(workload: Trace, options: RunOptions, num_workers: int) -> list[
 
 
 def cancellations(workload: Trace, options: RunOptions) -> NDArray[np.int64]:
-    """After how many tokens each request is cancelled on purpose; 0 is never. One of a single token never is.
+    """Returns the number of tokens after which each request is cancelled on purpose, [requests] int64; 0: never.
 
-    Returns: [requests] int64.
+    A request for a single token is never cancelled.
     """
     rng = np.random.default_rng((options.seed, 0xCA7CE1))
     chosen = rng.random(len(workload)) < options.cancel_rate

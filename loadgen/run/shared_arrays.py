@@ -1,6 +1,7 @@
-"""Arrays that several processes see: workers write into them while a run is on, the controller looks.
+"""Arrays in shared memory: workers write into them during a run, and the controller reads them.
 
-No locks: every row has one writer, and a look may catch a row half written; what counts is read when all are done.
+There are no locks. Every row has one writer, and a read during the run may see a row that is half written; results are
+read after all workers have ended.
 """
 
 import ctypes
@@ -12,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 PROGRESS = np.dtype([("num_chunks", "i8"), ("chunks_lost", "i8")])
-"""How far one worker's log of messages has come."""
+"""Number of messages in one worker's log."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedArray:
-    """Rows of one dtype in memory that spawned processes shard. To be handed to a process when it is started, only.
+    """Rows of one dtype in memory that spawned processes share. Pass it to a process only when it is started.
 
     Attributes:
-        buffer: the memory; it goes with the last process that has it, even if that is killed.
+        buffer: the memory; it is freed with the last process that has it, even if that is killed.
         dtype: of a row.
         count: rows.
     """
@@ -31,10 +32,10 @@ class SharedArray:
 
     @staticmethod
     def new(count: int, dtype: np.dtype[Any]) -> "SharedArray":
-        """`count` rows of zeros."""
+        """Returns `count` rows of zeros."""
         size = max(count, 1) * dtype.itemsize
         return SharedArray(multiprocessing.get_context("spawn").RawArray(ctypes.c_char, size), dtype, count)
 
     def rows(self) -> NDArray[Any]:
-        """[count] of dtype: a view, the same memory in every process."""
+        """Returns a view of the rows, [count] of dtype; the same memory in every process."""
         return np.frombuffer(self.buffer, dtype=self.dtype)[: self.count]

@@ -77,45 +77,45 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """To the controller: it cannot be run, for a reason that the user can mend."""
+    """To the controller: the worker cannot run, for a reason that the user can fix."""
 
     error: LoadgenError
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """To a worker: make the requests."""
+    """To a worker: prepare the requests."""
 
     measure: TextMeasure | None
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """To the controller: the first requests lie ready."""
+    """To the controller: the first requests are prepared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """To a worker: run. `start_ns` of CLOCK_MONOTONIC."""
+    """To a worker: start at `start_ns` of CLOCK_MONOTONIC."""
 
     start_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class NewError:
-    """To the controller: the next error text of this worker; its requests say its number."""
+    """To the controller: the next error text of this worker; requests have its index."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """To a worker: end now."""
+    """To a worker: cancel all requests and end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """To the controller: all is over. Arrays as WorkerHealth's."""
+    """To the controller: the worker has ended. For the arrays see WorkerHealth."""
 
     loop_lag_ms: NDArray[np.float64]
     cpu_share: NDArray[np.float64]
@@ -123,7 +123,7 @@ class Done:
 
 def work(plan: WorkerPlan, connection: Connection) -> None:
     """The process's main function."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to hear; it tells us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C and sends Stop
     with contextlib.suppress(OSError, ValueError):  # a stream over HTTP is a file, and the usual limit is 1,024
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))

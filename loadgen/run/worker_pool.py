@@ -1,4 +1,4 @@
-"""The worker processes of one run, and what each has said so far."""
+"""The worker processes of one run, and their messages so far."""
 
 import contextlib
 import multiprocessing
@@ -27,11 +27,11 @@ class WorkerHandle:
 
     Attributes:
         number: of the worker.
-        process, connection: to talk to it.
-        errors: the texts its requests' error numbers count into.
-        done: its last words.
-        exit_code: of a process that ended without them; None while all is well.
-        died_ns: when that was noticed, on CLOCK_MONOTONIC.
+        process, connection: the process and the pipe to it.
+        errors: error texts; its requests have indices into this list.
+        done: its last message; None before.
+        exit_code: of a process that ended without that message; otherwise None.
+        died_ns: when that was detected, on CLOCK_MONOTONIC.
     """
 
     number: int
@@ -44,12 +44,12 @@ class WorkerHandle:
 
     @property
     def is_running(self) -> bool:
-        """Neither done nor dead."""
+        """Whether it has not ended."""
         return self.done is None and self.exit_code is None
 
 
 class WorkerPool:
-    """Starts one process per plan; leaving the `with` block ends whatever still runs.
+    """Starts one process per plan; leaving the `with` block ends those that still run.
 
     Args:
         plans: one per worker.
@@ -65,7 +65,7 @@ class WorkerPool:
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
         try:
-            with _ctrl_c_is_ours():
+            with _signals_are_blocked():
                 for plan in self._plans:
                     ours, theirs = context.Pipe()
                     process = context.Process(
@@ -86,7 +86,7 @@ class WorkerPool:
         self._end()
 
     def send(self, message: object) -> None:
-        """Sends to every worker that runs."""
+        """Sends a message to every worker that runs."""
         for handle in self.handles:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 handle.connection.send(message)
@@ -95,12 +95,12 @@ class WorkerPool:
         """Waits for one message from each worker before the start.
 
         Raises:
-            LoadgenError: a worker says that it cannot run.
-            TargetError: one died.
+            LoadgenError: a worker reports that it cannot run.
+            TargetError: a worker died.
         """
         replies: dict[int, Message] = {}
         while len(replies) < len(self.handles):
-            for handle in self._heard(None, [each for each in self.handles if each.number not in replies]):
+            for handle in self._with_messages(None, [each for each in self.handles if each.number not in replies]):
                 try:
                     message = handle.connection.recv()
                 except _GONE:
@@ -116,9 +116,9 @@ class WorkerPool:
         return [replies[handle.number] for handle in self.handles]
 
     def listen(self, timeout_s: float) -> None:
-        """Takes in what workers say meanwhile, and notices who has died."""
+        """Receives messages of the workers, and detects workers that have died."""
         running = [handle for handle in self.handles if handle.is_running]
-        for handle in self._heard(timeout_s, running):
+        for handle in self._with_messages(timeout_s, running):
             try:
                 message: Any = handle.connection.recv()
             except _GONE:
@@ -134,13 +134,13 @@ class WorkerPool:
 
     @property
     def is_running(self) -> bool:
-        """Whether any worker is."""
+        """Whether any worker runs."""
         return any(handle.is_running for handle in self.handles)
 
     def stop(self) -> None:
-        """Has the workers break off what is in flight; waits for their last words.
+        """Tells the workers to cancel their requests, and waits for their last messages.
 
-        Those that do not listen are killed, and count as dead.
+        Workers that do not answer are killed, and count as dead.
         """
         self.send(Stop())
         deadline_s = time.monotonic() + _END_TIMEOUT_S
@@ -152,15 +152,15 @@ class WorkerPool:
         while self.is_running:
             self.listen(0.1)
 
-    def _heard(self, timeout_s: float | None, handles: Sequence[WorkerHandle]) -> Iterator[WorkerHandle]:
-        """Those with a message; a pipe whose other end is gone has one too: its end."""
+    def _with_messages(self, timeout_s: float | None, handles: Sequence[WorkerHandle]) -> Iterator[WorkerHandle]:
+        """Yields the workers with something to receive: a message, or the end of the pipe."""
         by_connection = {handle.connection: handle for handle in handles}
         for connection in wait(list(by_connection), timeout_s):
             yield by_connection[connection]  # type: ignore[index]
 
     def _end(self) -> None:
         for handle in self.handles:
-            handle.connection.close()  # a worker that still waits for us ends
+            handle.connection.close()  # ends a worker that still waits for a message
         for handle in self.handles:
             handle.process.join(_END_TIMEOUT_S)
             if handle.process.is_alive():
@@ -169,8 +169,8 @@ class WorkerPool:
 
 
 @contextlib.contextmanager
-def _ctrl_c_is_ours() -> Iterator[None]:
-    """Processes started in here ignore Ctrl-C and SIGTERM, also while they import: the pool ends them."""
+def _signals_are_blocked() -> Iterator[None]:
+    """Processes that are started inside ignore Ctrl-C and SIGTERM, also while they import: the pool ends them."""
     resource_tracker.ensure_running()  # it unblocks signals when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
@@ -180,20 +180,20 @@ def _ctrl_c_is_ours() -> Iterator[None]:
 
 
 class CtrlC:
-    """Within its `with` block Ctrl-C and SIGTERM set `heard`; a second Ctrl-C is a KeyboardInterrupt."""
+    """Inside its `with` block Ctrl-C and SIGTERM set `received`; a second Ctrl-C raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self.heard = False
+        self.received = False
 
     def __enter__(self) -> Self:
-        is_heard_here = threading.current_thread() is threading.main_thread()
-        self._before = {number: signal.signal(number, self._hear) for number in _STOPPING if is_heard_here}
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        self._before = {number: signal.signal(number, self._receive) for number in _STOPPING if is_main_thread}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature is the system's
-        self.heard = True
+    def _receive(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature is the system's
+        self.received = True
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""The seam between running a schedule and talking to a server."""
+"""The interface between the sender of a schedule and a server."""
 
 import re
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ def without_credentials(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """Where and how to ask; workers open their own connections from it.
+    """The server under test and how to call it; each worker opens its own connections.
 
     Attributes:
         url: grpc(s)://HOST:PORT, grpc+unix:PATH, http(s)://HOST:PORT/v1, null:.
@@ -33,7 +33,7 @@ class TargetSpec:
         timeout_s: of each request, from when it is sent; None: no limit.
         api_key: sent as a bearer token.
         tls_ca: certificates to trust instead of the usual ones, for grpcs and https.
-        tls_cert, tls_key: to show to servers that want one.
+        tls_cert, tls_key: the client certificate, for servers that require one.
     """
 
     url: str
@@ -51,7 +51,7 @@ class TargetSpec:
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """What a server says of itself before the run; None where it does not say."""
+    """Facts that a server reports before the run; None: not reported."""
 
     model: str
     max_model_len: int | None = None
@@ -86,16 +86,16 @@ class PlannedRequest:
 
 
 class Sink(Protocol):
-    """Where a target reports what it sees, the moment it sees it. Each method takes a microsecond or two."""
+    """Receives the events of a call as they happen. Each method takes a microsecond or two."""
 
     def sent(self) -> None:
-        """The call is about to be made; more than once if a refused request comes back."""
+        """Called just before the call is made; again if a refused request is sent again."""
 
     def started(self, num_input_tokens: int, num_cached_tokens: int) -> None:
-        """What the server says of the prompt; ABSENT where it does not."""
+        """Takes the server's counts of the prompt; ABSENT: not reported."""
 
     def tokens(self, count: int) -> None:
-        """A message with this many generated tokens has arrived; never called for an empty or role-only one."""
+        """Called when a message with generated tokens arrives, never for an empty or role-only one."""
 
     def finished(
         self,
@@ -105,15 +105,15 @@ class Sink(Protocol):
         prefill_us: int = -1,
         num_preemptions: int = -1,
     ) -> None:
-        """The server's last words; ABSENT where it does not say."""
+        """Takes the server's final counts and times; ABSENT: not reported."""
 
 
 class RequestFailedError(Exception):
-    """A request ended without its answer; the text goes into the report once for all requests that share it."""
+    """A request ended without its answer; the report shows each text once, with the number of its requests."""
 
 
 class RequestTimedOutError(RequestFailedError):
-    """Its deadline passed."""
+    """The request's deadline passed."""
 
 
 class RequestRefusedError(RequestFailedError):
@@ -140,21 +140,21 @@ class Target(Protocol):
         """
 
     async def count_tokens(self, text: str) -> int:
-        """Tokens that the server makes of a prompt with this text, what it adds included; for prompts as text only.
+        """Returns the number of tokens of a prompt with this text, including those that it adds; for text prompts.
 
-        Raises: TargetError: it does not say.
+        Raises: TargetError: the server does not report it.
         """
 
     def prepare(self, request: PlannedRequest) -> Any:
-        """The request in the form that is sent, so that nothing is built when it is due."""
+        """Returns the request in the form that is sent, so that nothing is built when it is due."""
 
     async def send(self, prepared: Any, sink: Sink, retry_ticket: str = "") -> None:
-        """Sends it and reads the answer to its end. Cancelling the coroutine cancels the call.
+        """Sends a request and reads its answer to the end. Cancelling the coroutine cancels the call.
 
         Args:
-            prepared: of `prepare`; may be sent again.
-            sink: what is seen goes there.
-            retry_ticket: of the refusal after which the request comes back.
+            prepared: from `prepare`; may be sent again.
+            sink: receives the events.
+            retry_ticket: of the refusal after which the request is sent again.
 
         Raises: RequestFailedError, RequestTimedOutError, RequestRefusedError.
         """

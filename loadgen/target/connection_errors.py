@@ -1,4 +1,4 @@
-"""What libraries say of a connection that failed, in words for people: no internals of theirs, no raw bytes."""
+"""Describes failed connections for users, without internals of libraries and without raw bytes."""
 
 import os
 
@@ -6,26 +6,26 @@ import aiohttp
 
 
 def system_reason(error: OSError) -> str:
-    """What the system says, without what a library wrote around it."""
+    """Returns the operating system's reason, without the text that a library added."""
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return error.strerror or str(error)  # name resolution has numbers of its own, below 0
 
 
 def http_reason(error: aiohttp.ClientError) -> str:
-    """Why a call over HTTP failed, on a line."""
+    """Returns in one line why a call over HTTP failed."""
     name = type(error).__name__
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"{name}: {system_reason(error.os_error)}"
-    if isinstance(error, aiohttp.ClientResponseError):  # its text holds the bytes that came
+    if isinstance(error, aiohttp.ClientResponseError):  # its text contains the received bytes
         return f"{name}: the answer is not HTTP/1.1"
     return f"{name}: {' '.join(str(error).split())[:200]}"
 
 
 def http_complaint(error: aiohttp.ClientError, url: str) -> str:
-    """What to do when a server cannot be talked to over HTTP."""
+    """Returns what to do about a server that cannot be reached over HTTP."""
     if isinstance(error, aiohttp.ClientSSLError):
-        return f"{url} does not speak TLS with us: write http:// for a server without it, or mend its certificate"
+        return f"{url} cannot be reached with TLS: write http:// for a server without TLS, or fix its certificate"
     if isinstance(error, aiohttp.ClientConnectorError):
         reason = system_reason(error.os_error)
         return f"no server listens at {url} ({reason}): start the server, or check the address"

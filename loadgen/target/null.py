@@ -1,7 +1,7 @@
-"""A server that is not there: answers at once, or at given times, inside the load generator's own event loop.
+"""A target without a server: answers at once, or at given times, inside the load generator's own event loop.
 
-What it measures is the generator: `null:` answers as fast as it is called. `null:?ttft_ms=50&itl_ms=10&tokens=2` keeps
-a pace; `busy_ms=20` holds up the event loop for so long with every request, to see that the self-check notices.
+It measures the load generator itself: `null:` answers as fast as it is called. `null:?ttft_ms=50&itl_ms=10&tokens=2`
+sets times; `busy_ms=20` blocks the event loop for 20 ms at each request, to test the self-check.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ _VOCAB_SIZE = 32_000
 
 @dataclass(frozen=True, slots=True)
 class NullPace:
-    """How the answers come: what follows the question mark of the URL.
+    """Times of the answers, from the query of the URL.
 
     Attributes:
-        ttft_ms: to the first message.
-        itl_ms: from one message to the next.
-        busy_ms: computing without a pause, at the start of every request.
-        tokens: per message.
+        ttft_ms: time to the first message.
+        itl_ms: time from one message to the next.
+        busy_ms: time that each request blocks the event loop at its start.
+        tokens: tokens per message.
     """
 
     ttft_ms: float = 0.0
@@ -34,7 +34,7 @@ class NullPace:
 
     @staticmethod
     def of(url: str) -> "NullPace":
-        """Raises: TargetError: an unknown name or a value out of range."""
+        """Parses the query of a URL. Raises: TargetError: an unknown name or a value out of range."""
         known = {entry.name: int if entry.name == "tokens" else float for entry in fields(NullPace)}
         given: dict[str, Any] = {}
         for name, text in parse_qsl(urlsplit(url).query, keep_blank_values=True):
@@ -48,7 +48,7 @@ class NullPace:
 
 
 class NullTarget:
-    """See the module. Args: spec: its url says the pace."""
+    """Answers without a server. Args: spec: its url has the times, see NullPace."""
 
     def __init__(self, spec: TargetSpec) -> None:
         self._pace = NullPace.of(spec.url)
@@ -59,11 +59,11 @@ class NullTarget:
         return TargetFacts(self._model, vocab_size=_VOCAB_SIZE)
 
     async def count_tokens(self, text: str) -> int:
-        """Words."""
+        """Returns the number of words."""
         return len(text.split())
 
     def prepare(self, request: PlannedRequest) -> tuple[int, int]:
-        """Tokens in and out."""
+        """Returns the numbers of prompt and output tokens."""
         if request.token_ids is not None:
             return len(request.token_ids), request.num_output_tokens
         return len((request.text or "").split()), request.num_output_tokens
@@ -87,4 +87,4 @@ class NullTarget:
         sink.finished(num_output_tokens)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there are no connections."""

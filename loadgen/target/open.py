@@ -1,4 +1,4 @@
-"""From a TargetSpec to the Target that talks to it."""
+"""Makes the Target of a TargetSpec."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ SCHEMES: Mapping[Api, tuple[str, ...]] = {
 
 
 def open_target(spec: TargetSpec, *, probe_timeout_s: float = PROBE_TIMEOUT_S) -> Target:
-    """Opens no connection yet. Must be called inside the running event loop that will use the target.
+    """Returns the target; opens no connection yet. Must be called inside the event loop that will use it.
 
     Args:
         spec: where and how to ask; without an api_key, HTTP takes that of the environment variable OPENAI_API_KEY, gRPC
@@ -47,7 +47,7 @@ def api_key_of(api: Api) -> str:
 
 
 def check_spec(spec: TargetSpec) -> None:
-    """What can be known without asking the server.
+    """Checks a spec without asking the server.
 
     Raises: TargetError: see open_target.
     """
@@ -63,7 +63,7 @@ def check_spec(spec: TargetSpec) -> None:
         raise TargetError(f"target {spec.url!r} names no host")
     if (spec.tls_cert is None) != (spec.tls_key is None):
         raise TargetError("--tls-cert and --tls-key belong together: one is missing")
-    if not (spec.api_key.isascii() and spec.api_key.isprintable()):  # gRPC would say the key
+    if not (spec.api_key.isascii() and spec.api_key.isprintable()):  # gRPC's own error would contain the key
         raise TargetError("the API key has other characters than printable ASCII")
     if spec.api == "chat" and spec.prompt_mode == "ids":
         raise TargetError("the chat API takes no token ids: use --prompt-mode text, or --api completions")

@@ -30,7 +30,7 @@ from loadgen.target.tls import ssl_context
 
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 _KEEPALIVE_S = 4.0  # servers on uvicorn hang up after 5: a request must not meet that
-_LARGE_BODY_BYTES = 1 << 20  # above, aiohttp wants a file
+_LARGE_BODY_BYTES = 1 << 20  # above it, aiohttp requires a file
 
 _TICKET_HEADER = "x-chairlift-retry-ticket"
 

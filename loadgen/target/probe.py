@@ -1,4 +1,4 @@
-"""A few tokens, asked for before the run: a server may describe itself and still be unable to answer."""
+"""Requests a few tokens before the run: a server may describe itself and still be unable to answer."""
 
 import asyncio
 from typing import Any
@@ -11,23 +11,23 @@ from loadgen.record import ABSENT
 from loadgen.target.base import PlannedRequest, Target, TargetFacts, TargetSpec
 
 PROBE_TIMEOUT_S = 10.0
-"""For a server to say what it serves."""
+"""Time for a server to describe its model."""
 FIRST_ANSWER_TIMEOUT_S = 120.0
-"""For it to generate the first few tokens: it may compile its kernels first."""
+"""Time to generate the first few tokens: the server may compile its kernels first."""
 NUM_PROBE_TOKENS = 4
 """Tokens of a probe's answer."""
 _NUM_INPUT_TOKENS = 8
 
 
 class Tally:
-    """A Sink that adds up."""
+    """A Sink that counts tokens."""
 
     def __init__(self) -> None:
         self.num_input_tokens = self.num_cached_tokens = self.num_counted_tokens = ABSENT
         self.num_tokens = 0
 
     def sent(self) -> None:
-        """Of no interest here."""
+        """Does nothing: times are not measured."""
 
     def started(self, num_input_tokens: int, num_cached_tokens: int) -> None:
         """See Sink."""
@@ -37,13 +37,13 @@ class Tally:
         """See Sink."""
         self.num_tokens += count
 
-    def finished(self, num_output_tokens: int, **times: int) -> None:  # noqa: ARG002 - of no interest here
+    def finished(self, num_output_tokens: int, **times: int) -> None:  # noqa: ARG002 - times are not measured
         """See Sink."""
         self.num_counted_tokens = num_output_tokens
 
 
 def probe_request(spec: TargetSpec, facts: TargetFacts) -> PlannedRequest:
-    """A prompt of 8 tokens (or words), an answer of 4."""
+    """Returns a request with a prompt of 8 tokens (or words) and an answer of 4."""
     if spec.prompt_mode == "text":
         return PlannedRequest(0, None, " ".join(["the"] * _NUM_INPUT_TOKENS), NUM_PROBE_TOKENS)
     ids = Vocabulary.of(facts.vocab_size, facts.special_ids).ids
@@ -51,11 +51,11 @@ def probe_request(spec: TargetSpec, facts: TargetFacts) -> PlannedRequest:
 
 
 async def probe_answer(target: Target, prepared: Any, spec: TargetSpec) -> None:
-    """Runs the prepared `probe_request` and looks at what comes back.
+    """Runs the prepared `probe_request` and checks the answer.
 
     Raises:
-        RequestFailedError: the server refused it or broke off.
-        TargetError: it is silent, counts the prompt otherwise, or does not hold answers to their length.
+        RequestFailedError: the server refused it or ended it early.
+        TargetError: it does not answer, counts the prompt differently, or does not keep the length of answers.
     """
     tally = Tally()
     try:
@@ -82,5 +82,5 @@ async def probe_answer(target: Target, prepared: Any, spec: TargetSpec) -> None:
 
 
 def refusal(spec: TargetSpec, error: object) -> TargetError:
-    """For a server that describes itself and refuses the probe."""
+    """Returns the error for a server that describes itself and refuses the probe."""
     return TargetError(f"{spec.url} refused a request of {NUM_PROBE_TOKENS} tokens: {error}")

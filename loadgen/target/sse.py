@@ -1,14 +1,14 @@
-"""Server-sent events as they are found in the wild, byte by byte.
+"""Parser of server-sent events as servers really send them.
 
 Pure: bytes in, the data of whole events out. Follows the parsing rules of the HTML standard (9.2.6) as far as data
-goes; it works on bytes, so that a character split between two reads is none of its business.
+goes; it works on bytes, so that a character may be split between two reads.
 """
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class EventReader:
-    """One stream. Lines may end in LF, CRLF or CR; comments, other fields and events without data are passed over."""
+    """Parses one stream. Lines may end in LF, CRLF or CR; skips comments, other fields and empty events."""
 
     def __init__(self) -> None:
         self._rest = b""  # a line whose end has not come
@@ -17,9 +17,9 @@ class EventReader:
         self._is_first_line = True
 
     def feed(self, received: bytes) -> list[bytes]:
-        """What one read brought.
+        """Takes the bytes of one read.
 
-        Returns: the data of each event that is whole now, the lines of one joined by LF.
+        Returns: the data of each event that is complete now, its lines joined by LF.
         """
         if not received:
             return []
@@ -40,7 +40,7 @@ class EventReader:
         return events
 
     def close(self) -> list[bytes]:
-        """The stream is over.
+        """Ends the stream.
 
         Returns: the data of an event that lacks its empty line, for servers that forget the last one.
         """

@@ -1,4 +1,4 @@
-"""Whom to trust and what to show, in the forms that gRPC and aiohttp take."""
+"""TLS settings of a target in the forms that gRPC and aiohttp take."""
 
 import ssl
 from pathlib import Path
@@ -10,7 +10,7 @@ from loadgen.target.base import TargetSpec
 
 
 def grpc_credentials(spec: TargetSpec) -> grpc.ChannelCredentials | None:
-    """For grpcs; None: the target speaks no TLS.
+    """Returns the credentials of a grpcs target; None: the target does not use TLS.
 
     Raises: TargetError: a file cannot be read.
     """
@@ -21,16 +21,16 @@ def grpc_credentials(spec: TargetSpec) -> grpc.ChannelCredentials | None:
 
 
 def ssl_context(spec: TargetSpec) -> ssl.SSLContext:
-    """For https.
+    """Returns the TLS context of an https target.
 
-    Raises: TargetError: a file cannot be read, or is not what it should be.
+    Raises: TargetError: a file cannot be read or used.
     """
     try:
         context = ssl.create_default_context(cafile=spec.tls_ca)
         if spec.tls_cert is not None:
-            context.load_cert_chain(spec.tls_cert, spec.tls_key, password="")  # "": an encrypted key must not ask
+            context.load_cert_chain(spec.tls_cert, spec.tls_key, password="")  # "": an encrypted key must not prompt
     except (OSError, ValueError) as error:
-        raise TargetError(f"--tls-ca, --tls-cert or --tls-key is of no use: {error}") from error
+        raise TargetError(f"--tls-ca, --tls-cert or --tls-key cannot be used: {error}") from error
     return context
 
 

@@ -29,7 +29,7 @@ BURST = workload([0.0] * 20 + [100.0], [3100] * 20 + [1])  # 6,200 tokens/s in t
     ("trace", "num_cpus", "expected"),
     [(STEADY, 64, 3), (STEADY, 3, 2), (STEADY, 1, 1), (BURST, 64, 3), (workload([0.0], [5]), 64, 1)],
 )
-def test_workers_are_as_many_as_the_busiest_moment_wants_but_leave_a_core(
+def test_workers_are_as_many_as_the_busiest_moment_needs_but_leave_a_core(
     trace: Trace, num_cpus: int, expected: int
 ) -> None:
     num_workers, warning = worker_count(trace, RunOptions(), num_cpus)
@@ -37,8 +37,8 @@ def test_workers_are_as_many_as_the_busiest_moment_wants_but_leave_a_core(
     assert bool(warning) == (num_cpus < 4)
 
 
-def test_too_few_workers_are_complained_of() -> None:
-    assert "9000 tokens/s want 3 workers" in worker_count(STEADY, RunOptions(workers=1), 64).warning
+def test_a_warning_says_that_there_are_too_few_workers() -> None:
+    assert "9000 tokens/s need 3 workers" in worker_count(STEADY, RunOptions(workers=1), 64).warning
     assert worker_count(STEADY, RunOptions(workers=8), 2) == (8, "")
 
 

@@ -274,7 +274,7 @@ async def test_a_server_of_another_kind_is_refused(open_mock, api) -> None:
 async def test_https_to_a_server_without_tls_says_so(open_mock) -> None:
     _, other = await open_mock("completions")
     target = open_target(TargetSpec(other.url.replace("http:", "https:"), "completions"), probe_timeout_s=HANG_S)
-    with pytest.raises(TargetError, match=r"does not speak TLS with us: write http://"):
+    with pytest.raises(TargetError, match=r"cannot be reached with TLS: write http://"):
         await target.probe()
     await target.close()
 
