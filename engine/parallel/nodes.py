@@ -160,9 +160,7 @@ class NodeListener:
         except OSError as error:
             raise ConfigError(f"--master-addr {address}: cannot listen there: {error.strerror or error}") from error
 
-    def accept_all(
-        self, first_message: Callable[[], bytes], timeout_s: float, on_wait: OnWait = lambda _: None
-    ) -> list[NodeLink]:
+    def accept_all(self, first_message: Callable[[], bytes], timeout_s: float, on_wait: OnWait) -> list[NodeLink]:
         """Waits for all other nodes, and sends each the first message.
 
         Args:
@@ -281,7 +279,7 @@ def join_nodes(
     num_nodes: int,
     facts: Mapping[str, str],
     timeout_s: float,
-    on_wait: OnWait = lambda _: None,
+    on_wait: OnWait,
 ) -> tuple[NodeLink, bytes]:
     """Joins node 0, and waits until all other nodes have.
 

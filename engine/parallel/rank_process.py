@@ -34,7 +34,7 @@ class RankProcess:
         pid: process id.
     """
 
-    def __init__(self, rank: int, command: Sequence[str] = FOLLOWER_COMMAND) -> None:
+    def __init__(self, rank: int, command: Sequence[str]) -> None:
         """Starts the process.
 
         Args:

@@ -205,7 +205,7 @@ def status_message(
     detail: str,
     snapshot: LoopSnapshot | None,
     *,
-    is_stalled: bool = False,
+    is_stalled: bool,
     adapters: pb.AdapterList | None = None,
 ) -> pb.EngineStatus:
     """Converts state, heartbeat and load; without a snapshot, before the step loop runs, there is no load."""

@@ -152,7 +152,7 @@ def bytes_of_weights(
     group: ParallelGroup,
     quantization: Literal["fp8", "int8"] | None,
     *,
-    kept: Kept = (),
+    kept: Kept,
     is_compact: bool = False,
 ) -> int:
     """Returns the most memory that this rank's weights take while they load or afterwards; see `weights_bytes`.

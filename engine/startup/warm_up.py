@@ -43,7 +43,7 @@ def warm_up(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> No
     _serve(runner, config, _prompt(num_prompt_tokens, vocab_size), (_GREEDY, _EVERYTHING))
 
 
-def run_largest_step(runner: ModelRunner, config: SchedulerConfig, vocab_size: int, has_adapters: bool = False) -> None:
+def run_largest_step(runner: ModelRunner, config: SchedulerConfig, vocab_size: int, has_adapters: bool) -> None:
     """Runs the step that needs most memory: `max_num_seqs` requests that fill the token budget and sample with every
     feature, and with the first adapter if there are any.
 

@@ -6,7 +6,6 @@
 import uuid
 from dataclasses import replace
 
-from chairlift.service.sampling_fields import DEFAULT_MAX_TOKENS
 from chairlift.service.structured.output_constraint import OutputConstraint
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import InvalidRequest, ModelNotFound, RequestTooLong
@@ -166,7 +165,7 @@ def num_output_tokens(stop: pb.StopOptions, model: ServedModel, default: int) ->
 
 
 def with_token_budget(
-    request: GenerationRequest, num_prompt_tokens: int, model: ServedModel, default: int = DEFAULT_MAX_TOKENS
+    request: GenerationRequest, num_prompt_tokens: int, model: ServedModel, default: int
 ) -> GenerationRequest:
     """Sets max_tokens of a request with a tokenized prompt: its own value, or the default limited by the context.
 

@@ -90,8 +90,8 @@ class RequestStream:
         window: int,
         max_tokens: int,
         prompt_logprobs: PromptLogprobs | None = None,
-        coalesce: bool = True,
-        on_first_token: Callable[[], None] | None = None,
+        coalesce: bool,
+        on_first_token: Callable[[], None] | None,
         on_account: Callable[[EngineAccount], None] | None = None,
     ) -> None:
         self.output_ids = array("I")

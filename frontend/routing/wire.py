@@ -122,7 +122,7 @@ def update_submission(
     waited_s: float,
     remaining_s: float | None,
     budget_s: float | None,
-    ttft_s: float | None = None,
+    ttft_s: float | None,
     has_prompt_logprobs: bool,
 ) -> None:
     """Turns a request's submission into its next one.

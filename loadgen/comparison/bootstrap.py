@@ -48,7 +48,7 @@ def effect(
     contrast: Contrast,
     *,
     block_units: float = 1.0,
-    resamples: int = RESAMPLES,
+    resamples: int,
     seed: int = 0,
 ) -> Effect:
     """What changed from the first run of each pair to the second, with its interval.

@@ -43,7 +43,7 @@ def whole_run(ended_s: float) -> Span:
     return Span(0.0, ended_s, steady=False)
 
 
-def steady_span(samples: "Samples", *, warmup_s: float, ended_s: float, interrupted: bool = False) -> Span:
+def steady_span(samples: "Samples", *, warmup_s: float, ended_s: float, interrupted: bool) -> Span:
     """From the end of the warm-up to the last arrival; of an interrupted run, to the last one that was sent.
 
     The whole run, where there is no such state: all requests come at once, the warm-up is longer than the schedule, or

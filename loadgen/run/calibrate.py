@@ -79,7 +79,7 @@ class Trial:
         )
 
 
-def calibrate(protocol: Protocol = "grpc", *, hold_s: float = 3.0, say: Say = lambda _: None) -> Ceiling:
+def calibrate(protocol: Protocol, *, hold_s: float = 3.0, say: Say) -> Ceiling:
     """Finds this host's figures; takes a minute or two. Nothing else should run meanwhile.
 
     Args:

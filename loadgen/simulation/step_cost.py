@@ -77,10 +77,10 @@ class StepTimer:
         self,
         cost: StepTimePrior,
         *,
-        noise: float = 0.0,
-        stall_share: float = 0.0,
-        stall_s: float = 0.05,
-        seed: str = "0",
+        noise: float,
+        stall_share: float,
+        stall_s: float,
+        seed: str,
     ) -> None:
         self._cost = StepTimeModel(cost)  # never observes anything
         self._noise = noise

@@ -33,7 +33,7 @@ class LocalSession(Receiver):
         self,
         open_session: Callable[[Receiver], Session],
         coalescing: CoalescePolicy,
-        on_close: Callable[[], None] = lambda: None,
+        on_close: Callable[[], None],
     ) -> None:
         self._on_close = on_close
         self._hold = Hold(coalescing, self._release)

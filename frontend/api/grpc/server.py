@@ -50,7 +50,7 @@ class GenerationService(GenerationServiceServicer):
         *,
         stall_timeout_s: float,
         default_timeout_s: float,
-        adapters: AdapterControl | None = None,
+        adapters: AdapterControl | None,
     ) -> None:
         self._adapters = adapters
         self._generations = generations

@@ -18,7 +18,7 @@ class ChunkedJsonResponse(Response):
 
     media_type = "application/json"
 
-    def __init__(self, body: Sequence[bytes], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, body: Sequence[bytes], headers: Mapping[str, str] | None) -> None:
         super().__init__(headers=headers)
         self.headers["content-length"] = str(sum(map(len, body)))
         self._chunks = body

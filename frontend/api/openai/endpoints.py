@@ -60,7 +60,7 @@ class CompletionsHandler:
 
 
 def openai_apis(
-    handler: CompletionsHandler, info_routes: InfoRoutes, lora_routes: LoraRoutes | None = None
+    handler: CompletionsHandler, info_routes: InfoRoutes, lora_routes: LoraRoutes | None
 ) -> tuple[Api, Api]:
     """Returns two APIs: chat completions, whose errors name chat parameters, and all other paths."""
     others = [*info_routes.endpoints(), *(lora_routes.endpoints() if lora_routes is not None else ())]

@@ -66,7 +66,7 @@ def completion_logprobs(
     }
 
 
-def echo_logprobs(prompt: pb.PromptEcho, tokenizer: Tokenizer, text: str, *, by_id: bool = False) -> dict[str, Any]:
+def echo_logprobs(prompt: pb.PromptEcho, tokenizer: Tokenizer, text: str, *, by_id: bool) -> dict[str, Any]:
     """Returns the columns of a prompt in /v1/completions; its first token has no log-probability.
 
     Args:

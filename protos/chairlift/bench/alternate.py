@@ -49,7 +49,7 @@ class Samples:
 def alternate(
     systems: Mapping[str, Callable[[], float]],
     *,
-    rounds: int = 5,
+    rounds: int,
     warm_up: int = 1,
     progress: Callable[[str], None],
 ) -> Samples:
