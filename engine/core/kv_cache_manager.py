@@ -112,8 +112,9 @@ class KVCacheManager:
     def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
         """Returns how many blocks must be freed until a running request can hold `num_tokens` tokens; <= 0: none."""
         table = self._tables[request.request_id]
-        num_needed = self._num_groups * self._num_blocks_for(num_tokens) - len(table.block_ids)
-        return num_needed - self.num_available_blocks - table.num_promised
+        num_blocks = self._num_blocks_for(num_tokens)
+        num_needed = self._num_groups * num_blocks - len(table.block_ids)
+        return num_needed - self.num_available_blocks - table.num_promised + self._num_outstanding(table, num_blocks)
 
     def leaves_free(self, request: Request, num_blocks: float) -> bool:
         """Returns whether at least so many blocks stay free if a waiting request is admitted with its known tokens.
@@ -181,7 +182,7 @@ class KVCacheManager:
         table.is_private = is_private
         in_window = self._windowed_blocks(table, table.first, table.num_published)
         table.borrowed.update(block_id for block_id in in_window if not self.pool.is_idle(block_id))
-        prefix, num_promised = self._held(computed_blocks), self._num_outstanding(table)
+        prefix, num_promised = self._held(computed_blocks), self._num_outstanding(table, table.num_published)
         if num_promised > self.num_available_blocks - sum(map(self.pool.is_idle, prefix)):
             return False
         for block_id in prefix:
@@ -207,7 +208,8 @@ class KVCacheManager:
             return ()
         table = self._tables.get(request.request_id) or _BlockTable()
         pool, block_ids = self.pool, table.block_ids
-        num_new_blocks = self._num_groups * -(-num_tokens // self.block_size) - len(block_ids) - len(computed_blocks)
+        num_blocks = -(-num_tokens // self.block_size)
+        num_new_blocks = self._num_groups * num_blocks - len(block_ids) - len(computed_blocks)
         if computed_blocks:
             num_hits_taken = sum(1 for block_id in computed_blocks if pool.is_idle(block_id))
             if num_new_blocks > pool.num_free_blocks - num_hits_taken:
@@ -216,8 +218,12 @@ class KVCacheManager:
                 pool.acquire(block_id)
             block_ids += computed_blocks
             table.num_published += len(computed_blocks)
-        if self._num_promised and num_new_blocks > self.num_available_blocks + table.num_promised:
-            return None
+        num_promised = 0
+        if self._num_promised:
+            # Blocks with a window must not take what is promised to the request for the rest of the full group.
+            num_promised = self._num_outstanding(table, num_blocks) if table.num_promised else 0
+            if num_new_blocks > self.num_available_blocks + table.num_promised - num_promised:
+                return None
         new_block_ids = pool.allocate(num_new_blocks)
         if new_block_ids is None:
             assert not computed_blocks, f"{num_new_blocks} blocks needed, {pool.num_free_blocks} free"
@@ -226,7 +232,7 @@ class KVCacheManager:
         request.num_slots = len(block_ids) // self._num_groups * self.block_size
         self._tables[request.request_id] = table
         if table.num_promised:
-            self._promise(table, self._num_outstanding(table))
+            self._promise(table, num_promised)
         return new_block_ids
 
     def complete(self, request: Request, num_completed_tokens: int) -> None:
@@ -359,16 +365,17 @@ class KVCacheManager:
         table.num_lost += sum(not self.pool.is_idle(block_id) for block_id in own)
         table.borrowed.difference_update(freed)
         table.first = first
-        self._promise(table, self._num_outstanding(table))
+        self._promise(table, self._num_outstanding(table, len(table.block_ids) // self._num_groups))
 
     def _windowed_blocks(self, table: _BlockTable, start: int, stop: int) -> list[BlockId]:
         """Returns the blocks start to stop - 1 of the groups with a window."""
         indices = range(start, stop)
         return [table.block_ids[index * self._num_groups + group] for index in indices for group in self._windowed]
 
-    def _num_outstanding(self, table: _BlockTable) -> int:
-        """Returns the most blocks that a request will hold, until it has its reserved ones, more than now."""
-        num_blocks = len(table.block_ids) // self._num_groups
+    def _num_outstanding(self, table: _BlockTable, num_blocks: int) -> int:
+        """Returns the most blocks that a request will hold, until it has its reserved ones, more than with num_blocks
+        blocks of each group.
+        """
         num_left = table.num_reserved - num_blocks
         if num_left <= 0:
             return 0

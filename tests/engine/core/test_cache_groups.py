@@ -22,11 +22,15 @@ def make_manager(num_blocks: int, groups: CacheGroups = GROUPS) -> KVCacheManage
 def compute(manager: KVCacheManager, request: Request, num_tokens: int, waiting: Sequence[Request] = ()) -> None:
     """Computes a request up to so many tokens, in steps of four, one in flight."""
     while request.num_computed_tokens < num_tokens:
-        stop = min(request.num_computed_tokens + STEP_TOKENS, num_tokens)
-        assert manager.allocate_slots(request, stop) is not None
-        request.num_computed_tokens = stop
-        manager.complete(request, stop)
+        advance(manager, request, min(request.num_computed_tokens + STEP_TOKENS, num_tokens))
         manager.check_integrity([request], waiting)
+
+
+def advance(manager: KVCacheManager, request: Request, num_tokens: int) -> None:
+    """Computes a request up to so many tokens in one step."""
+    assert manager.allocate_slots(request, num_tokens) is not None
+    request.num_computed_tokens = num_tokens
+    manager.complete(request, num_tokens)
 
 
 def admit(manager: KVCacheManager, request: Request, **options: bool) -> bool:
@@ -108,9 +112,26 @@ def test_a_private_request_keeps_its_promise_beside_one_with_the_same_prompt(mak
     assert admit(manager, twin)
     assert manager.pool.allocate(manager.num_available_blocks) is not None  # all that is promised to no one
     for stop in range(8, 61, 4):
-        assert manager.allocate_slots(one, stop) is not None
-        one.num_computed_tokens = stop
-        manager.complete(one, stop)
+        advance(manager, one, stop)
+
+
+def test_blocks_with_a_window_take_nothing_that_is_promised_for_the_full_group(make_request: MakeRequest) -> None:
+    """Others share what the request leaves behind its window, so that it lacks blocks for the next tokens."""
+    one = make_request(1, [1] * 60)
+    twins = [make_request(2, [1] * 20 + [2] * 4), make_request(3, [1] * 28 + [2] * 4)]
+    manager = make_manager(100)
+    assert admit(manager, one)
+    for twin in twins:
+        while one.num_computed_tokens < twin.num_tokens - 4:
+            advance(manager, one, one.num_computed_tokens + 4)
+        assert admit(manager, twin)
+        assert manager.num_tokens_of(manager.get_computed_blocks(twin)) == twin.num_tokens - 4
+    for _ in range(2):
+        advance(manager, one, one.num_computed_tokens + 4)
+    assert manager.pool.allocate(manager.num_available_blocks) is not None  # all that is promised to no one
+    assert manager.num_missing_blocks(one, one.num_computed_tokens + 4) == 2
+    assert manager.allocate_slots(one, one.num_computed_tokens + 4) is None
+    assert manager.num_available_blocks == 0
 
 
 def test_a_block_that_a_step_still_reads_for_a_former_owner_is_deferred() -> None:
