@@ -161,7 +161,8 @@ class ProcessGroup:
         gathered = x.new_empty(self.size * num_rows, num_columns)  # rank 0's rows first
         if x.numel():
             _all_gather(gathered, x.contiguous(), group=self._of_stage)
-        return gathered.view(self.size, num_rows, num_columns).transpose(0, 1).reshape(num_rows, -1)
+        by_rank = gathered.view(self.size, num_rows, num_columns)
+        return by_rank.transpose(0, 1).reshape(num_rows, self.size * num_columns)  # also without rows
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Copies x from rank 0."""

@@ -135,6 +135,20 @@ def test_greedy_tokens_are_those_of_one_rank(pair: Pair) -> None:
 
 
 @pytest.mark.sampled(2)
+def test_a_step_of_a_prompt_that_samples_nothing_has_no_logits_to_gather(pair: Pair) -> None:
+    """A prompt alone, longer than the tokens of two steps."""
+    prompt = tuple(range(3, 103))
+
+    def answer(parts: EngineParts) -> list[int]:
+        params = SamplingParams(seed=0, max_tokens=4, temperature=0.0, ignore_end_token=True)
+        return serve(parts, [Request(RequestId(9000), prompt, params, arrival_s=0.0)])[0].token_ids
+
+    one, two = answer(pair.one), answer(pair.two)
+    assert two == one
+    assert len(one) == 4
+
+
+@pytest.mark.sampled(2)
 def test_sampled_tokens_and_logprobs_are_those_of_one_rank(pair: Pair) -> None:
     one, two = (serve(parts, requests(2, **EVERYTHING)) for parts in (pair.one, pair.two))
     for a, b in zip(one, two, strict=True):
