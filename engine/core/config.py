@@ -67,9 +67,14 @@ class SchedulerConfig:
         return self.max_num_batched_tokens * self.max_steps_in_flight
 
     @property
+    def num_cache_blocks(self) -> int:
+        """Blocks of tokens that the cache holds in all layers; each takes one of the pool for each group."""
+        return self.num_blocks // self.cache_groups.num_groups
+
+    @property
     def num_cache_tokens(self) -> int:
         """Tokens that the cache holds in all layers; of requests longer than a window it holds more."""
-        return self.num_blocks // self.cache_groups.num_groups * self.block_size
+        return self.num_cache_blocks * self.block_size
 
     @property
     def longest_request(self) -> int | None:

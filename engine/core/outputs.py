@@ -172,6 +172,8 @@ class SchedulerStats:
     The last fields are those of the policy `slo`; others leave them at their defaults.
 
     Attributes:
+        num_blocks, num_free_blocks: of `block_size` tokens in all layers, see `SchedulerConfig.num_cache_blocks`; those
+            that a new request can take, cached ones included, are free.
         prompt_tokens_per_s: prompt tokens computed per second while prompts wait, measured in the last second of steps,
             otherwise as the step-time model expects; 0: not measured yet.
         model_coefficients: the five of the step-time model, in seconds (see `Coefficients`); empty: there is no model.

@@ -235,7 +235,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Current load and totals since start."""
-        return self._totals.stats(self._running.values(), self._waiting, self._cache.pool)
+        return self._totals.stats(self._running.values(), self._waiting, self._cache, self._config)
 
     def take_cache_events(self) -> tuple[CacheEvent, ...]:
         """Returns what entered and left the prefix cache since the last call, if the configuration records it."""

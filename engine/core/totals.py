@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from engine.core.block_pool import BlockPool
+from engine.core.config import SchedulerConfig
+from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.outputs import SchedulerStats
 from engine.core.request import Request, RequestStatus
 from engine.core.waiting_queue import WaitingQueue
@@ -28,15 +29,17 @@ class Totals:
             self.num_queried_tokens += request.num_prompt_tokens
         self.num_hit_tokens += min(num_hit_tokens, request.num_prompt_tokens)
 
-    def stats(self, running: Collection[Request], waiting: WaitingQueue, pool: BlockPool) -> SchedulerStats:
+    def stats(
+        self, running: Collection[Request], waiting: WaitingQueue, cache: KVCacheManager, config: SchedulerConfig
+    ) -> SchedulerStats:
         """Returns the totals with the current load."""
         missing = (request.num_tokens + request.num_pending_tokens - request.num_computed_tokens for request in running)
         return SchedulerStats(
             num_running=len(running),
             num_waiting=len(waiting),
             num_waiting_prefill_tokens=waiting.num_tokens + sum(num for num in missing if num > 1),
-            num_free_blocks=pool.num_free_blocks,
-            num_blocks=pool.num_blocks,
+            num_free_blocks=cache.num_available_blocks // config.cache_groups.num_groups,
+            num_blocks=config.num_cache_blocks,
             num_preemptions_total=self.num_preemptions,
             num_recomputed_tokens_total=self.num_recomputed_tokens,
             prefix_cache_queries_total=self.num_queried_tokens,

@@ -234,7 +234,7 @@ def _info(
         tokenizer_sha256=tokenizer.sha256(),
         max_model_len=scheduler_config.max_model_len,
         block_size=scheduler_config.block_size,
-        num_kv_blocks=scheduler_config.num_blocks,
+        num_kv_blocks=scheduler_config.num_cache_blocks,
         max_num_seqs=scheduler_config.max_num_seqs,
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
         vocab_size=shape.vocab_size,

@@ -377,7 +377,7 @@ class Simulation:
         self.run_dry()
         stats = self.scheduler.stats()
         assert (stats.num_running, stats.num_waiting, stats.num_waiting_prefill_tokens) == (0, 0, 0)
-        assert stats.num_free_blocks == self.config.num_blocks, f"{stats.num_free_blocks} blocks came back"
+        assert stats.num_free_blocks == self.config.num_cache_blocks, f"{stats.num_free_blocks} blocks came back"
         for request_id in self.expectations:
             assert self.ledger.answers[request_id].completion is not None, f"request {request_id} never ended"
 

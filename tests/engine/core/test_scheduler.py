@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from chairlift.service.end_reason import EndReason
+from engine.core.cache_groups import CacheGroups
 from engine.core.request import Request
 from engine.errors import InvalidRequest, QueueFull, RequestTooLong
 
@@ -274,6 +275,21 @@ class TestStats:
         assert (stats.num_free_blocks, stats.num_blocks) == (64 - 6, 64)
         engine.run()
         assert engine.scheduler.stats().num_generated_tokens_total == 8
+
+    def test_blocks_are_those_of_all_layers_without_the_promised_ones(
+        self, make_engine: MakeEngine, make_request: MakeRequest
+    ) -> None:
+        """The frontends take the product with the tokens of a block for the capacity."""
+        groups = CacheGroups(num_full=1, num_windowed=3, window=8)
+        engine = make_engine(num_blocks=130, max_num_batched_tokens=8, cache_groups=groups)
+        assert (engine.scheduler.stats().num_free_blocks, engine.scheduler.stats().num_blocks) == (32, 32)
+        engine.add(make_request(1, 60, max_tokens=1))
+        engine.step()
+        num_most = groups.most_blocks(60, 8, 4)  # of which it holds two in each group so far
+        assert num_most == 15 + 3 * 6
+        assert engine.scheduler.stats().num_free_blocks == (130 - num_most) // 4
+        engine.run()
+        assert engine.scheduler.stats().num_free_blocks == 32
 
     def test_same_calls_make_the_same_plans(self, make_engine: MakeEngine, make_request: MakeRequest) -> None:
         def plans() -> list[Any]:

@@ -63,6 +63,15 @@ def test_torch_kernels_give_the_same_answer(model_dir: Path, monkeypatch: pytest
     assert _tokens(build_engine(replace(config, kernels="torch"), StartupProgress())) == expected
 
 
+def test_the_blocks_reported_hold_their_tokens_in_all_layers(servable: Callable[..., Path]) -> None:
+    """Also with windows, where a block of the pool holds them in the layers of one group."""
+    path = servable("gemma3", num_hidden_layers=3, layer_types=["sliding_attention"] * 2 + ["full_attention"])
+    parts = build_engine(EngineConfig(model=str(path), num_gpu_blocks_override=200), StartupProgress())
+    assert parts.scheduler.config.cache_groups.num_groups == 3
+    assert parts.info.num_kv_blocks == 200 // 3
+    assert parts.scheduler.stats().num_free_blocks == parts.info.num_kv_blocks
+
+
 def test_the_parts_have_consistent_limits_and_progress_is_reported(
     model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
