@@ -9,7 +9,7 @@ import torch
 from engine.runner.buckets import decode_buckets
 from kernels.gpu.memory import free_bytes
 from kernels.gpu.step_graphs import StepGraphs, decode_inputs
-from kernels.metadata import AdaptedTokens
+from kernels.metadata import AdaptedTokens, GroupBlocks
 from tests.support.kernels.batches import make_step_buffers
 from tests.support.kernels.gpu_memory import FakeGpuMemory
 from tests.support.kernels.graphs import FakeGraphs
@@ -29,8 +29,11 @@ def graphs(monkeypatch):
 
 @pytest.fixture
 def largest():
-    """Buffers before the first batch, filled with rows of padding."""
-    return replace(make_step_buffers(MAX_REQS, MAX_TOKENS, MAX_BLOCKS), logits=torch.empty(MAX_REQS, VOCAB))
+    """Buffers of two cache groups before the first batch, filled with rows of padding."""
+    buffers = make_step_buffers(MAX_REQS, MAX_TOKENS, MAX_BLOCKS)
+    other = GroupBlocks(buffers.metadata.block_table.clone(), buffers.metadata.slot_mapping.clone())
+    metadata = replace(buffers.metadata, other_groups=(other,))
+    return replace(buffers, metadata=metadata, logits=torch.empty(MAX_REQS, VOCAB))
 
 
 def recorded_by(_recorder):
@@ -41,8 +44,12 @@ def recorded_by(_recorder):
 def step(inputs):
     """Returns logits that depend on every input."""
     metadata = inputs.metadata
-    values = inputs.input_ids + 100 * inputs.positions + 1e4 * metadata.slot_mapping
-    rows = metadata.seq_lens + 50 * metadata.block_table.sum(1) + 1e3 * metadata.query_start_loc[1:]
+    values = inputs.input_ids + 100 * inputs.positions
+    rows = metadata.seq_lens + 1e3 * metadata.query_start_loc[1:]
+    for group in range(2):
+        blocks = metadata.of_group(group)
+        values = values + (1 + group) * 1e4 * blocks.slot_mapping
+        rows = rows + (1 + group) * 50 * blocks.block_table.sum(1)
     values = values.double() + 1e6 * torch.repeat_interleave(rows.double(), metadata.query_start_loc.diff())
     logits = (values[inputs.logits_indices][:, None] * torch.arange(1, VOCAB + 1)).float()
     return logits if inputs.logits is None else inputs.logits.copy_(logits)
@@ -58,8 +65,9 @@ def fill(largest, num_rows, seed, *, num_padded=0, num_wanted=None, query_len=1)
     largest.positions[:num_tokens] = torch.randint(1, 40, (num_tokens,), generator=generator)
     whole.seq_lens[:size] = torch.randint(1, 40, (size,), generator=generator).int()
     whole.seq_lens[num_rows:size] = 0
-    whole.block_table[:size] = torch.randint(1, 90, (size, MAX_BLOCKS), generator=generator).int()
-    whole.slot_mapping[:num_tokens] = torch.randint(1, 90, (num_tokens,), generator=generator)
+    for blocks in (whole, *whole.other_groups):
+        blocks.block_table[:size] = torch.randint(1, 90, (size, MAX_BLOCKS), generator=generator).int()
+        blocks.slot_mapping[:num_tokens] = torch.randint(1, 90, (num_tokens,), generator=generator)
     whole.query_start_loc[: size + 1] = torch.arange(size + 1) * query_len
     wanted = torch.randperm(num_rows, generator=generator)[:num_wanted].sort().values
     largest.logits_indices[: len(wanted)] = (wanted + 1) * query_len - 1
@@ -72,6 +80,10 @@ def fill(largest, num_rows, seed, *, num_padded=0, num_wanted=None, query_len=1)
         metadata=replace(
             inputs.metadata,
             slot_mapping=whole.slot_mapping[:num_tokens],
+            other_groups=tuple(
+                GroupBlocks(block_table[:size], slot_mapping[:num_tokens])
+                for block_table, slot_mapping in whole.other_groups
+            ),
             max_query_len=query_len,
             num_one_token_reqs=size if query_len == 1 else 0,
         ),
