@@ -29,7 +29,7 @@ def children_of(parent):
 def test_it_computes_beside_the_command_and_ends_with_it(tmp_path):
     """Its output is a pipe that every process of the load holds open: `run` returns when none is left."""
     script = tmp_path / "script.py"
-    script.write_text("import os, sys, time; print(os.getppid()); sys.stdin.read()")
+    script.write_text("import os, sys; print(os.getppid(), flush=True); sys.stdin.read()")
     process = subprocess.Popen(
         [sys.executable, BUSY, "--processes", "2", "--short", "0", "--", sys.executable, script],
         stdin=subprocess.PIPE,
