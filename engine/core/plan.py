@@ -1,20 +1,9 @@
 """Builds the plan of a step."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import BlockId, Request, RequestId
-
-
-class Chunk(NamedTuple):
-    """Tokens of a running prompt: how many, whether they are the last ones, so that it samples, and how many of them
-    yield prompt logprobs.
-    """
-
-    num_tokens: int
-    samples: bool
-    num_prompt_logits: int
 
 
 class PlanBuilder:
@@ -99,13 +88,14 @@ class PlanBuilder:
         """The requests of one-token rows."""
         return self._narrow_requests
 
-    def next_chunk(self, request: Request, max_tokens: int | None = None) -> Chunk:
+    def next_chunk(self, request: Request, max_tokens: int | None = None) -> tuple[int, bool, int]:
         """Returns as many known tokens of a request as the budgets allow.
 
         Args:
             request: a running request that lacks some.
             max_tokens: a limit besides the token budget; None: there is none.
-        Returns: the chunk; without tokens if the budget of logits is used up.
+        Returns: how many, 0 if the budget of logits is used up; whether they are the last ones, so that the request
+            samples; and how many of them yield prompt logprobs.
         """
         num_missing = request.num_tokens - request.num_computed_tokens
         assert num_missing > 0, f"request {request.request_id} has nothing to compute"
@@ -121,7 +111,7 @@ class PlanBuilder:
             num_prompt_logits = min(num_owed, max(0, num_tokens - num_before))
         if num_tokens == num_missing and num_prompt_logits == num_left:
             num_tokens -= 1
-        return Chunk(num_tokens, num_tokens == num_missing, num_prompt_logits)
+        return num_tokens, num_tokens == num_missing, num_prompt_logits
 
     def add_new_request(self, request: Request, block_ids: tuple[BlockId, ...]) -> None:
         """Adds a request that the runner does not know yet, with its block table."""

@@ -301,7 +301,9 @@ class Scheduler:
         Returns: its tokens; 0 without a budget for logits, or if others share blocks that the promise relied on.
         """
         num_tokens, samples, num_prompt_logits = batch.next_chunk(request, max_tokens)
-        new_block_ids = self._allocate(request, request.num_computed_tokens + num_tokens, batch)
+        new_block_ids: Sequence[BlockId] | None = ()
+        if request.num_computed_tokens + num_tokens > request.num_slots:
+            new_block_ids = self._allocate(request, request.num_computed_tokens + num_tokens, batch)
         if new_block_ids is None:
             return 0
         if num_tokens > 0:

@@ -240,9 +240,8 @@ class BatchBuilder:
         host.input_ids[:num_tokens] = state.token_ids[token_rows, token_positions]
         host.positions[:num_tokens] = token_positions
         blocks, offsets = np.divmod(token_positions, self._block_size)
-        host.slot_mapping[:, :num_tokens] = (
-            state.block_table[:, token_rows, blocks].astype(np.int64) * self._block_size + offsets
-        )
+        for block_table, slot_mapping in zip(state.block_table, host.slot_mapping, strict=True):
+            slot_mapping[:num_tokens] = block_table[token_rows, blocks].astype(np.int64) * self._block_size + offsets
         num_adapted = _sort_adapted(state.adapters[token_rows], host) if self._has_adapters else 0
         sampling_rows = np.flatnonzero(samples)
         num_samples = len(sampling_rows)
@@ -325,18 +324,20 @@ class BatchBuilder:
         num_rows = len(rows)
         packed = self._arrays[turn].block_table
         if self._is_shared:
-            packed.reshape(self._block_tables.shape)[:, :num_rows, :width] = block_table[:, rows, :width]
+            for target, table in zip(packed.reshape(self._block_tables.shape), block_table, strict=True):
+                target[:num_rows, :width] = table[rows, :width]
             return _nothing
         shape = (len(block_table), num_rows, width)
         size = shape[0] * num_rows * width
-        packed[:size].reshape(shape)[:] = block_table[:, rows, :width]
+        for target, table in zip(packed[:size].reshape(shape), block_table, strict=True):
+            target[:] = table[rows, :width]
         num_bytes = self._num_head_bytes + size * packed.itemsize
-        source, target = self._host[turn][:num_bytes], self._memory[:num_bytes]
-        sent, table = self._sections.block_table[:size].view(shape), self._block_tables[:, :num_rows, :width]
+        source, memory = self._host[turn][:num_bytes], self._memory[:num_bytes]
+        sent, received = self._sections.block_table[:size].view(shape), self._block_tables[:, :num_rows, :width]
 
         def upload() -> None:
-            target.copy_(source, non_blocking=True)
-            table.copy_(sent)
+            memory.copy_(source, non_blocking=True)
+            received.copy_(sent)
 
         return upload
 
