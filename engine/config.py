@@ -96,6 +96,10 @@ class EngineConfig(EngineFlags):
             )
         return RankLayout(self.tensor_parallel_size, num_stages, num_nodes)
 
+    def max_tokens_in_flight(self, device: str) -> int:
+        """Most tokens of all steps in flight."""
+        return self.step_limits(device).max_num_batched_tokens * self.max_steps_in_flight(device)
+
     def max_steps_in_flight(self, device: str) -> int:
         """2 with asynchronous scheduling, else 1. The default is 2 on "cuda" and 1 on "cpu", where planning would take
         time from the step that runs. In pipeline stages one for each, and on "cuda" one more.

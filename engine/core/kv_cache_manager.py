@@ -124,8 +124,9 @@ class KVCacheManager:
         num_most = self._groups.most_blocks(request.num_tokens, self._step_tokens, self.block_size)
         num_left = self.num_available_blocks - num_most
         if num_left < num_blocks:  # otherwise no lookup is needed
-            prefix = self._held(self.get_computed_blocks(request))
-            num_left += sum(not self.pool.is_idle(block_id) for block_id in prefix)
+            prefix = self.get_computed_blocks(request)
+            held = self._held(prefix, self._first_block(len(prefix) // self._num_groups))
+            num_left += sum(not self.pool.is_idle(block_id) for block_id in held)
         return num_left >= num_blocks
 
     def get_computed_blocks(self, request: Request, *, is_private: bool = False) -> list[BlockId]:
@@ -182,7 +183,8 @@ class KVCacheManager:
         table.is_private = is_private
         in_window = self._windowed_blocks(table, table.first, table.num_published)
         table.borrowed.update(block_id for block_id in in_window if not self.pool.is_idle(block_id))
-        prefix, num_promised = self._held(computed_blocks), self._num_outstanding(table, table.num_published)
+        prefix = self._held(computed_blocks, table.first)
+        num_promised = self._num_outstanding(table, table.num_published)
         if num_promised > self.num_available_blocks - sum(map(self.pool.is_idle, prefix)):
             return False
         for block_id in prefix:
@@ -306,13 +308,12 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def _first_block(self, num_hits: int) -> int:
+        """Returns the first block of a prefix of so many that its next token sees in groups with a window."""
         return self._groups.first_block(num_hits * self.block_size, self.block_size) if self._windowed else 0
 
-    def _held(self, block_ids: Sequence[BlockId], first: int | None = None) -> Sequence[BlockId]:
-        """Returns the blocks of a table that a request holds; first: see `_BlockTable`, None: of a prefix."""
+    def _held(self, block_ids: Sequence[BlockId], first: int) -> Sequence[BlockId]:
+        """Returns the blocks of a table that a request holds; first: see `_BlockTable`."""
         num_groups, num_full = self._num_groups, self._groups.num_full
-        if first is None:
-            first = self._first_block(len(block_ids) // num_groups)
         if not first:
             return block_ids
         front = [block_ids[index * num_groups + group] for index in range(first) for group in range(num_full)]

@@ -302,8 +302,8 @@ class Scheduler:
         """
         num_tokens, samples, num_prompt_logits = batch.next_chunk(request, max_tokens)
         new_block_ids: Sequence[BlockId] | None = ()
-        if request.num_computed_tokens + num_tokens > request.num_slots:
-            new_block_ids = self._allocate(request, request.num_computed_tokens + num_tokens, batch)
+        if (num_wanted := request.num_computed_tokens + num_tokens) > request.num_slots:
+            new_block_ids = self._allocate(request, num_wanted, batch)
         if new_block_ids is None:
             return 0
         if num_tokens > 0:

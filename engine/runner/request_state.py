@@ -138,10 +138,6 @@ class RequestState:
         """Appends blocks to the tables of a row; of each position, the block of each group."""
         num_groups = len(self.block_table)
         start, num_blocks = self.num_blocks[row], len(block_ids) // num_groups
-        if num_groups == 1:
-            self.block_table[0, row, start : start + num_blocks] = block_ids
-        elif num_blocks == 1:
-            self.block_table[:, row, start] = block_ids
-        else:
-            self.block_table[:, row, start : start + num_blocks] = np.reshape(block_ids, (num_blocks, num_groups)).T
+        for group, block_table in enumerate(self.block_table):
+            block_table[row, start : start + num_blocks] = block_ids[group::num_groups]
         self.num_blocks[row] = start + num_blocks

@@ -73,7 +73,7 @@ def kv_cache_bytes(
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     max_model_len = config.max_model_len or shape.max_position_embeddings
-    step_tokens = limits.max_num_batched_tokens * config.max_steps_in_flight("cpu")
+    step_tokens = config.max_tokens_in_flight("cpu")
     blocks_per_request = shape.cache_groups.most_blocks(max_model_len, step_tokens, config.block_size)
     most_bytes = limits.max_num_seqs * blocks_per_request * config.block_size * kv_bytes_per_token(shape, kv_dtype)
     return min(int(free_bytes * CACHE_SHARE), CACHE_MAX_BYTES, most_bytes)

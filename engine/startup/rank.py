@@ -222,7 +222,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
             cache_bytes,
             config.max_model_len,
             config.num_gpu_blocks_override,
-            step_tokens=task.limits.max_num_batched_tokens * config.max_steps_in_flight("cuda"),
+            step_tokens=config.max_tokens_in_flight("cuda"),
         )
         kv_plan = _agreed(kv_plan, group)
         startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")

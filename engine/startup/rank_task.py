@@ -110,7 +110,7 @@ def _plan_of_cpu(
         kv_cache_bytes(config, shard, kv_dtype, limits, free_bytes),
         config.max_model_len,
         config.num_gpu_blocks_override,
-        step_tokens=limits.max_num_batched_tokens * config.max_steps_in_flight("cpu"),
+        step_tokens=config.max_tokens_in_flight("cpu"),
     )
     check_cache_fits(config, plan, free_bytes)
     return plan

@@ -3,7 +3,9 @@
 For more operations: `pytest tests/engine/core --core-operations 10000000 --timeout 0`.
 """
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,6 +17,15 @@ NUM_DEFAULT_OPERATIONS = 50_000
 POLICIES = ("fcfs", "priority", "static", "slo")
 
 
+def run_worlds(simulate: Callable[..., Any], num_worlds: int, mode_of: Callable[[int], dict[str, Any]]) -> Counter[str]:
+    """Simulates worlds of these seeds and modes; returns the sums of their totals, which end in `_total`."""
+    totals: Counter[str] = Counter()
+    for seed in range(num_worlds):
+        stats = asdict(simulate(seed, OPERATIONS_PER_WORLD, **mode_of(seed)).scheduler.stats())
+        totals.update({name: value for name, value in stats.items() if name.endswith("_total")})
+    return totals
+
+
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_random_operations_keep_every_invariant_and_every_answer(
@@ -22,38 +33,24 @@ def test_random_operations_keep_every_invariant_and_every_answer(
 ) -> None:
     num_operations = pytestconfig.getoption("core_operations", default=None) or NUM_DEFAULT_OPERATIONS
     num_worlds = -(-num_operations // (OPERATIONS_PER_WORLD * 2 * len(POLICIES)))
-    num_preemptions = num_hits = num_generated = num_infeasible = num_degraded = 0
-    for seed in range(num_worlds):
-        world = simulate(seed, OPERATIONS_PER_WORLD, policy=policy, max_steps_in_flight=max_steps_in_flight)
-        stats = world.scheduler.stats()
-        num_preemptions += stats.num_preemptions_total
-        num_hits += stats.prefix_cache_hits_total
-        num_generated += stats.num_generated_tokens_total
-        num_infeasible += stats.num_infeasible_total
-        num_degraded += stats.num_degraded_total
+    mode = {"policy": policy, "max_steps_in_flight": max_steps_in_flight}
+    totals = run_worlds(simulate, num_worlds, lambda _: mode)
     # Worlds without events would prove nothing.
-    assert num_preemptions > num_worlds
-    assert num_hits > 10 * num_worlds
-    assert num_generated > 50 * num_worlds
+    assert totals["num_preemptions_total"] > num_worlds
+    assert totals["prefix_cache_hits_total"] > 10 * num_worlds
+    assert totals["num_generated_tokens_total"] > 50 * num_worlds
     if policy == "slo":
-        assert num_infeasible > num_worlds
-        assert num_degraded > num_worlds
+        assert totals["num_infeasible_total"] > num_worlds
+        assert totals["num_degraded_total"] > num_worlds
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
 def test_so_they_do_with_steps_in_pipeline_stages(simulate: Callable[..., Any], num_stages: int) -> None:
-    num_preemptions = num_generated = 0
     num_worlds = NUM_DEFAULT_OPERATIONS // (OPERATIONS_PER_WORLD * 4)
-    for seed in range(num_worlds):
-        policy = POLICIES[seed % 3]
-        world = simulate(
-            seed, OPERATIONS_PER_WORLD, policy=policy, num_stages=num_stages, max_steps_in_flight=num_stages
-        )
-        stats = world.scheduler.stats()
-        num_preemptions += stats.num_preemptions_total
-        num_generated += stats.num_generated_tokens_total
-    assert num_preemptions > num_worlds
-    assert num_generated > 50 * num_worlds
+    stages = {"num_stages": num_stages, "max_steps_in_flight": num_stages}
+    totals = run_worlds(simulate, num_worlds, lambda seed: {"policy": POLICIES[seed % 3], **stages})
+    assert totals["num_preemptions_total"] > num_worlds
+    assert totals["num_generated_tokens_total"] > 50 * num_worlds
 
 
 @pytest.mark.parametrize(("num_full", "num_windowed"), [(1, 1), (1, 3), (0, 1)])
@@ -62,18 +59,11 @@ def test_so_they_do_with_sliding_windows(
 ) -> None:
     num_operations = pytestconfig.getoption("core_operations", default=None) or NUM_DEFAULT_OPERATIONS
     num_worlds = num_operations // (OPERATIONS_PER_WORLD * 4)
-    num_preemptions = num_hits = num_generated = 0
-    for seed in range(num_worlds):
-        world = simulate(
-            seed,
-            OPERATIONS_PER_WORLD,
-            policy=POLICIES[seed % 4],
-            cache_groups=CacheGroups(num_full, num_windowed, window=1 + seed % 9),
-        )
-        stats = world.scheduler.stats()
-        num_preemptions += stats.num_preemptions_total
-        num_hits += stats.prefix_cache_hits_total
-        num_generated += stats.num_generated_tokens_total
-    assert num_preemptions > num_worlds
-    assert num_hits > 10 * num_worlds
-    assert num_generated > 50 * num_worlds
+
+    def mode(seed: int) -> dict[str, Any]:
+        return {"policy": POLICIES[seed % 4], "cache_groups": CacheGroups(num_full, num_windowed, 1 + seed % 9)}
+
+    totals = run_worlds(simulate, num_worlds, mode)
+    assert totals["num_preemptions_total"] > num_worlds
+    assert totals["prefix_cache_hits_total"] > 10 * num_worlds
+    assert totals["num_generated_tokens_total"] > 50 * num_worlds

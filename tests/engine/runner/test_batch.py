@@ -88,9 +88,7 @@ def test_batches_are_those_of_a_loop_over_tokens(block_size, decodes_only, num_g
 
 def test_tensors_have_the_dtypes_and_layout_kernels_expect(block_size):
     plan = _plan(random.Random(0), block_size, 5, decodes_only=False)
-    sampling = SamplingState(max_num_seqs=MAX_NUM_SEQS, vocab_size=1000, end_token_ids=())
-    state = RequestState(max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_LEN, block_size=block_size, sampling=sampling)
-    state.apply(plan)
+    state = _state(plan, block_size)
     builder = BatchBuilder(
         max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_TOKENS, max_model_len=MAX_LEN, block_size=block_size
     )

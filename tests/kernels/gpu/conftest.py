@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.gpu.targets import TARGETS, target_of
+from tests.support.kernels.graphs import FakeGraphs
 from tests.support.kernels.interpreter import patch_language_once_per_launch, sum_products_in_order
 
 if not torch.cuda.is_available():
@@ -37,6 +38,16 @@ def float8(target):
     if target.fp8_dtype is None:
         pytest.skip(f"{target.name} has no 8-bit floats")
     return target.fp8_dtype
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """A fake of CUDA graphs in the place of torch's."""
+    graphs = FakeGraphs()
+    for name, replacement in graphs.patches().items():
+        monkeypatch.setattr(torch.cuda, name, replacement)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", graphs.end_allocation)
+    return graphs
 
 
 @pytest.fixture

@@ -19,15 +19,6 @@ MAX_REQS, MAX_TOKENS, MAX_BLOCKS, VOCAB = 8, 20, 3, 7
 
 
 @pytest.fixture
-def graphs(monkeypatch):
-    graphs = FakeGraphs()
-    for name, replacement in graphs.patches().items():
-        monkeypatch.setattr(torch.cuda, name, replacement)
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", graphs.end_allocation)
-    return graphs
-
-
-@pytest.fixture
 def largest():
     """Buffers of two cache groups before the first batch, filled with rows of padding."""
     buffers = make_step_buffers(MAX_REQS, MAX_TOKENS, MAX_BLOCKS)
@@ -78,12 +69,7 @@ def fill(largest, num_rows, seed, *, num_padded=0, num_wanted=None, query_len=1)
         input_ids=largest.input_ids[:num_tokens],
         positions=largest.positions[:num_tokens],
         metadata=replace(
-            inputs.metadata,
-            slot_mapping=whole.slot_mapping[:num_tokens],
-            other_groups=tuple(
-                GroupBlocks(block_table[:size], slot_mapping[:num_tokens])
-                for block_table, slot_mapping in whole.other_groups
-            ),
+            whole.one_token_rows(size, num_tokens),
             max_query_len=query_len,
             num_one_token_reqs=size if query_len == 1 else 0,
         ),

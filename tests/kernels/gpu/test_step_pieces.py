@@ -2,22 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from kernels.gpu.step_pieces import PieceRecorder
 from kernels.metadata import GroupBlocks
 from tests.support.kernels.batches import make_step_buffers
-from tests.support.kernels.graphs import FakeGraphs
-
-
-@pytest.fixture
-def recorder(monkeypatch):
-    graphs = FakeGraphs()
-    for name, replacement in graphs.patches().items():
-        monkeypatch.setattr(torch.cuda, name, replacement)
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", graphs.end_allocation)
-    return PieceRecorder(torch.cuda.graph_pool_handle(), torch.device("cpu"))
 
 
 def make_inputs(first_block):
@@ -30,7 +19,8 @@ def make_inputs(first_block):
     return replace(inputs, metadata=replace(inputs.metadata, **blocks[0]._asdict(), other_groups=(blocks[1],)))
 
 
-def test_each_attention_gets_the_blocks_of_its_group(recorder):
+def test_each_attention_gets_the_blocks_of_its_group(graphs):
+    recorder = PieceRecorder(torch.cuda.graph_pool_handle(), torch.device("cpu"))
     seen = []
 
     def attend(q, kv_cache, *, metadata, out):
