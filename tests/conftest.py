@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from chairlift.service.logs import PACKAGES
 from tests.hang import HANG_S
 
 if not torch.cuda.is_available():
@@ -28,6 +29,16 @@ def interruptible() -> Iterator[None]:
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, previous)
+
+
+@pytest.fixture(autouse=True)
+def levels_of_loggers_end_with_the_test() -> Iterator[None]:
+    """A program that a test runs in this process sets them, and later tests compare what is logged."""
+    loggers = [logging.getLogger(package) for package in PACKAGES]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True, scope="session")

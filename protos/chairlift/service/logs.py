@@ -13,7 +13,7 @@ from typing import Any, TextIO
 TEXT, JSON = LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-_PACKAGES = ("chairlift", "engine", "frontend", "kernels")
+PACKAGES = ("chairlift", "engine", "frontend", "kernels")
 _CLEAR_LINE = "\x1b[K"  # from the cursor to the end of the line
 
 _log = logging.getLogger("chairlift")
@@ -42,7 +42,7 @@ def log_to_stderr(program: str, level_name: str, log_format: str, **process: int
         handler.setFormatter(_json_formatter({"program": program, **process}))
         _log_uncaught_exceptions()
     logging.basicConfig(level=max(level, levels["WARNING"]), handlers=[handler])
-    for package in _PACKAGES:
+    for package in PACKAGES:
         logging.getLogger(package).setLevel(level)
 
 
