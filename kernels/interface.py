@@ -51,13 +51,36 @@ class Routing(NamedTuple):
 
     Attributes:
         top_k: experts of a token.
-        normalizes: whether these probabilities are scaled to a sum of one.
+        normalizes: whether these probabilities are scaled to a sum of one; no effect on an `ExpertChoice`.
         gate: between the layers of an expert, the name of an operation of `KernelOps`, or a clamped gate.
     """
 
     top_k: int
     normalizes: bool
     gate: Literal["silu_and_mul", "gelu_and_mul"] | ClampedGate
+
+
+class ExpertChoice(NamedTuple):
+    """The experts of each token, chosen by the caller instead of by a router of `pack_experts`.
+
+    Attributes:
+        experts: [T, top_k] int64, numbers of different experts in each row, in any order.
+        weights: [T, top_k] fp32, the factor of each: any finite number, also zero; they need not add up to one.
+    """
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+
+    def check(self, x: torch.Tensor, top_k: int) -> None:
+        """Raises ValueError: not [T, top_k] for the rows of x, of another dtype or device, or not contiguous."""
+        for name, tensor, dtype in (("experts", self.experts, torch.int64), ("weights", self.weights, torch.float32)):
+            if tensor.shape != (len(x), top_k) or tensor.dtype is not dtype or tensor.device != x.device:
+                raise ValueError(
+                    f"{name} of the choice are {list(tensor.shape)} {tensor.dtype} on {tensor.device}, expected "
+                    f"{[len(x), top_k]} {dtype} on {x.device}"
+                )
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name} of the choice have strides {tensor.stride()}; expected whole rows")
 
 
 Table: TypeAlias = Any
@@ -261,7 +284,7 @@ class KernelOps(Protocol):
 
     def pack_experts(
         self,
-        router: torch.Tensor,
+        router: torch.Tensor | None,
         gate_up: Sequence[LinearWeights],
         down: Sequence[LinearWeights],
         routing: Routing,
@@ -269,7 +292,8 @@ class KernelOps(Protocol):
     ) -> Experts:
         """Lays out the router [num_experts, in] and its bias [num_experts], and the packed layers of each expert.
 
-        Layers are of one shape and format, all with biases or all without.
+        Without a router, only `mix_chosen_experts` takes the result. Layers are of one shape and format, all with
+        biases or all without.
 
         Raises: ValueError: a format that the family does not multiply by experts.
         """
@@ -280,6 +304,18 @@ class KernelOps(Protocol):
 
         Probabilities of experts are the softmax of the router's results, in fp32. Returns the sum of the chosen
         experts' down(gate(gate_up(x))), each times its probability, in the order of their numbers.
+
+        Raises: ValueError: the experts have no router.
+        """
+        ...
+
+    def mix_chosen_experts(self, x: torch.Tensor, experts: Experts, choice: ExpertChoice) -> torch.Tensor:
+        """Computes a mixture of experts that the caller has chosen: x [T, in] -> [T, out].
+
+        Returns the sum over j of weights[t, j] times down(gate(gate_up(x[t]))) of expert experts[t, j], in the order of
+        j. A number that is not of an expert makes the row of its token NaN, and no other.
+
+        Raises: ValueError: the choice is not of these rows, or not of `Routing.top_k` experts each.
         """
         ...
 

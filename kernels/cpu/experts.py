@@ -1,9 +1,10 @@
-"""A mixture of experts (arXiv:2101.03961, section 2): each token is computed by the few experts that a router chooses.
+"""A mixture of experts (arXiv:2101.03961, section 2): each token is computed by the few experts chosen for it.
 
-ROUTE chooses experts and sorts the pairs of token and expert by expert. PACK_EXPERT_ROWS and EXPERT_LINEAR are the
+ROUTE chooses experts by the results of a router, or takes the caller's choice, and sorts the pairs of token and expert
+by expert. PACK_EXPERT_ROWS and EXPERT_LINEAR are the
 instructions of linear layers, PACK_ROWS and LINEAR, for a table of experts: each is run on the rows of its expert.
 COMBINE adds up what the experts of a token have computed. The bits of a token do not depend on the others: products are
-those of `kernels.cpu.linear`, and experts are added in the order of their numbers.
+those of `kernels.cpu.linear`, and experts are added in the order of their numbers, or of the caller's choice.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,14 +42,14 @@ from kernels.cpu.linear import (
 from kernels.cpu.packed_linear import PackedLinear, pack_linear
 from kernels.cpu.pointwise import check_rows
 from kernels.cpu.recording import Recording
-from kernels.interface import Routing
+from kernels.interface import ExpertChoice, Routing
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Longs
 
-_LOGITS, _EXPERTS, _TOP_K, _NORMALIZES, _WEIGHTS, _CHOSEN, _PLACES, _TOKENS, _STARTS, _NEXT, _COUNT = range(
-    FIRST_OPERAND, FIRST_OPERAND + 11
-)
+_EXPERTS, _TOP_K, _WEIGHTS, _CHOSEN, _PLACES, _TOKENS, _STARTS, _NEXT, _COUNT = range(FIRST_OPERAND, FIRST_OPERAND + 9)
+_LOGITS, _NORMALIZES = range(FIRST_OPERAND + 9, FIRST_OPERAND + 11)  # of ROUTE by a router; 0: by the caller
+_GIVEN_EXPERTS, _GIVEN_WEIGHTS = range(FIRST_OPERAND + 11, FIRST_OPERAND + 13)
 _TABLE, _TABLE_SIZE, _TABLE_STARTS, _TABLE_TOKENS, _CODE = range(FIRST_OPERAND, FIRST_OPERAND + 5)
 _Y, _OUT, _N, _Y_WEIGHTS, _Y_PLACES, _Y_TOP_K = range(FIRST_OPERAND, FIRST_OPERAND + 6)
 
@@ -63,12 +64,13 @@ class PackedExperts:
     """Weights of a mixture.
 
     Attributes:
-        router: [num_experts, hidden], never quantised: a small error may choose another expert.
+        router: [num_experts, hidden], never quantised: a small error may choose another expert. None: the caller
+            chooses.
         gate_up, down: the layers of each expert.
         routing: how experts are chosen.
     """
 
-    router: PackedLinear
+    router: PackedLinear | None
     gate_up: tuple[PackedLinear, ...]
     down: tuple[PackedLinear, ...]
     routing: Routing
@@ -78,7 +80,7 @@ class Routed(NamedTuple):
     """The pairs of token and expert of a step, T * top_k, sorted by expert and then by token: its rows.
 
     Attributes:
-        weights: [T, top_k] fp32, factor of each expert of a token, in the order of their numbers.
+        weights: [T, top_k] fp32, factor of each expert of a token, in the order in which they are added.
         places: [T, top_k] int64, row of each of these pairs.
         tokens: [T * top_k] int64, token of each row.
         starts: [num_experts + 1] int64, first row of each expert.
@@ -91,28 +93,31 @@ class Routed(NamedTuple):
 
 
 def pack_experts(
-    router: torch.Tensor,
+    router: torch.Tensor | None,
     gate_up: Sequence[PackedLinear],
     down: Sequence[PackedLinear],
     routing: Routing,
     router_bias: torch.Tensor | None = None,
 ) -> PackedExperts:
-    """Packs the router [num_experts, hidden] and its bias, and collects the packed layers of the experts.
+    """Packs the router [num_experts, hidden] and its bias, if any, and collects the packed layers of the experts.
 
     Raises: ValueError: the numbers of experts differ, their layers have different shapes or formats, or top_k is not
         between 1 and their number.
     """
-    if not len(router) == len(gate_up) == len(down):
-        raise ValueError(f"the router has {len(router)} rows, there are {len(gate_up)} and {len(down)} layers")
-    if not 1 <= routing.top_k <= len(router):
-        raise ValueError(f"top_k is {routing.top_k}, there are {len(router)} experts")
+    num_experts = len(gate_up) if router is None else len(router)
+    if not num_experts == len(gate_up) == len(down):
+        rows = "" if router is None else f"the router has {num_experts} rows, "
+        raise ValueError(f"{rows}there are {len(gate_up)} and {len(down)} layers")
+    if not 1 <= routing.top_k <= num_experts:
+        raise ValueError(f"top_k is {routing.top_k}, there are {num_experts} experts")
     for layers in (gate_up, down):
         forms = {
             (layer.in_features, layer.out_features, layer.kind, layer.group_size, layer.num_bits) for layer in layers
         }
         if len(forms) > 1:
             raise ValueError(f"layers of experts differ: {sorted(forms)}")
-    return PackedExperts(pack_linear(router, router_bias, quantize=False), tuple(gate_up), tuple(down), routing)
+    packed_router = None if router is None else pack_linear(router, router_bias, quantize=False)
+    return PackedExperts(packed_router, tuple(gate_up), tuple(down), routing)
 
 
 def emit_route(recording: Recording, logits: torch.Tensor, routing: Routing) -> Routed:
@@ -121,9 +126,29 @@ def emit_route(recording: Recording, logits: torch.Tensor, routing: Routing) -> 
     Raises: ValueError: logits are not contiguous fp32.
     """
     check_rows(logits=logits)
-    num_tokens, num_experts = logits.shape
-    num_rows = num_tokens * routing.top_k
-    weights = recording.empty(logits, routing.top_k)
+    return _emit_route(recording, logits, logits.shape[1], routing.top_k, logits.data_ptr(), int(routing.normalizes))
+
+
+def emit_choice(recording: Recording, x: torch.Tensor, choice: ExpertChoice, experts: PackedExperts) -> Routed:
+    """Emits the caller's choice of experts for the rows x [T, in].
+
+    The choice is read when the program runs. A number that is not of an expert becomes the first expert, with a weight
+    of NaN, so that nothing outside of the experts' memory is read.
+
+    Raises: ValueError: the choice is not of these rows, or not of top_k experts each.
+    """
+    top_k = experts.routing.top_k
+    choice.check(x, top_k)
+    recording.keep(choice)
+    given = choice.experts.data_ptr(), choice.weights.data_ptr()
+    return _emit_route(recording, x, len(experts.gate_up), top_k, 0, 0, *given)
+
+
+def _emit_route(recording: Recording, rows: torch.Tensor, num_experts: int, top_k: int, *source: int) -> Routed:
+    """Emits ROUTE for these rows; source: its operands from `_LOGITS` on."""
+    num_tokens = rows.shape[0]
+    num_rows = num_tokens * top_k
+    weights = recording.empty(rows, top_k)
     chosen, places, tokens = (torch.zeros(num_rows, dtype=torch.int64) for _ in range(3))
     starts, following = (torch.zeros(num_experts + 1, dtype=torch.int64) for _ in range(2))
     count = torch.zeros(1, dtype=torch.int64)
@@ -131,14 +156,13 @@ def emit_route(recording: Recording, logits: torch.Tensor, routing: Routing) -> 
     recording.keep((chosen, places, starts, following))
     recording.emit(
         Opcode.ROUTE,
-        logits,
-        logits.data_ptr(),
+        rows,
         num_experts,
-        routing.top_k,
-        int(routing.normalizes),
+        top_k,
         *(tensor.data_ptr() for tensor in (weights, chosen, places, tokens, starts, following, count)),
+        *source,
     )
-    return Routed(weights, places.view(num_tokens, routing.top_k), tokens, starts)
+    return Routed(weights, places.view(num_tokens, top_k), tokens, starts)
 
 
 def emit_expert_linear(
@@ -198,19 +222,20 @@ def emit_combine(recording: Recording, y: torch.Tensor, routed: Routed) -> torch
 
 @item_kernel
 def route_item(row: "Longs", _value: np.float32, _item: int, _scratch: int) -> None:
-    """Chooses the experts of all tokens, and sorts the pairs by expert: counts them, then places each."""
+    """Chooses the experts of all tokens or takes the given ones, and sorts the pairs: counts them, then places each."""
     num_tokens, num_experts, top_k = num_rows(row[ROWS]), row[_EXPERTS], row[_TOP_K]
     starts, following = longs_at(row[_STARTS], num_experts + 1), longs_at(row[_NEXT], num_experts)
     chosen, places = (longs_at(row[_CHOSEN], (num_tokens, top_k)), longs_at(row[_PLACES], (num_tokens, top_k)))
-    logits, weights = (
-        floats_at(row[_LOGITS], (num_tokens, num_experts)),
-        floats_at(row[_WEIGHTS], (num_tokens, top_k)),
-    )
-    tokens = longs_at(row[_TOKENS], num_tokens * top_k)
+    weights, tokens = floats_at(row[_WEIGHTS], (num_tokens, top_k)), longs_at(row[_TOKENS], num_tokens * top_k)
     starts[:] = 0
     for t in range(num_tokens):
-        _choose(logits[t], chosen[t])
-        _weigh(logits[t], chosen[t], row[_NORMALIZES], weights[t])
+        if row[_LOGITS]:
+            logits = floats_at(row[_LOGITS] + 4 * num_experts * t, num_experts)
+            _choose(logits, chosen[t])
+            _weigh(logits, chosen[t], row[_NORMALIZES], weights[t])
+        else:
+            given = longs_at(row[_GIVEN_EXPERTS] + 8 * top_k * t, top_k)
+            _take(given, floats_at(row[_GIVEN_WEIGHTS] + 4 * top_k * t, top_k), num_experts, chosen[t], weights[t])
         for i in range(top_k):
             starts[chosen[t, i] + 1] += 1
     for expert in range(num_experts):
@@ -264,6 +289,21 @@ def _weigh(
             total += weights[i]
     for i in range(chosen.shape[0]):
         weights[i] /= total
+
+
+@kernel
+def _take(
+    given: "Longs",
+    factors: "np.ndarray[tuple[int], np.dtype[np.float32]]",
+    num_experts: int,
+    chosen: "Longs",
+    weights: "np.ndarray[tuple[int], np.dtype[np.float32]]",
+) -> None:
+    """Copies the given experts of a token; those that do not exist become the first one, with a weight of NaN."""
+    for i in range(chosen.shape[0]):
+        is_expert = 0 <= given[i] < num_experts
+        chosen[i] = given[i] if is_expert else 0
+        weights[i] = factors[i] if is_expert else np.float32(np.nan)
 
 
 @kernel

@@ -14,7 +14,15 @@ import torch
 
 from kernels.cpu.adapters import PackedAdapters, emit_add_adapters, pack_adapters, reserve_adapters, set_adapter
 from kernels.cpu.compilers import compiling_elsewhere
-from kernels.cpu.experts import PackedExperts, emit_combine, emit_expert_linear, emit_route, pack_experts
+from kernels.cpu.experts import (
+    PackedExperts,
+    Routed,
+    emit_choice,
+    emit_combine,
+    emit_expert_linear,
+    emit_route,
+    pack_experts,
+)
 from kernels.cpu.gather_rows import can_gather, emit_gather_rows
 from kernels.cpu.jit import num_kernels, watch_compiles
 from kernels.cpu.kv_cache import CpuKVCache, make_kv_cache
@@ -37,7 +45,7 @@ from kernels.cpu.sample import Sampler, compile_sampler
 from kernels.cpu.worker_pool import Program, WorkerPool
 from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ClampedGate, LowRank, Quantization, Routing, Step
+from kernels.interface import ClampedGate, ExpertChoice, LowRank, Quantization, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.microscaled_weights import MicroscaledWeights
 from kernels.sampling import SampledTokens, SamplingBatch
@@ -208,7 +216,7 @@ class CpuOps:
 
     def pack_experts(
         self,
-        router: torch.Tensor,
+        router: torch.Tensor | None,
         gate_up: Sequence[PackedLinear],
         down: Sequence[PackedLinear],
         routing: Routing,
@@ -219,18 +227,21 @@ class CpuOps:
 
     def mix_experts(self, x: torch.Tensor, experts: PackedExperts) -> torch.Tensor:
         """Computes the experts that the router chooses for each token."""
+        router = experts.router
+        if router is None:
+            raise ValueError("the experts have no router")
 
         def emit(recording: Recording) -> torch.Tensor:
-            routed = emit_route(recording, emit_linear(recording, x, experts.router), experts.routing)
-            gate_up = emit_expert_linear(recording, x, experts.gate_up, routed, is_of_tokens=True)
-            gate = experts.routing.gate
-            if isinstance(gate, ClampedGate):
-                gated = emit_clamped_gate(recording, gate_up, gate)
-            else:
-                gated = _GATES[gate](recording, gate_up)
-            return emit_combine(
-                recording, emit_expert_linear(recording, gated, experts.down, routed, is_of_tokens=False), routed
-            )
+            routed = emit_route(recording, emit_linear(recording, x, router), experts.routing)
+            return _emit_mixture(recording, x, experts, routed)
+
+        return self._emit(emit)
+
+    def mix_chosen_experts(self, x: torch.Tensor, experts: PackedExperts, choice: ExpertChoice) -> torch.Tensor:
+        """Computes the experts that the caller has chosen for each token; a recorded step reads them at each replay."""
+
+        def emit(recording: Recording) -> torch.Tensor:
+            return _emit_mixture(recording, x, experts, emit_choice(recording, x, choice, experts))
 
         return self._emit(emit)
 
@@ -330,3 +341,15 @@ class CpuOps:
         result = emit(recording, *operands, **options)
         self._pool.run(Program(recording))
         return result
+
+
+def _emit_mixture(recording: Recording, x: torch.Tensor, experts: PackedExperts, routed: Routed) -> torch.Tensor:
+    """Emits the experts of the rows x [T, in], and their weighted sum."""
+    gate_up = emit_expert_linear(recording, x, experts.gate_up, routed, is_of_tokens=True)
+    gate = experts.routing.gate
+    if isinstance(gate, ClampedGate):
+        gated = emit_clamped_gate(recording, gate_up, gate)
+    else:
+        gated = _GATES[gate](recording, gate_up)
+    results = emit_expert_linear(recording, gated, experts.down, routed, is_of_tokens=False)
+    return emit_combine(recording, results, routed)

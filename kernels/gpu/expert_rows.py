@@ -1,6 +1,7 @@
-"""Chooses the experts of each token, and lists the tokens of each expert: the work list of `kernels.gpu.experts`.
+"""Chooses the experts of each token, or takes the caller's choice, and lists the tokens of each expert.
 
-The list is made on the device and has a fixed size, so that a CUDA graph that contains it adapts to each replay.
+The list is the work list of `kernels.gpu.experts`. It is made on the device and has a fixed size, so that a CUDA graph
+that contains it adapts to each replay.
 """
 
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.launch import launch
-from kernels.interface import Routing
+from kernels.interface import ExpertChoice, Routing
 
 _BLOCK_PAIRS = 1024
 _BLOCK_TILES = 128
@@ -20,7 +21,7 @@ class ExpertRows(NamedTuple):
     """Pairs of a token and one of its experts; pair p is of token p // top_k.
 
     Attributes:
-        weights: [T, top_k] fp32: probabilities of the experts of a token, in the order of their numbers.
+        weights: [T, top_k] fp32: of the experts of a token, in the order of their numbers or of the caller's choice.
         pairs: [T * top_k] int32, sorted by expert, then by number.
         tiles: [N, 3] int32: an expert and the range of `pairs` of up to block_m of its pairs; the expert is -1 where
             there is no tile.
@@ -43,22 +44,13 @@ def expert_rows(logits: torch.Tensor, routing: Routing, block_m: int) -> ExpertR
         block_m: most pairs of a tile.
     """
     num_tokens, num_experts = logits.shape
-    num_pairs, device = num_tokens * routing.top_k, logits.device
-    num_tiles = num_pairs // block_m + min(num_pairs, num_experts)  # each expert may have one that is not full
-    rows = ExpertRows(
-        weights=torch.empty(num_tokens, routing.top_k, dtype=torch.float32, device=device),
-        pairs=torch.empty(num_pairs, dtype=torch.int32, device=device),
-        tiles=torch.empty(num_tiles, 3, dtype=torch.int32, device=device),
-        block_m=block_m,
-    )
-    experts = torch.empty(num_pairs, dtype=torch.int32, device=device)
-    counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
+    weights, experts, counts = _empty_choice(num_tokens, routing.top_k, num_experts, logits.device)
     block_experts = triton.next_power_of_2(num_experts)
     launch(
         _choose_kernel,
         (num_tokens,),
         logits,
-        rows.weights,
+        weights,
         experts,
         counts,
         NUM_EXPERTS=num_experts,
@@ -67,9 +59,60 @@ def expert_rows(logits: torch.Tensor, routing: Routing, block_m: int) -> ExpertR
         BLOCK=block_experts,
         num_warps=1 if block_experts <= 256 else 4,
     )
+    return _listed(weights, experts, counts, block_m)
+
+
+def rows_of_choice(choice: ExpertChoice, num_experts: int, block_m: int) -> ExpertRows:
+    """Takes the caller's choice.
+
+    Args:
+        choice: of T tokens. A number that is not of an expert becomes the first expert, with a weight of NaN, so that
+            nothing outside of the experts' memory is read.
+        num_experts: how many there are.
+        block_m: most pairs of a tile.
+    """
+    num_tokens, top_k = choice.experts.shape
+    num_pairs = num_tokens * top_k
+    weights, experts, counts = _empty_choice(num_tokens, top_k, num_experts, choice.experts.device)
+    launch(
+        _take_kernel,
+        (triton.cdiv(num_pairs, _BLOCK_PAIRS),),
+        *choice,
+        weights,
+        experts,
+        counts,
+        num_pairs,
+        num_experts,
+        BLOCK=_BLOCK_PAIRS,
+        num_warps=4,
+    )
+    return _listed(weights, experts, counts, block_m)
+
+
+def _empty_choice(
+    num_tokens: int, top_k: int, num_experts: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Allocates weights [T, top_k] fp32 and experts [T * top_k] int32, and zeros to count the pairs of each expert."""
+    return (
+        torch.empty(num_tokens, top_k, dtype=torch.float32, device=device),
+        torch.empty(num_tokens * top_k, dtype=torch.int32, device=device),
+        torch.zeros(num_experts, dtype=torch.int32, device=device),
+    )
+
+
+def _listed(weights: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor, block_m: int) -> ExpertRows:
+    """Lists the pairs by expert; counts [num_experts] is how many each has."""
+    num_pairs, num_experts, device = len(experts), len(counts), experts.device
+    num_tiles = num_pairs // block_m + min(num_pairs, num_experts)  # each expert may have one that is not full
+    rows = ExpertRows(
+        weights=weights,
+        pairs=torch.empty(num_pairs, dtype=torch.int32, device=device),
+        tiles=torch.empty(num_tiles, 3, dtype=torch.int32, device=device),
+        block_m=block_m,
+    )
     launch(
         _list_kernel,
-        (num_experts if num_tokens else 0,),
+        (num_experts if num_pairs else 0,),
         experts,
         counts,
         rows.pairs,
@@ -78,7 +121,7 @@ def expert_rows(logits: torch.Tensor, routing: Routing, block_m: int) -> ExpertR
         num_tiles,
         NUM_EXPERTS=num_experts,
         BLOCK_M=block_m,
-        BLOCK_EXPERTS=block_experts,
+        BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
         BLOCK_PAIRS=_BLOCK_PAIRS,
         BLOCK_TILES=_BLOCK_TILES,
         num_warps=4,
@@ -118,6 +161,29 @@ def _choose_kernel(  # type: ignore[no-untyped-def]
     tl.store(weights_ptr + places, weights, mask=is_chosen)
     tl.store(experts_ptr + places, numbers, mask=is_chosen)
     tl.atomic_add(counts_ptr + numbers, 1, mask=is_chosen, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_experts"])
+def _take_kernel(  # type: ignore[no-untyped-def]
+    given_experts_ptr,
+    given_weights_ptr,
+    weights_ptr,
+    experts_ptr,
+    counts_ptr,
+    num_pairs,
+    num_experts,
+    BLOCK: tl.constexpr,
+):
+    """Copies experts and weights of BLOCK pairs, and counts the pairs of each expert."""
+    pairs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_pair = pairs < num_pairs
+    given = tl.load(given_experts_ptr + pairs, mask=is_pair, other=0)
+    is_expert = (given >= 0) & (given < num_experts)
+    experts = tl.where(is_expert, given, 0).to(tl.int32)
+    weights = tl.load(given_weights_ptr + pairs, mask=is_pair, other=0.0)
+    tl.store(weights_ptr + pairs, tl.where(is_expert, weights, float("nan")), mask=is_pair)
+    tl.store(experts_ptr + pairs, experts, mask=is_pair)
+    tl.atomic_add(counts_ptr + experts, 1, mask=is_pair, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"])

@@ -9,14 +9,14 @@ import torch
 
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
-from kernels.gpu.experts import ExpertLinear, PackedExperts, mix_experts
+from kernels.gpu.experts import ExpertLinear, PackedExperts, mix_chosen_experts, mix_experts
 from kernels.gpu.gate import clamped_gate, silu_and_mul
 from kernels.gpu.grouped_experts import ExpertGroups
 from kernels.gpu.grouped_linear import grouped_span
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.row_specializations import Call
 from kernels.gpu.targets import Target
-from kernels.interface import ClampedGate, Routing
+from kernels.interface import ClampedGate, ExpertChoice, Routing
 
 _META = torch.device("meta")
 
@@ -59,11 +59,12 @@ _UNEVEN = _Shape(60, 4, 1000, 96)
 
 
 def expert_calls(target: Target, everything: bool) -> Iterator[Call]:
-    """Yields mixtures by numbers of weights and sizes; a call compiles all tiles."""
+    """Yields mixtures by numbers of weights and sizes, and one that the caller chooses; a call compiles all tiles."""
     half = torch.bfloat16 if target.has_bfloat16 else torch.float16
     for dtype in dict.fromkeys((half, torch.float16, torch.float32) if everything else (half,)):
         for shape in (_QWEN3_30B, _MIXTRAL_RANK, _UNEVEN) if everything else (_QWEN3_30B, _UNEVEN):
             yield _call(3, shape, dtype, None, target)
+        yield _call(3, _UNEVEN, dtype, None, target, is_chosen=True)
         for form in (None, "MXFP4"):
             yield _call(3, _GPT_OSS_20B, dtype, form, target, gate=ClampedGate(1.702, 7.0), has_bias=True)
         for groups in _GROUPED_FORMS if everything else _GROUPED_FORMS[:3]:
@@ -79,6 +80,7 @@ def live_expert_calls(target: Target, generator: random.Random) -> Iterator[Call
     half = torch.bfloat16 if target.has_bfloat16 else torch.float16
     for num_tokens in (1, 16, 256, 257, 1025, 8192, *(generator.randint(1, 20000) for _ in range(8))):
         yield _call(num_tokens, _QWEN3_30B, half, None, target)
+        yield _call(num_tokens, _UNEVEN, half, None, target, is_chosen=True)
         yield _call(num_tokens, _QWEN3_30B, half, "scales per block", target)
         yield _call(num_tokens, _QWEN3_30B, half, _GROUPED_FORMS[0], target)
         yield _call(num_tokens, _GPT_OSS_20B, half, "MXFP4", target, gate=ClampedGate(1.702, 7.0), has_bias=True)
@@ -93,6 +95,7 @@ def _call(
     *,
     gate: ClampedGate | None = None,
     has_bias: bool = False,
+    is_chosen: bool = False,
 ) -> Call:
     def grouped(form: _GroupedForm, num_out: int, num_in: int) -> ExpertLinear:
         span = grouped_span(num_in, form.group_size, form.num_bits)
@@ -133,5 +136,10 @@ def _call(
     )
     label = f"{dtype_name(dtype)}{'' if form is None else f', {form}'}, {shape.num_experts} experts of {shape.inner}"
     between = silu_and_mul if gate is None else partial(clamped_gate, gate=gate)
-    make = partial(mix_experts, x, experts, linear=router, gate=between, target=target, batch_invariant=False)
-    return Call(label, make)
+    if is_chosen:
+        sizes = num_tokens, shape.top_k
+        choice = ExpertChoice(torch.empty(sizes, dtype=torch.int64, device=_META), torch.empty(sizes, device=_META))
+        label, mix = f"{label}, chosen", partial(mix_chosen_experts, choice=choice)
+    else:
+        mix = partial(mix_experts, linear=router)
+    return Call(label, partial(mix, x, experts, gate=between, target=target, batch_invariant=False))

@@ -8,7 +8,7 @@ element is summed over the inputs in one order, whatever the other tokens are.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
@@ -17,7 +17,7 @@ import triton.language as tl
 from kernels.fp8_block import BLOCK
 from kernels.gpu.attend import dot
 from kernels.gpu.block_scales import BlockScaledLinear
-from kernels.gpu.expert_rows import ExpertRows, expert_rows
+from kernels.gpu.expert_rows import ExpertRows, expert_rows, rows_of_choice
 from kernels.gpu.float8 import widen_float8
 from kernels.gpu.grouped_experts import ExpertGroups, bind_grouped, stack_groups
 from kernels.gpu.grouped_linear import GroupedLinear
@@ -28,7 +28,7 @@ from kernels.gpu.quantize import QuantizedRows, rows_in_8_bits
 from kernels.gpu.rows import check_rows
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import ProductTile, block_product_tiles, column_tile, grouped_product_tiles
-from kernels.interface import Routing
+from kernels.interface import ExpertChoice, Routing
 from kernels.microscaled_weights import GROUP_SIZE
 
 _ROW_TILES = 8
@@ -80,16 +80,16 @@ class ExpertLinear:
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """Weights of a mixture: the router [experts, in], and both layers of the experts."""
+    """Weights of a mixture: the router [experts, in], if the caller does not choose, and both layers of the experts."""
 
-    router: PackedLinear
+    router: PackedLinear | None
     gate_up: ExpertLinear
     down: ExpertLinear
     routing: Routing
 
 
 def pack_experts(
-    router: torch.Tensor,
+    router: torch.Tensor | None,
     gate_up: Sequence[PackedExpert],
     down: Sequence[PackedExpert],
     routing: Routing,
@@ -98,12 +98,12 @@ def pack_experts(
     """Copies the experts of a layer into one tensor each.
 
     Args:
-        router: [experts, in] in the model's dtype, which is never quantised.
+        router: [experts, in] in the model's dtype, which is never quantised; None: the caller chooses.
         gate_up, down: layers of one form and shape.
         routing: how experts are chosen.
         router_bias: [experts] in the model's dtype.
     """
-    packed_router = PackedLinear(router, None, router_bias, router.dtype)
+    packed_router = None if router is None else PackedLinear(router, None, router_bias, router.dtype)
     return PackedExperts(packed_router, _stacked(gate_up), _stacked(down), routing)
 
 
@@ -136,7 +136,7 @@ def mix_experts(
     target: Target,
     batch_invariant: bool,
 ) -> torch.Tensor:
-    """Returns the sum of the chosen experts' results, [T, out] in the model's dtype.
+    """Returns the sum of the results of the experts that the router chooses, [T, out] in the model's dtype.
 
     Args:
         x: [T, in] in the model's dtype, contiguous.
@@ -145,10 +145,44 @@ def mix_experts(
         gate: the operation between the layers of an expert; may quantise its result.
         target: architecture of the device; decides the tiles.
         batch_invariant: uses the same tile for any number of rows, so that a row has the same bits in any batch.
+    Raises: ValueError: the experts have no router, or x is of another form.
+    """
+    if experts.router is None:
+        raise ValueError("the experts have no router")
+    check_rows(x=x)
+    rows_of = partial(expert_rows, linear(x, experts.router), experts.routing)
+    return _mixed(x, experts, rows_of, gate, target, batch_invariant)
+
+
+def mix_chosen_experts(
+    x: torch.Tensor,
+    experts: PackedExperts,
+    choice: ExpertChoice,
+    *,
+    gate: Callable[[torch.Tensor], Rows],
+    target: Target,
+    batch_invariant: bool,
+) -> torch.Tensor:
+    """Returns the sum of the results of the experts that the caller has chosen; arguments as of `mix_experts`.
+
+    Raises: ValueError: the choice is not of the rows of x, or not of top_k experts each, or x is of another form.
     """
     check_rows(x=x)
+    choice.check(x, experts.routing.top_k)
+    rows_of = partial(rows_of_choice, choice, experts.gate_up.weight.shape[0])
+    return _mixed(x, experts, rows_of, gate, target, batch_invariant)
+
+
+def _mixed(
+    x: torch.Tensor,
+    experts: PackedExperts,
+    rows_of: Callable[[int], ExpertRows],
+    gate: Callable[[torch.Tensor], Rows],
+    target: Target,
+    batch_invariant: bool,
+) -> torch.Tensor:
+    """Computes the mixture; rows_of makes the work list in tiles of up to block_m pairs."""
     num_experts, top_k = experts.gate_up.weight.shape[0], experts.routing.top_k
-    logits = linear(x, experts.router)
     tiles = list(zip(_tiles(experts.gate_up, target), _tiles(experts.down, target), strict=True))
     if batch_invariant:
         tiles = [tiles[len(tiles) // 2]]
@@ -156,10 +190,10 @@ def mix_experts(
         mean_rows = -(-x.shape[0] * top_k // num_experts)
         tiles = [next((pair for pair in tiles if mean_rows <= pair[0].block_m), tiles[-1])]
     for first, second in tiles:
-        rows = expert_rows(logits, experts.routing, first.block_m)
+        rows = rows_of(first.block_m)
         gate_up = _product(x, experts.gate_up, rows, first, top_k)
         if second.block_m != first.block_m:  # in fp32, if only one of the layers is in integers
-            rows = expert_rows(logits, experts.routing, second.block_m)
+            rows = rows_of(second.block_m)
         out = _product(gate(gate_up), experts.down, rows, second, 1)
     return _sum_of_experts(out, rows.weights)
 

@@ -12,7 +12,7 @@ from kernels.fp8_weights import has_block_scales
 from kernels.gpu.adapters import PackedAdapters, add_adapters, pack_adapters, reserve_adapters, set_adapter
 from kernels.gpu.attention_backends import Attention
 from kernels.gpu.block_scales import BlockScaledLinear, pack_block_scaled
-from kernels.gpu.experts import PackedExperts, mix_experts, pack_experts
+from kernels.gpu.experts import PackedExperts, mix_chosen_experts, mix_experts, pack_experts
 from kernels.gpu.gate import clamped_gate, gelu_and_mul, silu_and_mul
 from kernels.gpu.grouped_linear import GroupedLinear, grouped_span, pack_grouped
 from kernels.gpu.kernel_cache import use_kernel_cache
@@ -33,7 +33,7 @@ from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import TiledLinear, is_tiled, tiled_linear
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ClampedGate, LowRank, Routing, Step
+from kernels.interface import ClampedGate, ExpertChoice, LowRank, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.microscaled_weights import MicroscaledWeights
 from kernels.sampling import greedy_batch
@@ -236,7 +236,7 @@ class GpuOps:
 
     def pack_experts(
         self,
-        router: torch.Tensor,
+        router: torch.Tensor | None,
         gate_up: Sequence[TiledLinear | MicroscaledLinear],
         down: Sequence[TiledLinear | MicroscaledLinear],
         routing: Routing,
@@ -251,6 +251,17 @@ class GpuOps:
             x,
             experts,
             linear=self.linear,
+            gate=self._expert_gate(experts.routing),
+            target=self._target,
+            batch_invariant=self._batch_invariant,
+        )
+
+    def mix_chosen_experts(self, x: torch.Tensor, experts: PackedExperts, choice: ExpertChoice) -> torch.Tensor:
+        """Computes the experts that the caller has chosen for each token, without waiting for the choice."""
+        return mix_chosen_experts(
+            x,
+            experts,
+            choice,
             gate=self._expert_gate(experts.routing),
             target=self._target,
             batch_invariant=self._batch_invariant,

@@ -6,7 +6,7 @@ import torch
 
 from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ClampedGate, LowRank, Routing, Step
+from kernels.interface import ClampedGate, ExpertChoice, LowRank, Routing, Step
 from kernels.metadata import AdaptedTokens, StepInputs
 from kernels.microscaled_weights import MicroscaledWeights
 from kernels.reference.gate import clamped_gate, gelu_and_mul, silu_and_mul
@@ -17,7 +17,7 @@ from kernels.reference.sample import sample
 from kernels.reference.soft_cap import soft_cap
 
 Weights = tuple[torch.Tensor, torch.Tensor | None]
-Experts = tuple[Weights, Sequence[Weights], Sequence[Weights], Routing]
+Experts = tuple[Weights | None, Sequence[Weights], Sequence[Weights], Routing]
 Cache = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -125,32 +125,46 @@ class ReferenceOps:
 
     def pack_experts(
         self,
-        router: torch.Tensor,
+        router: torch.Tensor | None,
         gate_up: Sequence[Weights],
         down: Sequence[Weights],
         routing: Routing,
         router_bias: torch.Tensor | None = None,
     ) -> Experts:
         """Returns the weights unchanged."""
-        return (router, router_bias), gate_up, down, routing
+        return None if router is None else (router, router_bias), gate_up, down, routing
 
     def mix_experts(self, x: torch.Tensor, experts: Experts) -> torch.Tensor:
-        """Computes one expert after the other, on the tokens that chose it."""
-        router, gate_up, down, routing = experts
+        """Chooses experts by the softmax of the router's results."""
+        router, _, _, routing = experts
+        if router is None:
+            raise ValueError("the experts have no router")
         probabilities = self.linear(x, router).float().softmax(dim=-1)
         weights, chosen = probabilities.topk(routing.top_k)
         if routing.normalizes:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        out = torch.zeros_like(x)
+        chosen, order = chosen.sort(dim=-1)
+        return self.mix_chosen_experts(x, experts, ExpertChoice(chosen, weights.gather(-1, order)))
+
+    def mix_chosen_experts(self, x: torch.Tensor, experts: Experts, choice: ExpertChoice) -> torch.Tensor:
+        """Computes one expert after the other, on the tokens that it was chosen for."""
+        _, gate_up, down, routing = experts
+        choice.check(x, routing.top_k)
+        is_expert = (choice.experts >= 0) & (choice.experts < len(gate_up))
+        weights = choice.weights.masked_fill(~is_expert, torch.nan).to(x.dtype)
+        results = x.new_zeros(*choice.experts.shape, down[0][0].shape[0])
         for expert, layers in enumerate(zip(gate_up, down, strict=True)):
-            tokens, rank = torch.where(chosen == expert)
+            tokens, places = torch.where(choice.experts == expert)
             if len(tokens):
                 gate_up_of_tokens = self.linear(x[tokens], layers[0])
                 if isinstance(routing.gate, ClampedGate):
                     gated = clamped_gate(gate_up_of_tokens, routing.gate)
                 else:
                     gated = getattr(self, routing.gate)(gate_up_of_tokens)
-                out[tokens] += self.linear(gated, layers[1]) * weights[tokens, rank, None].to(x.dtype)
+                results[tokens, places] = self.linear(gated, layers[1])
+        out = torch.zeros_like(results[:, 0])
+        for place in range(routing.top_k):
+            out += results[:, place] * weights[:, place, None]
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False) -> torch.Tensor:

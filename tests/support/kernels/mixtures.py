@@ -1,14 +1,28 @@
-"""Mixtures of experts in fp64, with bounds of what the roundings of a GPU's kernels may change."""
+"""Mixtures of experts in fp64, with bounds of what the roundings of kernels may change."""
 
 import functools
 from collections.abc import Callable, Sequence
 
 import torch
 
-from kernels.interface import Routing
+from kernels.interface import ExpertChoice, Routing
 
 _LAST = 2.0**-24
 """Half the distance of fp32 numbers above 1: a rounding."""
+
+Terms = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
+
+
+def random_choice(seed: int, num_tokens: int, top_k: int, num_experts: int) -> ExpertChoice:
+    """Makes weights of both signs, some zero; experts in random order, and never the second of those with a choice."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(num_tokens, num_experts, generator=generator)
+    if top_k < num_experts:
+        scores[:, 1] = -1
+    experts = scores.topk(top_k).indices
+    weights = 2.5 * torch.randn(num_tokens, top_k, generator=generator)
+    weights[torch.rand(weights.shape, generator=generator) < 0.1] = 0
+    return ExpertChoice(experts, weights)
 
 
 def exact_mixture(
@@ -19,13 +33,31 @@ def exact_mixture(
     routing: Routing,
     dtype: torch.dtype = torch.float32,
     *,
-    terms: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | None = None,
+    terms: Terms | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every token by itself, in fp64, with the router's own logits; of equal ones, common in 16 bits, the first.
+    """As `exact_chosen_mixture`, by logits [T, experts] of the router; of equal ones, common in 16 bits, the first."""
+    chosen = logits.double().sort(dim=1, descending=True, stable=True).indices[:, : routing.top_k]
+    weights = logits.double().softmax(dim=1).gather(1, chosen)
+    if routing.normalizes:
+        weights = weights / weights.sum(dim=1, keepdim=True)
+    return exact_chosen_mixture(x, ExpertChoice(chosen, weights), gate_up, down, routing, dtype, terms=terms)
+
+
+def exact_chosen_mixture(
+    x: torch.Tensor,
+    choice: ExpertChoice,
+    gate_up: Sequence[torch.Tensor],
+    down: Sequence[torch.Tensor],
+    routing: Routing,
+    dtype: torch.dtype = torch.float32,
+    *,
+    terms: Terms | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every token by itself, in fp64.
 
     Args:
         x: [T, in].
-        logits: [T, experts].
+        choice: of each token.
         gate_up, down: [out, in] of each expert.
         routing: with one of the two plain gates.
         dtype: in which results of layers, of the gate and of the mixture are rounded.
@@ -39,11 +71,7 @@ def exact_mixture(
     gate_of = torch.nn.functional.silu if routing.gate == "silu_and_mul" else gelu
     terms = terms or ([matrix.abs() for matrix in gate_up], [matrix.abs() for matrix in down])
     values, bounds = [], []
-    for token, row in zip(x.double(), logits.double(), strict=True):
-        chosen = row.sort(descending=True, stable=True).indices[: routing.top_k]
-        weights = row.softmax(dim=0)[chosen]
-        if routing.normalizes:
-            weights = weights / weights.sum()
+    for token, chosen, weights in zip(x.double(), choice.experts, choice.weights.double(), strict=True):
         total, allowed = (torch.zeros(x.shape[1], dtype=torch.float64) for _ in range(2))
         for weight, expert in zip(weights, chosen.tolist(), strict=True):
             first, second = gate_up[expert].double(), down[expert].double()
@@ -58,7 +86,7 @@ def exact_mixture(
             error = second.abs() @ error + _roundings(len(gated)) * (second_terms @ (gated.abs() + error))
             error += rounding * (result.abs() + error)
             total += weight * result
-            allowed += weight * (error + 32 * _LAST * (result.abs() + error))
+            allowed += weight.abs() * (error + 32 * _LAST * (result.abs() + error))
         values.append(total)
         bounds.append(allowed + rounding * (total.abs() + allowed))
     return torch.stack(values), torch.stack(bounds)
