@@ -17,11 +17,13 @@ def dequantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
     Args:
         values: the stored weights.
-        scales: per tensor, [] or [1]; per output channel, [out] or [out, 1]; or per block, [out / 128, in / 128].
+        scales: per tensor, [] or [1]; per output channel, [out] or [out, 1]; or per block, [out / 128, in / 128], of
+            which the last ones may be partial.
     """
     exact = values.float()
     if has_block_scales(values, scales):
-        num_rows, num_columns = scales.shape
-        blocks = exact.view(num_rows, BLOCK, num_columns, BLOCK)
-        return blocks.mul_(scales.float()[:, None, :, None]).view(values.shape)
+        for index, of_rows in enumerate(scales.float()):
+            rows = exact[index * BLOCK : (index + 1) * BLOCK]
+            rows.mul_(of_rows.repeat_interleave(BLOCK)[: exact.shape[1]])
+        return exact
     return exact.mul_(scales.float().reshape(-1, 1))

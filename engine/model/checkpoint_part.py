@@ -23,8 +23,8 @@ class Span(NamedTuple):
         return Span(self.total * width, self.start * width, self.size * width)
 
     def in_blocks(self, size: int) -> "Span":
-        """Returns the range in larger units of `size`, whose multiples its numbers are."""
-        return Span(self.total // size, self.start // size, self.size // size)
+        """Returns the range in larger units of `size`, whose multiple it begins at; the last unit may be partial."""
+        return Span(-(-self.total // size), self.start // size, -(-self.size // size))
 
     @property
     def parts(self) -> tuple["Span", ...]:

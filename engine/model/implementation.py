@@ -13,7 +13,9 @@ from engine.model.architectures import FAMILIES
 from engine.model.checkpoint import open_checkpoint
 from engine.model.config_fields import ConfigFields
 from engine.model.gguf_checkpoint import is_gguf
-from engine.model.text_part import text_fields, transformers_text
+from engine.model.mxfp4 import Mxfp4Weights
+from engine.model.quantization_config import read_quantization_config
+from engine.model.text_part import text_fields, transformers_fields, transformers_text
 from engine.parallel.layout import ONE_RANK, RankLayout
 
 ModelImpl = Literal["auto", "chairlift", "transformers"]
@@ -112,8 +114,8 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
         raise fields.error("architectures", f"is {name}: {reason}; {_INSTEAD}")
     if fields.flag("is_encoder_decoder", False):
         raise fields.error("is_encoder_decoder", f"is true: {name} is no causal language model; {_INSTEAD}")
-    if (part := transformers_text(fields)) is not None:
-        fields = part.replaced({key: fields.raw(key) for key in ("quantization_config",) if key in fields})
+    if transformers_text(fields) is not None:
+        fields = transformers_fields(fields)
     elif name.endswith("ForConditionalGeneration"):
         raise fields.error(
             "architectures",
@@ -135,11 +137,10 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
             f"names code of the checkpoint for {name}, which is not executed; use a checkpoint of a model_type that "
             "transformers has",
         )
-    if "quantization_config" in fields:
+    if isinstance(read_quantization_config(fields), Mxfp4Weights):
         raise fields.error(
             "quantization_config",
-            f"is not supported for {name}, which is computed by transformers: use the checkpoint in 16 or 32 bits, "
-            "with --quantization",
+            f"is mxfp4, which is not supported for {name}, computed by transformers: use the checkpoint in 16 bits",
         )
     types = fields.raw("layer_types", [])
     if not isinstance(types, list):

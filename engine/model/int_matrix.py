@@ -13,6 +13,7 @@ The last tensor of packed is named weight_g_idx. AWQ has columns 0, 2, 4, 6, 1, 
 compressed-tensors have signed values and zero points, from -8 or -128; those of packed are stored with that added.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -168,6 +169,21 @@ def check_int_matrix(stored: IntWeights, rows: Rows, columns: Span) -> None:
                     f"--tensor-parallel-size gives each rank {sum(part.size for part in parts)} {what} of {name}, not "
                     f"a multiple of {unit}, which a group or a word holds: use fewer ranks"
                 )
+
+
+def int_matrix_shape(stored: IntWeights, module: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
+    """Returns rows and columns of a module's matrix by the shapes of tensors; None: it is not stored in integers."""
+    names = _NAMES[stored.layout]
+    shape = shapes.get(f"{module}.{names.values}", ())
+    if f"{module}.{names.scales}" not in shapes or len(shape) != 2:
+        return None
+    match stored.layout:
+        case "gptq":
+            return shape[1], shape[0] * stored.per_word
+        case "awq":
+            return shape[1] * stored.per_word, shape[0]
+        case "packed" | "int8":
+            return shape[0], shape[1] * stored.per_word
 
 
 def _projection(

@@ -53,7 +53,7 @@ def resolve_dtype(name: str, checkpoint_dtype: str, *, is_fp32_only: bool = Fals
     if is_fp32_only and dtype is not torch.float32:
         raise ConfigError(
             f"dtype is {name!r}, supported on a CPU by plain PyTorch operations (--kernels torch, "
-            "--tensor-parallel-size) and for models that transformers computes are float32 and auto"
+            "--tensor-parallel-size) are float32 and auto"
         )
     return dtype
 

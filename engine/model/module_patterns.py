@@ -3,6 +3,7 @@
 import re
 
 from engine.model.config_fields import ConfigFields
+from engine.model.text_part import stored_names
 
 _MAX_NAMES = 4096
 _MAX_LENGTH = 1000
@@ -60,10 +61,16 @@ def targeted_modules(group: ConfigFields) -> tuple[re.Pattern[str], ...] | None:
 
 
 def is_selected(module: str, exceptions: tuple[re.Pattern[str], ...], only: tuple[re.Pattern[str], ...] | None) -> bool:
-    """Whether a module is none of the exceptions and one of `only`; None: all others."""
-    if only is not None and not any(pattern.match(module) for pattern in only):
-        return False
-    return not any(pattern.match(module) for pattern in exceptions)
+    """Whether a module is none of the exceptions and one of `only`; None: all others.
+
+    A checkpoint with images lists the modules of its text part by the names that it stores them under.
+    """
+    names = stored_names(module)
+
+    def is_listed(patterns: tuple[re.Pattern[str], ...]) -> bool:
+        return any(pattern.match(name) for pattern in patterns for name in names)
+
+    return (only is None or is_listed(only)) and not is_listed(exceptions)
 
 
 def _compiled(section: ConfigFields, field: str, patterns: list[str]) -> tuple[re.Pattern[str], ...]:

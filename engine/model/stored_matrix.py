@@ -1,5 +1,6 @@
 """Matrices of linear layers in the formats of checkpoints: what to read, and how it is packed for the operations."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -9,7 +10,7 @@ from engine.model.checkpoint_part import CheckpointPart, FusedSpan, Rows, Span, 
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_matrix import GgufMatrix, check_gguf_matrix
 from engine.model.gguf_weights import GgufWeights
-from engine.model.int_matrix import IntMatrix, check_int_matrix
+from engine.model.int_matrix import IntMatrix, check_int_matrix, int_matrix_shape
 from engine.model.int_weights import IntWeights
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.quantization_config import QuantizedWeights
@@ -59,7 +60,7 @@ class Fp8Matrix:
         num_rows = rows_of(rows)
         self._stored, self._rows, self._columns, self._dtype = stored, rows, columns, dtype
         self._values = torch.empty(num_rows, columns.size, dtype=FP8_DTYPE, device=device)
-        shape = (num_rows // BLOCK, columns.size // BLOCK) if stored.has_blocks else (num_rows,)
+        shape = (-(-num_rows // BLOCK), -(-columns.size // BLOCK)) if stored.has_blocks else (num_rows,)
         self._scales = torch.empty(shape, dtype=torch.float32, device=device)
 
     def parts(self) -> dict[str, CheckpointPart]:
@@ -69,7 +70,7 @@ class Fp8Matrix:
             parts[f"{name}.weight"] = CheckpointPart(self._values[below], (span, self._columns))
             spans: tuple[Span | FusedSpan, ...] = (span,)
             if self._stored.has_blocks:
-                below = slice(below.start // BLOCK, below.stop // BLOCK)
+                below = slice(below.start // BLOCK, -(-below.stop // BLOCK))
                 spans = span.in_blocks(BLOCK), self._columns.in_blocks(BLOCK)
             parts[f"{name}.{self._stored.scale_name}"] = CheckpointPart(self._scales[below], spans, is_scale=True)
         return parts
@@ -117,6 +118,23 @@ def check_matrix(stored: QuantizedWeights | None, rows: Rows, columns: Span, *, 
                 f"--tensor-parallel-size gives each rank {span.size} rows and {columns.size} columns of {name}, whose "
                 f"scales are per block of {BLOCK} x {BLOCK}: use fewer ranks, so that each has whole blocks"
             )
+
+
+def stored_shape(
+    stored: QuantizedWeights, module: str, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[int, int] | None:
+    """Returns rows and columns of a module's matrix by the tensors of a checkpoint; None: it has no quantised one.
+
+    Args:
+        stored: how the checkpoint quantises.
+        module: name of the module.
+        shapes: shapes of all tensors, by their names.
+    """
+    if isinstance(stored, IntWeights):
+        return int_matrix_shape(stored, module, shapes)
+    is_stored = isinstance(stored, Fp8Weights) and f"{module}.{stored.scale_name}" in shapes
+    shape = shapes.get(f"{module}.weight", ()) if is_stored else ()
+    return (shape[0], shape[1]) if len(shape) == 2 else None
 
 
 def allocate_matrix(

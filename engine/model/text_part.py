@@ -3,7 +3,6 @@
 Only parts that are the decoder of a family, with another place for fields and tensors, are listed.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +66,7 @@ _OF_TRANSFORMERS = (
 )
 """Text parts that transformers computes: architecture, and what `text_config` has as `model_type`."""
 
-_OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
+_OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
 """Fields beside `text_config` that count for the text part too, before its own."""
 
 _DECODER_NAMES = {
@@ -78,18 +77,9 @@ _DECODER_NAMES = {
 }
 """Prefixes of tensors as files have them, older ones first, and as the decoder has them."""
 
-TRANSFORMERS_NAMES = {f"^{re.escape(name)}": replacement for name, replacement in _DECODER_NAMES.items()}
-"""The same as regular expressions, which transformers takes."""
-
-_IMAGE_MODULES = ("vision_tower.", "multi_modal_projector.", "visual.")
-_OTHER_MODULES = (*_IMAGE_MODULES, "embed_vision.", "audio_tower.", "embed_audio.")
-_IMAGE_PREFIXES = (*_IMAGE_MODULES, *(f"model.{module}" for module in _IMAGE_MODULES))
-_OTHER_PREFIXES = (*_OTHER_MODULES, *(f"model.{module}" for module in _OTHER_MODULES))
-
-
-def is_of_another_part(name: str) -> bool:
-    """Whether a tensor of a checkpoint whose text part transformers computes is for images or sound."""
-    return name.startswith(_OTHER_PREFIXES)
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vision.", "audio_tower.", "embed_audio.")
+_OTHER_PREFIXES = (*_OTHER_PARTS, *(f"model.{part}" for part in _OTHER_PARTS))
+"""Prefixes of tensors for images or sound."""
 
 
 def transformers_text(fields: ConfigFields) -> ConfigFields | None:
@@ -101,10 +91,18 @@ def transformers_text(fields: ConfigFields) -> ConfigFields | None:
     return text if (names[0], text.raw("model_type", None)) in _OF_TRANSFORMERS else None
 
 
+def transformers_fields(fields: ConfigFields) -> ConfigFields:
+    """Returns the configuration of what transformers computes: of a checkpoint with other parts too its text part."""
+    text = transformers_text(fields)
+    if text is None:
+        return fields
+    return text.replaced({name: fields.raw(name) for name in ("quantization_config",) if name in fields})
+
+
 def text_fields(fields: ConfigFields) -> ConfigFields:
     """Returns the configuration of the text part, which for other models is the whole one.
 
-    Raises: CheckpointError: the text part is of another type, or quantised.
+    Raises: CheckpointError: the text part is of another type.
     """
     part = _text_part(fields)
     if part is None:
@@ -117,11 +115,6 @@ def text_fields(fields: ConfigFields) -> ConfigFields:
             raise text.error(
                 "model_type", f"is {text.raw('model_type')!r}, the supported text part is {part.model_type}"
             )
-    if "quantization_config" in fields or "quantization_config" in text:
-        raise fields.error(
-            "quantization_config",
-            "is not supported for a checkpoint with images: use the one in 16 bits, with --quantization",
-        )
     whole = {name: fields.raw(name) for name in _OF_THE_WHOLE if name in fields}
     if part.ties_by_either and text.flag("tie_word_embeddings", False):
         whole["tie_word_embeddings"] = True
@@ -155,19 +148,31 @@ def _ropes_of_text(text: ConfigFields) -> dict[str, Any]:
     }
 
 
+def stored_names(name: str) -> tuple[str, ...]:
+    """Returns the names that a module of the decoder may have in a checkpoint, its own first."""
+    others = (
+        (stored + f"{name}.".removeprefix(own)).removesuffix(".")
+        for stored, own in _DECODER_NAMES.items()
+        if stored != own and f"{name}.".startswith(own)
+    )
+    return name, *others
+
+
 def decoder_names(path: Path) -> Callable[[str], str | None]:
-    """Returns what maps the name of a tensor in a checkpoint folder to the decoder's; None: a tensor for images.
+    """Returns what maps the name of a tensor in a checkpoint folder to the decoder's; None: one for images or sound.
 
     Names of other models, and unknown ones, are unchanged.
     """
     config_path = path / "config.json"
-    if exists(config_path) and _text_part(ConfigFields.from_file(config_path)) is not None:
-        return _decoder_name
-    return lambda name: name
+    if not exists(config_path):
+        return lambda name: name
+    fields = ConfigFields.from_file(config_path)
+    is_part = _text_part(fields) is not None or transformers_text(fields) is not None
+    return _decoder_name if is_part else lambda name: name
 
 
 def _decoder_name(name: str) -> str | None:
-    if name.startswith(_IMAGE_PREFIXES):
+    if name.startswith(_OTHER_PREFIXES):
         return None
     for prefix, replacement in _DECODER_NAMES.items():
         if name.startswith(prefix):

@@ -1,20 +1,22 @@
 """A causal language model of transformers over the paged KV cache, in ragged batches of the runner.
 
-transformers computes everything but attention and linear layers. It gets the tokens of a step as one row; the attention
-of `KernelOps` divides them into requests. Linear layers are packed for `KernelOps`, so that 8-bit weights work too.
+transformers computes everything but attention, linear layers and experts. It gets the tokens of a step as one row; the
+attention of `KernelOps` divides them into requests. Linear layers and experts are packed for `KernelOps`.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
 from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.pytorch_utils import Conv1D
 
-from engine.model.text_part import TRANSFORMERS_NAMES, is_of_another_part
+from engine.errors import CheckpointError
+from engine.model.transformers_experts import EXPERTS
+from engine.model.transformers_packing import Progress, pack_model
 from engine.model.transformers_probe import (
     ATTENTION,
     AttentionCall,
@@ -27,11 +29,9 @@ from engine.model.transformers_probe import (
     set_attend,
 )
 from engine.model.transformers_states import RequestStates
+from engine.model.transformers_weights import TransformersWeights
 from kernels.interface import KernelOps, KVCache
 from kernels.metadata import AttentionMetadata, Span, StepInputs
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes of parameters packed so far and the total."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,22 +50,23 @@ class TransformersModel:
         device: torch.device,
         max_model_len: int,
         max_num_seqs: int,
+        weights_dtype: torch.dtype | None = None,
         is_dummy: bool = False,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> None:
-        """Loads the weights to the host, then packs them or moves them to the device, one module at a time.
+        """Loads parameters to the host, and moves them to the device; reads and packs linear layers and experts.
 
-        So there is one copy of the weights, and one module twice. They are read in the model's dtype; 8-bit weights are
-        quantised from it.
+        So there is one copy of the weights, and one layer twice.
 
         Args:
             config: result of the probe.
-            ops: operations of attention and linear layers.
-            dtype: dtype of weights and activations.
+            ops: operations of attention, linear layers and experts.
+            dtype: dtype of activations, and of parameters that are not packed.
             device: device of the steps.
             max_model_len: longest request, which decides the factors of a longrope rotation.
             max_num_seqs: most requests at once, for the state that some layers keep of each.
+            weights_dtype: dtype of packed matrices that the checkpoint does not quantise; None: `dtype`.
             is_dummy: random weights from `seed` instead of the checkpoint's.
             progress: called after each module.
         Raises: CheckpointError: the weights are not those of the model, or a token depends on others except by
@@ -83,15 +84,39 @@ class TransformersModel:
         self._kv_caches: Sequence[KVCache] = ()
         self._metadata: AttentionMetadata | None = None
         self._positions = torch.empty(0)
-        self._model = _random(config, dtype, seed) if is_dummy else _loaded(config, dtype)
+        weights_dtype = weights_dtype or dtype
+        stored = (
+            None
+            if is_dummy
+            else TransformersWeights(
+                config.path,
+                config.linear_layers,
+                config.experts,
+                config.quantized,
+                dtype=weights_dtype,
+                model_dtype=dtype,
+                device=device,
+            )
+        )
+        self._model = _random(config, dtype, seed) if stored is None else _loaded(config, dtype, stored)
         _fix_longrope(config, self._model, max_model_len)
         self._states = RequestStates(self._model, config.stateful_layers)
-        _check_tokens_are_separate(config, self._model, self._states)
-        try:
-            self._states.check()
-        except Exception as error:  # of any code of transformers, or that a layer does not continue
-            raise refusal(config.path, first_line(error)) from error
-        self._pack(device, progress)
+        with contextlib.nullcontext() if stored is None else stored.stand_in(self._model):
+            _check_tokens_are_separate(config, self._model, self._states)
+            try:
+                self._states.check()
+            except Exception as error:  # of any code of transformers, or that a layer does not continue
+                raise refusal(config.path, first_line(error)) from error
+        pack_model(
+            self._model,
+            ops,
+            stored,
+            config.experts,
+            self._states.uncalled,
+            dtype=weights_dtype,
+            device=device,
+            progress=progress,
+        )
         self._states.allocate(max_num_seqs, device)
         set_attend(self._model, self._attend)
 
@@ -142,87 +167,39 @@ class TransformersModel:
         )
         return out.view(1, num_tokens, num_heads, head_dim)[..., : call.value.shape[3]].contiguous()
 
-    def _pack(self, device: torch.device, progress: Progress | None) -> None:
-        """Replaces linear layers by packed ones, and moves all other parameters to the device."""
-        head = self._model.get_output_embeddings()
-        total = sum(part.nbytes for part in self._model.parameters())
-        done = 0
-        for parent in list(self._model.modules()):
-            for name, module in list(parent.named_children()):
-                if type(module) not in (torch.nn.Linear, Conv1D) or module in self._states.uncalled:
-                    continue
-                done += sum(part.nbytes for part in module.parameters())
-                setattr(parent, name, _PackedLinear(self._ops, module, device, for_logits=module is head))
-                if progress is not None:
-                    progress(done, total)
-        self._model.to(device)
-        if progress is not None:
-            progress(total, total)
 
-
-class _PackedLinear(torch.nn.Module):
-    """A linear layer computed by `KernelOps`.
-
-    Attributes:
-        weight: without values: the code around some layers looks at its dtype or shape.
-    """
-
-    def __init__(self, ops: KernelOps, layer: Any, device: torch.device, *, for_logits: bool) -> None:
-        super().__init__()
-        weight, bias = layer.weight.detach(), layer.bias
-        if isinstance(layer, Conv1D):  # [in, out]
-            weight = weight.t()
-        self._ops = ops
-        self._num_out = weight.shape[0]
-        self.weight = torch.empty_like(weight, device="meta")
-        self._packed = ops.pack_linear(
-            weight.to(device).contiguous(), None if bias is None else bias.detach().to(device), for_logits=for_logits
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out]."""
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        return self._ops.linear(rows, self._packed).view(*x.shape[:-1], self._num_out)
-
-
-def _loaded(config: TransformersConfig, dtype: torch.dtype) -> Any:
-    """Returns the model with the weights of the checkpoint, on the host.
+def _loaded(config: TransformersConfig, dtype: torch.dtype, stored: TransformersWeights) -> Any:
+    """Returns the model with the weights of the checkpoint, on the host, but for linear layers that stay in the files.
 
     Raises: CheckpointError: a file is broken, or the weights are not those of the model.
     """
     try:
-        load: Any = transformers.AutoModelForCausalLM.from_pretrained
+        load: Any = getattr(transformers, config.name).from_pretrained
         model, info = load(
-            config.path,
+            None,
             config=read_config(config.path),
-            key_mapping=TRANSFORMERS_NAMES if config.is_text_part else None,
+            state_dict=stored.state_dict(),
             dtype=dtype,
             attn_implementation=ATTENTION,
-            experts_implementation="eager",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
+            experts_implementation=EXPERTS,
             output_loading_info=True,
         )
+        for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+            if names := sorted(map(str, info[kind])):
+                problem = f"{len(names)} tensors are {kind.removesuffix('_keys')}, the first is {names[0]}"
+                if kind != "unexpected_keys":
+                    raise CheckpointError(problem)
+                _log.warning("%s: %s; transformers does not use them", config.path, problem)
+        stored.check_stand_ins(model)
     except Exception as error:  # of any code of transformers, from files that are not trusted
         raise refusal(config.path, first_line(error)) from error
-    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        names = sorted(map(str, info[kind]))
-        if config.is_text_part:
-            names = [name for name in names if not is_of_another_part(name)]
-        if names:
-            problem = f"{len(names)} tensors are {kind.removesuffix('_keys')}, the first is {names[0]}"
-            if kind == "unexpected_keys":
-                _log.warning("%s: %s; transformers does not use them", config.path, problem)
-            else:
-                raise refusal(config.path, problem)
     return model.eval()
 
 
 def _random(config: TransformersConfig, dtype: torch.dtype, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build(read_config(config.path), experts="eager").to(dtype)
+        return build(read_config(config.path), experts=EXPERTS).to(dtype)
 
 
 def _fix_longrope(config: TransformersConfig, model: Any, max_model_len: int) -> None:

@@ -5,23 +5,29 @@ can be served if each layer attends once and causally, in ways that paged attent
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.errors import CheckpointError
 from engine.model.checkpoint_folder import CheckpointFolder
-from engine.model.config_fields import ConfigFields
 from engine.model.end_tokens import end_token_ids
+from engine.model.fp8 import Fp8Weights
 from engine.model.implementation import CACHED_LAYERS, STATEFUL_LAYERS
+from engine.model.linear import Kept
 from engine.model.model_shape import LayerShape, ModelShape
-from engine.model.text_part import transformers_text
+from engine.model.quantization_config import QuantizedWeights, read_quantization_config
+from engine.model.stored_experts import ExpertsShape
+from engine.model.tensor_entry import TensorEntry
+from engine.model.text_part import transformers_fields, transformers_text
+from engine.model.transformers_experts import PROBED_EXPERTS, experts_shapes
 from engine.model.transformers_states import StatefulLayer, StateProbe
+from engine.model.transformers_weights import LinearShape, linear_layer
+from engine.model.weights import exact_dtype
 from kernels.dtypes import dtype_name
 
 ATTENTION = "chairlift"
@@ -67,6 +73,9 @@ class TransformersConfig:
         shape: of the model; a head is the larger of a key and a value, rounded up.
         attention_layers: layers that attend, in the order of the shape's.
         stateful_layers: layers with state besides keys and values.
+        linear_layers: linear layers but for the output head, by their names.
+        experts: modules of experts that `KernelOps` computes, by their names.
+        quantized: how the checkpoint quantises linear layers, and which; None: it does not.
         num_parameters: all parameters; an output head that shares the embedding counts too, because it is packed.
         hidden_size, intermediate_size: widths of the layers.
         sliding_windows: of the layers that attend; None: no window.
@@ -81,6 +90,9 @@ class TransformersConfig:
     shape: ModelShape
     attention_layers: tuple[int, ...]
     stateful_layers: tuple[StatefulLayer, ...]
+    linear_layers: Mapping[str, LinearShape]
+    experts: Mapping[str, ExpertsShape]
+    quantized: QuantizedWeights | None
     num_parameters: int
     hidden_size: int
     intermediate_size: int
@@ -101,7 +113,7 @@ class TransformersConfig:
         recorder = _Recorder(getattr(text, "layer_types", None), _common_window(text))
         try:
             with torch.device("meta"), _without_checks_of_values():
-                model = build(config, experts=_PROBED_EXPERTS)
+                model = build(config, experts=PROBED_EXPERTS)
                 states = StateProbe(model)
 
                 def attend(call: AttentionCall) -> torch.Tensor:
@@ -141,6 +153,13 @@ class TransformersConfig:
             ),
             attention_layers=tuple(sorted(recorder.layers)),
             stateful_layers=stateful,
+            linear_layers={
+                name: LinearShape(module.out_features, module.in_features, module.bias is not None)
+                for name, module in model.named_modules()
+                if type(module) is torch.nn.Linear and module is not head
+            },
+            experts=experts_shapes(model),
+            quantized=read_quantization_config(transformers_fields(CheckpointFolder(path).config())),
             num_parameters=sum(part.numel() for part in model.parameters()) + (head.weight.numel() if is_tied else 0),
             hidden_size=text.hidden_size,
             intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -150,6 +169,43 @@ class TransformersConfig:
             original_positions=_original_positions(text),
             is_text_part=_has_other_parts(path),
         )
+
+    def exact_dtype(self) -> str:
+        """Returns the name of the dtype that holds the matrices of layers, experts and vocabulary without rounding.
+
+        It is float32 for 8-bit floats, which a CPU converts.
+
+        Raises: CheckpointError: a file cannot be read.
+        """
+        if isinstance(self.quantized, Fp8Weights):
+            return "float32"
+        layers = {f"{name}.weight" for name in self.linear_layers}
+
+        def counts(name: str, tensor: TensorEntry) -> bool:
+            return name in layers or ".experts." in name or tensor.shape[:1] == (self.shape.vocab_size,)
+
+        return dtype_name(exact_dtype(self.path, counts))
+
+    def packed_bytes(self, dtype: torch.dtype, model_dtype: torch.dtype, *, is_quantized: bool, kept: Kept) -> int:
+        """Returns the bytes of the packed linear layers and experts, and of all other parameters.
+
+        Args:
+            dtype: dtype of matrices of linear layers that are not in 8 bits or fewer.
+            model_dtype: dtype of other parameters.
+            is_quantized: whether linear layers that are not kept are quantised to 8 bits as they load.
+            kept: kinds of quantised weights that stay as they are.
+        """
+        num_others, num_bytes = self.num_parameters, 0
+        layers = [(name, shape, 1) for name, shape in self.linear_layers.items()]
+        for name, experts in self.experts.items():
+            gate, down = (experts.inner, experts.hidden), (experts.hidden, experts.inner)
+            layers.append((f"{name}.0.up_proj", LinearShape(*gate, has_bias=False), 2 * experts.num_experts))
+            layers.append((f"{name}.0.down_proj", LinearShape(*down, has_bias=False), experts.num_experts))
+        for name, shape, times in layers:
+            layer = linear_layer(name, shape, self.quantized, dtype, torch.device("meta"))
+            num_bytes += times * layer.packed_bytes(is_quantized_on_load=is_quantized, kept=kept)
+            num_others -= times * shape.num_rows * (shape.num_columns + shape.has_bias)
+        return num_bytes + num_others * model_dtype.itemsize
 
 
 def read_config(path: Path) -> Any:
@@ -165,13 +221,15 @@ def read_config(path: Path) -> Any:
         whole, config = config, config.get_text_config()
         config.dtype = config.dtype or whole.dtype
         config.tie_word_embeddings = whole.tie_word_embeddings
+    if hasattr(config, "quantization_config"):  # ours to read: transformers would ask for libraries of its own
+        del config.quantization_config
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise refusal(path, f"model_type {config.model_type} is no causal language model of transformers")
     return config
 
 
 def _has_other_parts(path: Path) -> bool:
-    return transformers_text(ConfigFields.from_file(path / "config.json")) is not None
+    return transformers_text(CheckpointFolder(path).config()) is not None
 
 
 def build(config: Any, *, experts: str) -> Any:
@@ -306,16 +364,9 @@ def _attention(
     return module.chairlift_attend(call), None
 
 
-def _probed_experts(_experts: Any, hidden: torch.Tensor, *_routing: torch.Tensor) -> torch.Tensor:
-    """Experts without values: only the shape of their result is known."""
-    return torch.empty_like(hidden)
-
-
-_PROBED_EXPERTS = "chairlift-probe"
 transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # a refusal is one line, ours
 transformers.AttentionInterface.register(ATTENTION, _attention)
-ALL_EXPERTS_FUNCTIONS.register(_PROBED_EXPERTS, _probed_experts)
 
 
 def _check_modules(model: Any, stateful: Sequence[StatefulLayer]) -> None:

@@ -68,6 +68,7 @@ class WeightsReader:
         parts: dict[str, CheckpointPart],
         names: Container[str] | None = None,
         *,
+        is_subset: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """Checks the checkpoint.
@@ -76,12 +77,15 @@ class WeightsReader:
             path: the checkpoint.
             parts: name in the checkpoint -> part of each parameter of the model; their tensors are not used.
             names: those that will be filled; None: all.
+            is_subset: whether the model has other tensors too, which are read in another way.
             progress: called after each tensor.
         Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another
             shape, or one that the model does not have; NaN or infinity.
         """
         self._checkpoint = open_checkpoint(path)
-        shards, self._stored_names, num_activation_scales, num_kv_scales = check_weights(path, parts)
+        shards, self._stored_names, num_activation_scales, num_kv_scales = check_weights(
+            path, parts, is_subset=is_subset
+        )
         if num_activation_scales:
             _log.info(
                 "%d input_scale tensors of the checkpoint are not used: activations are scaled per token instead",
@@ -161,9 +165,11 @@ def check_headers(path: Path) -> None:
         checkpoint.tensors(file)
 
 
-def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeights:
+def check_weights(path: Path, parts: dict[str, CheckpointPart], *, is_subset: bool = False) -> CheckedWeights:
     """Checks all headers and the beginning of each tensor, and returns what to read.
 
+    Args:
+        path, parts, is_subset: see `WeightsReader`.
     Raises: CheckpointError: see `WeightsReader`.
     """
     shards: dict[Path, dict[str, int]] = {}
@@ -183,10 +189,9 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
                 continue
             if name not in parts:
                 is_activation_scale = f"{name.removesuffix('input_scale')}weight_scale" in parts
-                is_kv_scale = _KV_SCALE.fullmatch(name) is not None
                 num_activation_scales += is_activation_scale
-                num_kv_scales += is_kv_scale
-                is_known = is_activation_scale or is_kv_scale or _is_ignorable(name)
+                num_kv_scales += is_kv_scale(name)
+                is_known = is_subset or is_activation_scale or is_kv_scale(name) or _is_ignorable(name)
                 if not is_known and not _is_redundant(file, name, entry, parts):
                     raise CheckpointError(f"{file}: tensor {stored} is not part of this architecture")
                 continue
@@ -203,12 +208,20 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
     return CheckedWeights(shards, stored_names, num_activation_scales, num_kv_scales)
 
 
-def exact_dtype(path: Path) -> torch.dtype:
+def is_kv_scale(name: str) -> bool:
+    """Whether a tensor is a scale of keys or values, which is not used."""
+    return _KV_SCALE.fullmatch(name) is not None
+
+
+def exact_dtype(path: Path, counts: Callable[[str, TensorEntry], bool] | None = None) -> torch.dtype:
     """Returns the dtype that holds all tensors of a checkpoint, but for rotary frequencies, without rounding.
 
     It is that of all tensors, or float32 if they differ. Vectors in float32, such as the norms of GGUF files in 16
     bits, count as tensors of another dtype that holds their numbers.
 
+    Args:
+        path: the checkpoint.
+        counts: whether a tensor counts, by its name in the decoder; None: all do.
     Raises: CheckpointError: a file is missing, unreadable, truncated or corrupt.
     """
     checkpoint = open_checkpoint(path)
@@ -218,7 +231,7 @@ def exact_dtype(path: Path) -> torch.dtype:
     for file in checkpoint.weights_files():
         for stored, entry in checkpoint.tensors(file).items():
             name = decoder_name(stored)
-            if name is None or _is_of_rotation(name):
+            if name is None or _is_of_rotation(name) or not (counts is None or counts(name, entry)):
                 continue
             if entry.dtype == "F32" and len(entry.shape) == 1:
                 vectors.append((file, entry))

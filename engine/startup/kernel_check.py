@@ -49,44 +49,31 @@ def model_forms(
 
     Args:
         config: the engine's configuration.
-        model: configuration of the rank's shard; of transformers, only attention and linear layers count.
+        model: configuration of the rank's shard; of transformers, only attention, linear layers and experts count.
         dtype, kv_dtype: dtypes of activations and of the cache.
         kept: kinds of quantised weights of a checkpoint that stay as they are; others are converted.
         weights_dtype: dtype of stored weights that are not in 8 bits; None: that of activations.
         multiplies_in_bf16: see `ModelForms`.
     """
     weights: WeightsForm | None = config.quantization
+    stored = model.quantized
+    if isinstance(stored, Fp8Weights) and isinstance(stored, kept):
+        weights = "fp8 blocks" if stored.has_blocks else "fp8 checkpoint"
+    if isinstance(stored, IntWeights | GgufWeights) and isinstance(stored, kept):
+        if weights is None:
+            weights = _GROUPS[stored.num_bits]
+        elif weights == "int8":
+            weights = _INT8_BY_GROUPS[stored.num_bits]
     if isinstance(model, ModelConfig):
         eps, has_bias, has_head_norms = model.rms_norm_eps, model.traits.qkv_bias, model.traits.qk_norm
         sliding_windows = model.traits.sliding_windows
         soft_caps: tuple[float | None, ...] = (model.traits.attention_soft_cap,)
         logit_soft_cap = model.traits.logit_soft_cap
-        stored = model.quantized
-        if isinstance(stored, Fp8Weights) and isinstance(stored, kept):
-            weights = "fp8 blocks" if stored.has_blocks else "fp8 checkpoint"
-        if isinstance(stored, IntWeights | GgufWeights) and isinstance(stored, kept):
-            if weights is None:
-                weights = _GROUPS[stored.num_bits]
-            elif weights == "int8":
-                weights = _INT8_BY_GROUPS[stored.num_bits]
         gate: Gate = model.gate
-        mixture = next((mixture for mixture in model.traits.mixtures if mixture is not None), None)
     else:
-        gate, mixture = "silu_and_mul", None
+        gate = "silu_and_mul"
         eps, has_bias, has_head_norms, sliding_windows = 1e-6, False, False, model.sliding_windows
         soft_caps, logit_soft_cap = model.soft_caps, None
-    experts = None
-    if mixture is not None:
-        stored = model.quantized if isinstance(model, ModelConfig) else None
-        is_microscaled = (
-            isinstance(stored, Mxfp4Weights | GgufWeights)
-            and isinstance(stored, kept)
-            and config.quantization is None
-            and stored.has_microscaled_experts
-        )
-        clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
-        routing = Routing(mixture.top_k, mixture.normalizes, clamped or gate)
-        experts = ExpertForms(mixture.num_experts, mixture.inner_size, routing, mixture.has_bias, is_microscaled)
     num_heads, num_kv_heads, head_dim, _ = model.shape.widest_layer
     return ModelForms(
         dtype=dtype,
@@ -107,12 +94,33 @@ def model_forms(
         attention_soft_caps=soft_caps,
         logit_soft_cap=logit_soft_cap,
         block_size=config.block_size,
-        experts=experts,
+        experts=_expert_forms(config, model, kept),
         has_sinks=isinstance(model, ModelConfig) and model.traits.has_sinks,
         has_projection_norms=isinstance(model, ModelConfig) and model.traits.projection_norms,
         multiplies_in_bf16=multiplies_in_bf16,
         has_adapters=bool(config.lora) or config.enable_lora,
     )
+
+
+def _expert_forms(config: EngineConfig, model: ServedModel, kept: Kept) -> ExpertForms | None:
+    if not isinstance(model, ModelConfig):
+        shape = next(iter(model.experts.values()), None)
+        if shape is None:
+            return None
+        return ExpertForms(shape.num_experts, shape.inner, Routing(shape.top_k, normalizes=False, gate=shape.gate))
+    mixture = next((mixture for mixture in model.traits.mixtures if mixture is not None), None)
+    if mixture is None:
+        return None
+    stored = model.quantized
+    is_microscaled = (
+        isinstance(stored, Mxfp4Weights | GgufWeights)
+        and isinstance(stored, kept)
+        and config.quantization is None
+        and stored.has_microscaled_experts
+    )
+    clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
+    routing = Routing(mixture.top_k, mixture.normalizes, clamped or model.gate)
+    return ExpertForms(mixture.num_experts, mixture.inner_size, routing, mixture.has_bias, is_microscaled)
 
 
 def check_cpu_kernels(config: EngineConfig, ops: KernelOps, forms: ModelForms, startup: StartupProgress) -> None:

@@ -284,9 +284,8 @@ def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress)
 
 
 def _fp8(model: ServedModel) -> Fp8Weights | None:
-    """Returns which linear layers of the checkpoint are in 8-bit floats; transformers has none."""
-    stored = model.quantized if isinstance(model, ModelConfig) else None
-    return stored if isinstance(stored, Fp8Weights) else None
+    """Returns which linear layers of the checkpoint are in 8-bit floats."""
+    return model.quantized if isinstance(model.quantized, Fp8Weights) else None
 
 
 def _in_float16(task: RankTask, gpu_name: str) -> RankTask:

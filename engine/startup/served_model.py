@@ -82,8 +82,8 @@ def open_model(model_dir: Path, config: EngineConfig) -> ServedModel:
             "summation may depend on the batch: omit it"
         )
     _log.info(
-        "%s is computed by transformers, with Chairlift's attention and linear layers: a step takes 1.1 to 3 times "
-        "the time of an architecture of Chairlift's own on a CPU (docs/models.md)",
+        "%s is computed by transformers, with Chairlift's attention, linear layers and experts: a step takes 1.1 to 3 "
+        "times the time of an architecture of Chairlift's own on a CPU (docs/models.md)",
         model.name,
     )
     return _with_cache_groups(model, model.sliding_windows, config)
@@ -114,10 +114,12 @@ def weights_dtype(model: ServedModel, model_dir: Path, config: EngineConfig, dev
     """
     if device.type != "cpu":
         return resolve_dtype(config.dtype, model.shape.checkpoint_dtype)
-    if not isinstance(model, ModelConfig) or config.uses_torch_kernels("cpu"):
+    if config.uses_torch_kernels("cpu"):
         return resolve_dtype(config.dtype, "float32", is_fp32_only=True)
     path = None if config.load_format == "dummy" else model_dir
-    return resolve_dtype(config.dtype, cpu_checkpoint_dtype(path, model))
+    if isinstance(model, ModelConfig):
+        return resolve_dtype(config.dtype, cpu_checkpoint_dtype(path, model))
+    return resolve_dtype(config.dtype, model.shape.checkpoint_dtype if path is None else model.exact_dtype())
 
 
 def shard_of(model: ServedModel, group: ParallelGroup) -> ServedModel:
@@ -155,13 +157,12 @@ def bytes_of_weights(
     kept: Kept,
     is_compact: bool = False,
 ) -> int:
-    """Returns the most memory that this rank's weights take while they load or afterwards; see `weights_bytes`.
-
-    transformers loads all of them before they are quantised.
-    """
+    """Returns the bytes of this rank's packed weights; see `weights_bytes`."""
     if isinstance(model, ModelConfig):
         return weights_bytes(model, dtype, group=group, quantization=quantization, kept=kept, is_compact=is_compact)
-    return model.num_parameters * dtype.itemsize
+    return model.packed_bytes(
+        dtype, torch.float32 if is_compact else dtype, is_quantized=quantization is not None, kept=kept
+    )
 
 
 def load(
@@ -183,7 +184,8 @@ def load(
         model_dir: its folder.
         ops: operations of the model.
         config: the engine's configuration.
-        dtype, device: of weights and activations.
+        dtype: of weights, and on a GPU of activations.
+        device: of weights and activations.
         max_model_len: longest sequence; None: the context length of the checkpoint.
         group: the ranks that share the model.
         progress: called with the bytes read so far and the total.
@@ -210,7 +212,8 @@ def load(
     return TransformersModel(
         model,
         ops,
-        dtype=dtype,
+        dtype=torch.float32 if device.type == "cpu" else dtype,
+        weights_dtype=dtype,
         device=device,
         max_model_len=max_model_len or model.shape.max_position_embeddings,
         max_num_seqs=config.step_limits(device.type).max_num_seqs,

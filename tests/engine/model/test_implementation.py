@@ -94,7 +94,8 @@ GEMMA_4 = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {
         ),
         ({"architectures": [[]], "text_config": {}}, r"architectures is \[\[\]\], expected a list of names"),
         ({**GEMMA_4, "text_config": {"model_type": []}}, "models of images"),
-        ({**GEMMA_4, "quantization_config": {"quant_method": "gptq"}}, "with --quantization"),
+        ({**GEMMA_4, "quantization_config": {"quant_method": "gptq"}}, "quantization_config: bits is missing"),
+        ({**GEMMA_4, "quantization_config": {"quant_method": "mxfp4"}}, "quantization_config is mxfp4, which is not"),
     ],
 )
 def test_config_json_alone_refuses_by_name(tmp_path, fields, message):

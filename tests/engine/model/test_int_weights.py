@@ -111,6 +111,31 @@ def test_experts_in_integers_give_the_results_of_their_values(make_twins, layout
     assert weights_bytes(config, torch.float16, kept=(IntWeights,)) < 0.7 * weights_bytes(plain, torch.float16)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "scheme", "targets"),
+    [
+        ("mistral with images", "packed", r"re:language_model\.model\.layers\..*_proj"),
+        ("gemma3 with images", "int8", r"re:.*language_model.*"),
+        ("qwen3 with images", "packed", "Linear"),
+        ("qwen2.5 with images", "awq", None),
+    ],
+)
+def test_the_text_part_of_a_checkpoint_with_images_may_be_in_integers(make_twins, architecture, scheme, targets):
+    """transformers writes names of its own time, and their lists with them."""
+    integers, twin = make_twins(Scheme(scheme, num_bits=8 if scheme == "int8" else 4, group_size=16), architecture)
+    config = json.loads((integers / "config.json").read_text())
+    section = config["quantization_config"]
+    if targets is None:
+        section["modules_to_not_convert"] = ["visual"]
+    else:
+        section["config_groups"]["group_0"]["targets"] = [targets]
+        section["ignore"] = ["lm_head", "re:.*vision_tower.*", "re:model.visual.*", "re:multi_modal_projector.*"]
+    (integers / "config.json").write_text(json.dumps(config))
+    expected, got = outputs(twin, reference_ops()), outputs(integers, reference_ops())
+    for name in expected:
+        assert torch.equal(got[name], expected[name]), name
+
+
 def test_experts_of_which_only_some_are_quantised_are_refused(make_twins):
     integers, _ = make_twins(Scheme("packed"), "qwen3_moe", moe_intermediate_size=64)
     config = json.loads((integers / "config.json").read_text())

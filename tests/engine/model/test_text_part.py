@@ -150,8 +150,11 @@ def test_fields_beside_the_text_part_come_first(folder):
             {},
             "text_config: model_type is 'mistral4', the supported text part is mistral",
         ),
-        ({}, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported"),
-        ({"quantization_config": {"quant_method": "fp8"}}, {}, "quantization_config is not supported"),
+        (
+            {"vocab_size": 300},
+            {"quantization_config": {"quant_method": "hqq"}},
+            "quantization_config: quant_method is 'hqq', supported are",
+        ),
     ],
 )
 def test_another_text_part_is_refused(folder, text, fields, words):
@@ -159,12 +162,21 @@ def test_another_text_part_is_refused(folder, text, fields, words):
         check_folder(folder("mistral3", {**SHAPE, **text}, **fields), is_dummy=True)
 
 
-def test_a_quantised_older_file_and_a_missing_section_are_refused(tmp_path):
-    config = {"architectures": ["Qwen2VLForConditionalGeneration"], "vocab_size": 300, **SHAPE}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(CheckpointError, match="quantization_config is not supported for a checkpoint with images"):
-        check_folder(tmp_path, is_dummy=True)
-    config["architectures"] = ["Qwen3VLForConditionalGeneration"]
+def test_the_text_part_may_be_quantised_by_either_section(folder):
+    """Lists of modules have the names of the files, or those of the decoder."""
+    text = {"model_type": "mistral", "vocab_size": 300, **SHAPE}
+    for skipped in ("language_model.model.layers.3", "model.language_model.layers.3", "re:.*layers.3.mlp"):
+        section = {"quant_method": "fp8", "modules_to_not_convert": ["vision_tower", skipped]}
+        for config in (
+            ModelConfig.from_dir(folder("mistral3", text, quantization_config=section)),
+            ModelConfig.from_dir(folder("mistral3", {**text, "quantization_config": section})),
+        ):
+            assert not config.quantized.holds("model.layers.3.mlp.up_proj")
+            assert config.quantized.holds("model.layers.2.mlp.up_proj")
+
+
+def test_a_missing_section_is_refused(tmp_path):
+    config = {"architectures": ["Qwen3VLForConditionalGeneration"], "vocab_size": 300, **SHAPE}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="text_config: hidden_size is missing"):
         check_folder(tmp_path, is_dummy=True)
@@ -186,11 +198,11 @@ def test_only_tensors_for_images_are_skipped(make_checkpoint, tmp_path):
     skipped = {name.split(".")[0] for name in tensors if decoder_names(path)(name) is None}
     assert skipped == {"vision_tower", "multi_modal_projector"}
     (tmp_path / "config.json").write_bytes((path / "config.json").read_bytes())
-    sound = {**tensors, "audio_tower.weight": tensors["vision_tower.ln_pre.weight"].clone()}
-    save_file(sound, tmp_path / "model.safetensors")
+    more = {**tensors, "other_tower.weight": tensors["vision_tower.ln_pre.weight"].clone()}
+    save_file(more, tmp_path / "model.safetensors")
     config = ModelConfig.from_dir(tmp_path)
     check_checkpoint(path, config, torch.float32)
-    with pytest.raises(CheckpointError, match=r"tensor audio_tower\.weight is not part of this architecture"):
+    with pytest.raises(CheckpointError, match=r"tensor other_tower\.weight is not part of this architecture"):
         check_checkpoint(tmp_path, config, torch.float32)
 
 
@@ -200,7 +212,7 @@ def test_names_of_both_layouts_are_those_of_the_decoder(make_checkpoint):
         assert name(f"{prefix}layers.3.mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight"
     assert name("language_model.lm_head.weight") == name("lm_head.weight") == "lm_head.weight"
     assert name("model.vision_tower.ln_pre.weight") is None
-    assert name("audio_tower.weight") == "audio_tower.weight"
+    assert name("other_tower.weight") == "other_tower.weight"
 
 
 def test_other_models_keep_their_names(make_checkpoint):

@@ -136,7 +136,9 @@ class TinyEngine:
 class TransformersEngine(TinyEngine):
     """A model that transformers computes."""
 
-    def __init__(self, path: Path, ops: KernelOps, *, max_model_len: int = 256) -> None:
+    def __init__(
+        self, path: Path, ops: KernelOps, *, max_model_len: int = 256, weights_dtype: torch.dtype | None = None
+    ) -> None:
         from engine.model.transformers_model import TransformersModel
         from engine.model.transformers_probe import TransformersConfig
 
@@ -147,6 +149,7 @@ class TransformersEngine(TinyEngine):
             self.config,
             ops,
             dtype=torch.float32,
+            weights_dtype=weights_dtype,
             device=torch.device("cpu"),
             max_model_len=max_model_len,
             max_num_seqs=64,
@@ -239,7 +242,7 @@ def engine_on() -> Callable[..., TinyEngine]:
 
 @pytest.fixture(scope="session")
 def transformers_on() -> Callable[..., TransformersEngine]:
-    """transformers_on(checkpoint folder, ops, max_model_len=256) -> TransformersEngine."""
+    """transformers_on(checkpoint folder, ops, max_model_len=256, weights_dtype=None) -> TransformersEngine."""
     return TransformersEngine
 
 

@@ -34,10 +34,13 @@ BLOCK_SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_head
 
 
 def quantized_in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns 8-bit values [out, in] and scales [out / 128, in / 128]."""
-    blocks = weight.float().view(len(weight) // 128, 128, -1, 128)
+    """Returns 8-bit values [out, in] and scales [blocks of rows, blocks of columns]; the last blocks may be partial."""
+    num_rows, num_columns = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, -num_columns % 128, 0, -num_rows % 128))
+    blocks = padded.view(len(padded) // 128, 128, -1, 128)
     scales = blocks.abs().amax((1, 3)) / 448
-    return (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn).view(weight.shape), scales
+    values = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn).view(padded.shape)
+    return values[:num_rows, :num_columns].contiguous(), scales
 
 
 def save_block_scaled(original: Path, folder: Path, *, twin: Path | None = None) -> Path:
@@ -52,7 +55,8 @@ def save_block_scaled(original: Path, folder: Path, *, twin: Path | None = None)
         if name.endswith("_proj.weight"):
             values, scales = quantized_in_blocks(tensor)
             stored |= {name: values, f"{name}_scale_inv": scales}
-            plain[name] = values.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+            factors = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+            plain[name] = values.float() * factors[: len(values), : values.shape[1]]
     save_file(stored, folder / "model.safetensors")
     if twin is not None:
         shutil.copytree(original, twin)
@@ -89,14 +93,15 @@ def loaded_parts(
 
 
 class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Measures memory of tensors made inside the context, on any device, `meta` included.
+    """Measures memory of tensors made inside the context, on any device, with `counts_meta` also on `meta`.
 
     Attributes:
         bytes, peak_bytes: live storages now, and the most at any time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts_meta: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._counts_meta = counts_meta
         self.peak_bytes = 0
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
@@ -110,7 +115,7 @@ class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and (self._counts_meta or not leaf.is_meta):
                 storage = leaf.untyped_storage()
                 reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
                 self._storages[storage._cdata] = reference, storage.nbytes()

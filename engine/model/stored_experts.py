@@ -1,0 +1,174 @@
+"""Experts of a model of transformers as checkpoints store them: which tensors they are, and how they are packed.
+
+transformers has one parameter for all experts of a layer, and merges into it what most checkpoints store expert by
+expert. Here experts are read one by one.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.model.checkpoint_part import CheckpointPart, Fill, Span
+from engine.model.family import Gate
+from engine.model.linear import Linear
+from engine.model.quantization_config import QuantizedWeights
+from kernels.interface import KernelOps, LinearWeights
+
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+"""Names of the parameters of a module of experts: [experts, 2 * inner, hidden] and [experts, hidden, inner]."""
+
+_PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+"""Names of the linear layers of an expert in checkpoints: gate, up and down."""
+
+_JOINT = (
+    ("{name}.gate_up_proj", "{name}.down_proj"),
+    ("{parent}.input_linear.weight", "{parent}.output_linear.weight"),
+)
+"""Names of tensors of all experts of a module in checkpoints; the second ones are Granite's."""
+
+_OLD_PARENT = "block_sparse_moe"
+"""Name of the parent of experts in checkpoints older than the name of transformers, as those of Mixtral."""
+
+
+class ExpertsShape(NamedTuple):
+    """A module of experts, each down(gate(gate_up(x))) without biases.
+
+    Attributes:
+        num_experts: how many.
+        top_k: of them compute a token.
+        hidden, inner: sizes of their inputs and results, and between their two layers.
+        gate: the operation between the layers.
+    """
+
+    num_experts: int
+    top_k: int
+    hidden: int
+    inner: int
+    gate: Gate
+
+
+class PackedLayers(NamedTuple):
+    """The packed layers of each expert of a module."""
+
+    gate_up: list[LinearWeights]
+    down: list[LinearWeights]
+
+
+class StoredExperts(Protocol):
+    """Experts of one module in the format of a checkpoint."""
+
+    def checkpoint_parts(self) -> dict[str, CheckpointPart]:
+        """Returns name in the checkpoint -> the part of a parameter that it fills, without memory."""
+        ...
+
+    def pack(self, ops: KernelOps, fill: Fill) -> PackedLayers:
+        """Reads and packs one expert after the other."""
+        ...
+
+
+class _SeparateExperts:
+    """Tensors of their own for each expert and projection, quantised or not."""
+
+    def __init__(
+        self,
+        prefix: str,
+        projections: tuple[str, str, str],
+        shape: ExpertsShape,
+        quantized: QuantizedWeights | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        gate, up, down = projections
+        hidden, inner = Span.whole(shape.hidden), Span.whole(shape.inner)
+
+        def layers(columns: Span, rows: Mapping[str, Span]) -> list[Linear]:
+            return [
+                Linear(f"{prefix}.{e}.", columns, rows, bias=False, quantized=quantized, dtype=dtype, device=device)
+                for e in range(shape.num_experts)
+            ]
+
+        self._gate_up, self._down = layers(hidden, {gate: inner, up: inner}), layers(inner, {down: hidden})
+
+    def checkpoint_parts(self) -> dict[str, CheckpointPart]:
+        parts: dict[str, CheckpointPart] = {}
+        for layer in (*self._gate_up, *self._down):
+            parts |= layer.checkpoint_parts()
+        return parts
+
+    def pack(self, ops: KernelOps, fill: Fill) -> PackedLayers:
+        def packed(layers: list[Linear]) -> list[LinearWeights]:
+            for layer in layers:
+                layer.load(ops, fill)
+            return [weights for layer in layers for weights in layer.take_packed()]
+
+        return PackedLayers(packed(self._gate_up), packed(self._down))
+
+
+class _JointExperts:
+    """Two tensors for all experts of a layer, in the shapes of the parameters, not quantised."""
+
+    def __init__(self, gate_up: str, down: str, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> None:
+        self._shapes = {
+            gate_up: (shape.num_experts, 2 * shape.inner, shape.hidden),
+            down: (shape.num_experts, shape.hidden, shape.inner),
+        }
+        self._dtype, self._device = dtype, device
+
+    def checkpoint_parts(self) -> dict[str, CheckpointPart]:
+        return {
+            name: CheckpointPart.whole(torch.empty(shape, dtype=self._dtype, device="meta"))
+            for name, shape in self._shapes.items()
+        }
+
+    def pack(self, ops: KernelOps, fill: Fill) -> PackedLayers:
+        def packed(name: str, num_experts: int, num_rows: int, num_columns: int) -> list[LinearWeights]:
+            layers = []
+            for expert in range(num_experts):
+                weight = torch.empty(1, num_rows, num_columns, dtype=self._dtype, device=self._device)
+                spans = Span(num_experts, expert, 1), Span.whole(num_rows), Span.whole(num_columns)
+                fill({name: CheckpointPart(weight, spans)})
+                layers.append(ops.pack_linear(weight[0], None))
+            return layers
+
+        gate_up, down = (packed(name, *shape) for name, shape in self._shapes.items())
+        return PackedLayers(gate_up, down)
+
+
+def find_experts(
+    name: str,
+    shape: ExpertsShape,
+    tensors: Collection[str],
+    quantized: QuantizedWeights | None,
+    matrices: Collection[str],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> StoredExperts | None:
+    """Returns the experts of a module, without memory; None: they are stored in a way that only transformers knows.
+
+    Args:
+        name: of the module.
+        shape: of its experts.
+        tensors: names of all tensors of the checkpoint.
+        quantized: how it quantises linear layers; None: it does not.
+        matrices: names of the modules that it quantises.
+        dtype: dtype of matrices that are not quantised.
+        device: device of the packed layers.
+    """
+    parent, _, last = name.rpartition(".")
+    for templates in _JOINT:
+        gate_up, down = (template.format(name=name, parent=parent) for template in templates)
+        if gate_up in tensors and down in tensors:
+            return _JointExperts(gate_up, down, shape, dtype, device)
+    for prefix in (name, f"{parent.rpartition('.')[0]}.{_OLD_PARENT}.{last}"):
+        for projections in _PROJECTIONS:
+            stored = quantized if f"{prefix}.0.{projections[0]}" in matrices else None
+            try:
+                experts = _SeparateExperts(prefix, projections, shape, stored, dtype, device)
+            except CheckpointError:  # blocks or groups that do not divide the matrices
+                continue
+            if all(part in tensors for part in experts.checkpoint_parts()):
+                return experts
+    return None

@@ -1,0 +1,269 @@
+"""The weights of a checkpoint for a model of transformers; linear layers and experts are packed from the files.
+
+transformers loads a state dict whose values are read when it asks for them. In place of the matrices of linear layers
+and experts it gets numbers that take no memory; the matrices go from the files to the operations one by one, in the
+format of the checkpoint. What transformers converts in ways of its own it gets dequantised.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+
+from engine.errors import CheckpointError
+from engine.model.checkpoint import open_checkpoint
+from engine.model.checkpoint_part import CheckpointPart, Span
+from engine.model.fp8 import Fp8Weights
+from engine.model.linear import Linear
+from engine.model.quantization_config import QuantizedWeights
+from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape, PackedLayers, find_experts
+from engine.model.stored_matrix import StoredMatrix, allocate_matrix, check_matrix, stored_shape
+from engine.model.weights import WeightsReader, is_kv_scale
+from kernels.families import reference_ops
+from kernels.interface import KernelOps, LinearWeights
+
+_HOST, _META = torch.device("cpu"), torch.device("meta")
+
+
+class LinearShape(NamedTuple):
+    """Sizes of a linear layer.
+
+    Attributes:
+        num_rows, num_columns: of its matrix.
+        has_bias: whether it has a bias.
+    """
+
+    num_rows: int
+    num_columns: int
+    has_bias: bool
+
+
+class _Place(NamedTuple):
+    """Where a tensor is, and its shape."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+
+
+class TransformersWeights:
+    """The tensors of a checkpoint folder, by the names of the model's parameters.
+
+    Attributes:
+        layers: linear layers that are packed from the files.
+        experts: modules of experts that are.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        layers: Mapping[str, LinearShape],
+        experts: Mapping[str, ExpertsShape],
+        quantized: QuantizedWeights | None,
+        *,
+        dtype: torch.dtype,
+        model_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Checks headers, and the beginnings of the matrices of linear layers and experts.
+
+        Args:
+            path: the folder.
+            layers: linear layers of the model, but for the output head, by their names.
+            experts: its modules of experts, by their names.
+            quantized: how the checkpoint quantises linear layers; None: it does not.
+            dtype: dtype of matrices that are not quantised.
+            model_dtype: dtype of the parameters of the model.
+            device: device of the packed layers.
+        Raises: CheckpointError: a file is broken, or a layer has another shape or format than config.json says.
+        """
+        self._quantized, self._model_dtype = quantized, model_dtype
+        self._places = _places(path)
+        self._matrices = self._quantized_matrices()
+        self.layers: dict[str, Linear] = {}
+        for name, shape in layers.items():
+            stored = quantized if name in self._matrices else None
+            layer = linear_layer(name, shape, stored, dtype, device)
+            is_there = all(part in self._places for part in layer.checkpoint_parts())
+            if is_there and layer.is_quantized == (stored is not None):
+                self.layers[name] = layer
+        found = {
+            name: find_experts(name, shape, self._places, quantized, self._matrices, dtype=dtype, device=device)
+            for name, shape in experts.items()
+        }
+        self.experts = {name: stored for name, stored in found.items() if stored is not None}
+        parts: dict[str, CheckpointPart] = {}
+        for layer in self.layers.values():
+            parts |= layer.checkpoint_parts()
+        for stored_experts in self.experts.values():
+            parts |= stored_experts.checkpoint_parts()
+        self._packed = {name.rpartition(".")[0] for name in parts}
+        self._merged = self._matrices.keys() - self._packed
+        for name in self._merged:
+            parts |= self._allocate(name, _META).parts()
+        self._reader, self._lock = WeightsReader(path, parts, is_subset=True), threading.Lock()
+        generator = torch.Generator().manual_seed(0)
+        sizes: dict[str, tuple[int, ...]] = {f"{name}.weight": layers[name][:2] for name in self.layers}
+        for name in self.experts:
+            num_experts, _, hidden, inner, _ = experts[name]
+            sizes |= {
+                f"{name}.{GATE_UP}": (num_experts, 2 * inner, hidden),
+                f"{name}.{DOWN}": (num_experts, hidden, inner),
+            }
+        self._stand_ins = {name: _stand_in(size, model_dtype, generator) for name, size in sizes.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what transformers loads: tensors, or what `[...]` reads from a file, in any thread."""
+        files: dict[Path, Any] = {
+            file: safe_open(file, framework="pt") for file in {place.file for place in self._places.values()}
+        }
+        values: dict[str, Any] = {**self._stand_ins}
+        values |= {f"{name}.weight": _Dequantized(self, name) for name in self._merged}
+        for name, place in self._places.items():
+            module, _, last = name.rpartition(".")
+            is_of_matrix = module in self._packed or module in self._merged
+            if not is_kv_scale(name) and (not is_of_matrix or last == "bias"):
+                values[name] = files[place.file].get_slice(place.name)
+        return values
+
+    def check_stand_ins(self, model: Any) -> None:
+        """Checks that transformers has not computed a parameter from what stands in for the matrices of a layer.
+
+        Raises: CheckpointError: it has; names the parameter.
+        """
+        for name, stand_in in self._stand_ins.items():
+            weight = model.get_parameter(name)
+            is_same = weight.shape == stand_in.shape and all(
+                torch.equal(weight.select(dim, 0), stand_in.select(dim, 0).to(weight.dtype))
+                for dim in range(weight.ndim)
+            )
+            if not is_same:
+                raise CheckpointError(f"it converts {name} as it loads it")
+
+    @contextlib.contextmanager
+    def stand_in(self, model: Any) -> Iterator[None]:
+        """Has layers and experts compute little, of each token alone, while the code of a model is checked."""
+        modules = {name: model.get_submodule(name) for name in (*self.layers, *self.experts)}
+        for name in self.layers:
+            modules[name].forward = _selection(*modules[name].weight.shape)
+        for name in self.experts:
+            modules[name].forward = _of_each_token
+        try:
+            yield
+        finally:
+            for module in modules.values():
+                del module.forward
+
+    def pack(self, layer: str, ops: KernelOps) -> LinearWeights:
+        """Reads a linear layer and packs it, in the format of the checkpoint.
+
+        Raises: CheckpointError: a file cannot be read.
+        """
+        self.layers[layer].load(ops, self._fill)
+        return self.layers[layer].take_packed()[0]
+
+    def pack_experts(self, module: str, ops: KernelOps) -> PackedLayers:
+        """Reads the experts of a module and packs them, in the format of the checkpoint.
+
+        Raises: CheckpointError: a file cannot be read.
+        """
+        return self.experts[module].pack(ops, self._fill)
+
+    def matrix(self, layer: str) -> torch.Tensor:
+        """Reads the matrix of a linear layer [rows, columns], dequantised, in the dtype of the model's parameters.
+
+        Raises: CheckpointError: a file cannot be read.
+        """
+        weight: torch.Tensor = self.pack(layer, reference_ops())[0].to(self._model_dtype)
+        return weight
+
+    def dequantized(self, name: str) -> torch.Tensor:
+        """Reads a quantised matrix that transformers converts, [rows, columns] fp32 on the host."""
+        matrix = self._allocate(name, _HOST)
+        self._fill(matrix.parts())
+        weight: torch.Tensor = matrix.pack(reference_ops(), None, None)[0]
+        return weight
+
+    def _fill(self, parts: dict[str, CheckpointPart]) -> None:
+        with self._lock:
+            self._reader.fill(parts)
+
+    def _allocate(self, name: str, device: torch.device) -> StoredMatrix:
+        num_rows, num_columns = self._matrices[name]
+        rows, columns = {name: Span.whole(num_rows)}, Span.whole(num_columns)
+        if not isinstance(self._quantized, Fp8Weights):  # whose last blocks may be partial
+            check_matrix(self._quantized, rows, columns, is_reordered=False)
+        return allocate_matrix(self._quantized, rows, columns, torch.float32, device)
+
+    def _quantized_matrices(self) -> dict[str, tuple[int, int]]:
+        """Returns the quantised matrices of the files, with their rows and columns."""
+        if self._quantized is None:
+            return {}
+        shapes = {name: place.shape for name, place in self._places.items()}
+        modules = {name.rpartition(".")[0] for name in shapes}
+        found = {module: stored_shape(self._quantized, module, shapes) for module in modules}
+        return {module: shape for module, shape in found.items() if shape is not None}
+
+
+class _Dequantized:
+    """A value of a state dict that is dequantised when it is read."""
+
+    def __init__(self, weights: TransformersWeights, name: str) -> None:
+        self._weights, self._name = weights, name
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        return self._weights.dequantized(self._name)
+
+
+def linear_layer(
+    name: str, shape: LinearShape, quantized: QuantizedWeights | None, dtype: torch.dtype, device: torch.device
+) -> Linear:
+    """Returns a linear layer by its name, without memory; dense if blocks or groups do not divide its matrix."""
+    parent, _, last = name.rpartition(".")
+    prefix = f"{parent}." if parent else ""
+    columns, rows = Span.whole(shape.num_columns), {last: Span.whole(shape.num_rows)}
+
+    def layer(stored: QuantizedWeights | None) -> Linear:
+        return Linear(prefix, columns, rows, bias=shape.has_bias, quantized=stored, dtype=dtype, device=device)
+
+    try:
+        return layer(quantized)
+    except CheckpointError:
+        return layer(None)
+
+
+def _places(path: Path) -> dict[str, _Place]:
+    checkpoint = open_checkpoint(path)
+    name_of = checkpoint.decoder_names()
+    return {
+        name: _Place(file, stored, entry.shape)
+        for file in checkpoint.weights_files()
+        for stored, entry in checkpoint.tensors(file).items()
+        if (name := name_of(stored)) is not None
+    }
+
+
+def _selection(num_rows: int, num_columns: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns the product by a matrix with one number in each row: some inputs in another order, with other signs."""
+    generator = torch.Generator().manual_seed(num_rows)
+    columns = torch.randint(num_columns, (num_rows,), generator=generator)
+    signs = 1.0 - 2.0 * torch.randint(2, (num_rows,), generator=generator)
+    return lambda x: x[..., columns] * signs.to(x.dtype)
+
+
+def _of_each_token(hidden: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Computes a mixture [T, n] that depends on the experts and weights [T, top_k] of a token."""
+    factors: torch.Tensor = (weights * (1 + experts)).sum(dim=-1, keepdim=True).to(hidden.dtype)
+    return hidden * torch.tanh(factors)
+
+
+def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Returns random numbers [..., rows, columns], of which each row shares all but two with the next one."""
+    strides = tuple(range(len(shape), 0, -1))
+    size = 1 + sum(stride * (length - 1) for stride, length in zip(strides, shape, strict=True))
+    numbers = torch.randn(size, generator=generator).mul_(shape[-1] ** -0.5)
+    return numbers.to(dtype).as_strided(shape, strides)
