@@ -16,7 +16,7 @@ import torch
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import AdapterOps, KernelOps, KVCache, LowRank
+from kernels.interface import AdapterOps, ExpertChoice, KernelOps, KVCache, LowRank
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AdaptedTokens, AttentionMetadata
 from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
@@ -219,7 +219,10 @@ def _mixture_case(
     packed: Callable[[KernelOps, torch.Tensor, torch.Tensor | None], object],
     form: str,
 ) -> KernelCase:
-    """Some experts, which the router chooses by the first inputs, far from a tie; more of them differ in nothing."""
+    """Some experts, which the router or the caller chooses; more of them differ in nothing.
+
+    The router chooses by the first inputs, far from a tie.
+    """
     number, hidden, inner = min(experts.num_experts, _MAX_EXPERTS), forms.hidden_size, experts.inner_size
     routing = experts.routing._replace(top_k=min(experts.routing.top_k, number))
     x, router = inputs.random(_NUM_TOKENS, hidden), torch.eye(number, hidden).to(inputs.weights(1))
@@ -230,6 +233,10 @@ def _mixture_case(
     # the same of all experts, so that it changes no choice
     router_bias = torch.ones(number).to(inputs.weights(1)) if experts.has_bias else None
     biases = [inputs.weights(size) if experts.has_bias else None for size in (2 * inner, hidden)]
+    choice = None
+    if not experts.has_router:
+        factors = inputs.random(_NUM_TOKENS, routing.top_k).float()
+        choice = ExpertChoice(x[:, :number].topk(routing.top_k).indices, factors)
 
     def packed_expert(ops: KernelOps, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
         if experts.is_microscaled and weight.shape[1] % GROUP_SIZE == 0:
@@ -241,10 +248,13 @@ def _mixture_case(
             [packed_expert(ops, weight, bias) for weight in weights]
             for weights, bias in zip((gate_up, down), biases, strict=True)
         )
+        if choice is not None:
+            return (ops.mix_chosen_experts(x, ops.pack_experts(None, first, second, routing), choice),)
         return (ops.mix_experts(x, ops.pack_experts(router, first, second, routing, router_bias)),)
 
     what = f"{form}, {routing.top_k} of {number} experts of {inner}, {hidden} wide"
     what += f"{', biases' if experts.has_bias else ''}{', MXFP4' if experts.is_microscaled else ''}"
+    what += "" if experts.has_router else ", chosen by the caller"
     return KernelCase("mixture of experts", what, forms.linear_error, run)
 
 

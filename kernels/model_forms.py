@@ -39,6 +39,7 @@ class ExpertForms(NamedTuple):
         routing: how they are chosen, and their gate.
         has_bias: whether the router and the layers of experts have biases.
         is_microscaled: whether their weights are in MXFP4.
+        has_router: whether the router is of `KernelOps`; otherwise the caller chooses the experts.
     """
 
     num_experts: int
@@ -46,6 +47,7 @@ class ExpertForms(NamedTuple):
     routing: Routing
     has_bias: bool = False
     is_microscaled: bool = False
+    has_router: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ BIASED = {
 MICROSCALED = {
     "experts": ExpertForms(7, 96, Routing(3, normalizes=True, gate=ClampedGate(1.702, 7.0)), True, is_microscaled=True)
 }
+CHOSEN = {"experts": ExpertForms(7, 40, Routing(3, normalizes=True, gate="silu_and_mul"), has_router=False)}
 TWO_BYTES = [LARGE | {"weights_dtype": dtype} for dtype in (torch.bfloat16, torch.float16)]
 
 
@@ -37,7 +38,10 @@ def check(ops, forms=SMALL, device=CPU):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, *GROUPS, EXPERTS, BIASED, MICROSCALED, NORMED, *TWO_BYTES],
+    [
+        *({}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, *GROUPS),
+        *(EXPERTS, CHOSEN, BIASED, MICROSCALED, NORMED, *TWO_BYTES),
+    ],
 )
 def test_cpu_kernels_pass(fields):
     assert not check(cpu_ops(), replace(SMALL, **fields))
@@ -159,6 +163,20 @@ def test_a_kernel_that_fails_is_reported_with_its_first_line():
 
     (mismatch,) = check(FaultyOps())
     assert mismatch.reason.endswith("fails: out of resource: shared memory")
+
+
+def test_experts_in_a_wrong_order_are_noticed_where_the_caller_chooses():
+    class FaultyOps(ReferenceOps):
+        def mix_experts(self, *_):
+            raise RuntimeError("there is no router")
+
+        def mix_chosen_experts(self, x, experts, choice):
+            return ReferenceOps.mix_chosen_experts(self, x, experts, choice._replace(experts=choice.experts.flip(1)))
+
+    assert not check(ReferenceOps(), replace(SMALL, **CHOSEN))
+    (mismatch,) = check(FaultyOps(), replace(SMALL, **CHOSEN))
+    assert mismatch.kernel == "mixture of experts"
+    assert "3 of 4 experts of 40, 64 wide, chosen by the caller) has an error of" in mismatch.reason
 
 
 def test_cases_of_all_kernels_are_compiled():
