@@ -1,10 +1,10 @@
 """A mixture of experts (arXiv:2101.03961, section 2): each token is computed by the few experts chosen for it.
 
 ROUTE chooses experts by the results of a router, or takes the caller's choice, and sorts the pairs of token and expert
-by expert. PACK_EXPERT_ROWS and EXPERT_LINEAR are the
-instructions of linear layers, PACK_ROWS and LINEAR, for a table of experts: each is run on the rows of its expert.
-COMBINE adds up what the experts of a token have computed. The bits of a token do not depend on the others: products are
-those of `kernels.cpu.linear`, and experts are added in the order of their numbers, or of the caller's choice.
+by expert. PACK_EXPERT_ROWS and EXPERT_LINEAR are the instructions of linear layers, PACK_ROWS and LINEAR, for a table
+of experts: each is run on the rows of its expert. COMBINE adds up what the experts of a token have computed. The bits
+of a token do not depend on the others: products are those of `kernels.cpu.linear`, and experts are added in the order
+of their numbers, or of the caller's choice.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,6 +38,7 @@ from kernels.cpu.linear import (
     num_linear_items_of,
     num_pack_items_of,
     pack_item,
+    set_row_operands,
 )
 from kernels.cpu.packed_linear import PackedLinear, pack_linear
 from kernels.cpu.pointwise import check_rows
@@ -66,14 +67,27 @@ class PackedExperts:
     Attributes:
         router: [num_experts, hidden], never quantised: a small error may choose another expert. None: the caller
             chooses.
-        gate_up, down: the layers of each expert.
+        gate_up, down: the layers of the experts.
         routing: how experts are chosen.
     """
 
     router: PackedLinear | None
-    gate_up: tuple[PackedLinear, ...]
-    down: tuple[PackedLinear, ...]
+    gate_up: "ExpertLayers"
+    down: "ExpertLayers"
     routing: Routing
+
+
+class ExpertLayers(NamedTuple):
+    """A linear layer of all experts.
+
+    Attributes:
+        layers: one for each expert, of the same shape and format.
+        table: [experts, WIDTH] int64, their instructions without what depends on rows: a mixture outside of a recorded
+            step would spend longer on 256 of them than on its products.
+    """
+
+    layers: tuple[PackedLinear, ...]
+    table: "Longs"
 
 
 class Routed(NamedTuple):
@@ -117,7 +131,15 @@ def pack_experts(
         if len(forms) > 1:
             raise ValueError(f"layers of experts differ: {sorted(forms)}")
     packed_router = None if router is None else pack_linear(router, router_bias, quantize=False)
-    return PackedExperts(packed_router, tuple(gate_up), tuple(down), routing)
+    return PackedExperts(packed_router, _with_table(gate_up), _with_table(down), routing)
+
+
+def _with_table(layers: Sequence[PackedLinear]) -> ExpertLayers:
+    table, nothing = np.zeros((len(layers), WIDTH), dtype=np.int64), torch.empty(0, 0)
+    for row, layer in zip(table, layers, strict=True):
+        operands = linear_operands(nothing, layer, nothing, nothing, nothing)
+        row[FIRST_OPERAND : FIRST_OPERAND + len(operands)] = operands
+    return ExpertLayers(tuple(layers), table)
 
 
 def emit_route(recording: Recording, logits: torch.Tensor, routing: Routing) -> Routed:
@@ -141,7 +163,7 @@ def emit_choice(recording: Recording, x: torch.Tensor, choice: ExpertChoice, exp
     choice.check(x, top_k)
     recording.keep(choice)
     given = choice.experts.data_ptr(), choice.weights.data_ptr()
-    return _emit_route(recording, x, len(experts.gate_up), top_k, 0, 0, *given)
+    return _emit_route(recording, x, len(experts.gate_up.layers), top_k, 0, 0, *given)
 
 
 def _emit_route(recording: Recording, rows: torch.Tensor, num_experts: int, top_k: int, *source: int) -> Routed:
@@ -166,37 +188,35 @@ def _emit_route(recording: Recording, rows: torch.Tensor, num_experts: int, top_
 
 
 def emit_expert_linear(
-    recording: Recording, x: torch.Tensor, layers: Sequence[PackedLinear], routed: Routed, *, is_of_tokens: bool
+    recording: Recording, x: torch.Tensor, experts: ExpertLayers, routed: Routed, *, is_of_tokens: bool
 ) -> torch.Tensor:
     """Emits the linear layers of all experts -> [rows, out].
 
     Args:
         recording: the program.
         x: inputs, [T, in] of tokens or [rows, in].
-        layers: one for each expert, of the same shape and format.
+        experts: their layers.
         routed: which rows an expert has.
         is_of_tokens: whether x has a row for each token.
     Raises: ValueError: x is not contiguous fp32, or of another width.
     """
     check_rows(x=x)
-    first = layers[0]
+    first = experts.layers[0]
     if x.shape[1] != first.in_features:
         raise ValueError(f"x has shape {list(x.shape)}; the layers take {first.in_features}")
     tokens = routed.tokens
     packed, row_scales = recording.empty(tokens, first.depth), recording.empty(tokens, first.num_row_factors)
     out = recording.empty(tokens, first.out_features)
-    table = np.zeros((len(layers), WIDTH), dtype=np.int64)
+    table = experts.table.copy()
+    set_row_operands(table, x, packed, row_scales, out)
     table[:, SHARES] = max(
         1, recording.num_shares // routed.weights.shape[1]
     )  # a token needs the items of top_k experts
-    for row, layer in zip(table, layers, strict=True):
-        operands = linear_operands(x, layer, packed, row_scales, out)
-        row[FIRST_OPERAND : FIRST_OPERAND + len(operands)] = operands
     where = tokens.data_ptr() if is_of_tokens else 0
     for opcode, item in ((Opcode.PACK_EXPERT_ROWS, pack_item), (Opcode.EXPERT_LINEAR, linear_item)):
-        operands = table.ctypes.data, len(layers), routed.starts.data_ptr(), where, item_code(item)
+        operands = table.ctypes.data, len(table), routed.starts.data_ptr(), where, item_code(item)
         recording.emit(opcode, tokens, *operands)
-    recording.keep((table, tuple(layers)))
+    recording.keep((table, experts))
     return out
 
 

@@ -79,6 +79,14 @@ def linear_operands(
     )  # fmt: skip
 
 
+def set_row_operands(
+    table: "Longs", x: torch.Tensor, packed: torch.Tensor, row_scales: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Sets those of `linear_operands` that do not depend on the weights, in instructions [n, WIDTH]."""
+    table[:, X], table[:, X_STEP] = x.data_ptr(), x.stride(0) * 4
+    table[:, _PACKED], table[:, _ROW_SCALES], table[:, _OUT] = packed.data_ptr(), row_scales.data_ptr(), out.data_ptr()
+
+
 @inline
 def move_rows(row: "Longs", rows: int, begin: int) -> None:
     """Changes an instruction on all rows to one on those from `begin` on, as many as are at the address `rows`.
