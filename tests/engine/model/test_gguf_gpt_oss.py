@@ -96,7 +96,8 @@ def test_a_cpu_keeps_the_codes_and_a_byte_per_32_of_them(in_mxfp4: Pair) -> None
         expected = weights_bytes(theirs, torch.bfloat16, quantization=quantization, kept=(Mxfp4Weights,))
         assert found == expected
     experts: Any = load_model(file, config, cpu_ops()).layers[0].feed_forward
-    assert {linear.kind for linear in (*experts._experts.gate_up, *experts._experts.down)} == {Kind.MICROSCALED}
+    linears = (*experts._experts.gate_up.layers, *experts._experts.down.layers)
+    assert {linear.kind for linear in linears} == {Kind.MICROSCALED}
 
 
 def test_ranks_add_up_to_the_whole(in_mxfp4: Pair) -> None:
