@@ -14,12 +14,13 @@ from typing import NamedTuple, cast
 import torch
 
 from kernels.dtypes import dtype_name
+from kernels.fp4_groups import NVFP4_GROUP_SIZE
 from kernels.fp8_block import BLOCK
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import AdapterOps, ExpertChoice, KernelOps, KVCache, LowRank
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AdaptedTokens, AttentionMetadata
-from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
+from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights, NvFp4Weights
 from kernels.model_forms import ALLOWED, ExpertForms, ModelForms
 from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
 
@@ -186,8 +187,12 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
             shape = (weight.shape[0] // BLOCK, weight.shape[1] // BLOCK)
             block_scales = torch.linspace(0.5, 1.5, shape[0] * shape[1], device=inputs.device).view(shape)
             return ops.pack_quantized(weight.to(torch.float8_e4m3fn), block_scales, bias, forms.weights_dtype)
-        if forms.weights_form is not None and forms.weights_form.endswith(" groups"):
-            num_bits = int(forms.weights_form.removesuffix(" groups")[-1])
+        if forms.weights_form == "mxfp4 groups" and weight.shape[1] % GROUP_SIZE == 0:
+            return ops.pack_fp4(_microscaled(weight), bias, forms.dtype)
+        if forms.weights_form == "nvfp4 groups" and weight.shape[1] % NVFP4_GROUP_SIZE == 0:
+            return ops.pack_fp4(_nvfp4(weight), bias, forms.dtype)  # the reference rounds to it
+        if (form := forms.weights_form or "").startswith("int") and form.endswith(" groups"):
+            num_bits = int(form.removesuffix(" groups")[-1])
             return ops.pack_grouped(_grouped(weight, num_bits), bias, forms.weights_dtype)
         return ops.pack_linear(weight, bias)
 
@@ -260,9 +265,20 @@ def _mixture_case(
 
 def _microscaled(weight: torch.Tensor) -> MicroscaledWeights:
     """Makes codes of the bits of some weights [out, in], and scales that keep results near unit scale."""
-    codes = (weight[:, ::2] * 64).to(torch.int32).to(torch.uint8)
     exponents = torch.arange(len(weight) * weight.shape[1] // GROUP_SIZE, device=weight.device) % 3 + 119
-    return MicroscaledWeights(codes, exponents.view(len(weight), -1).to(torch.uint8))
+    return MicroscaledWeights(_codes(weight), exponents.view(len(weight), -1).to(torch.uint8))
+
+
+def _nvfp4(weight: torch.Tensor) -> NvFp4Weights:
+    """Makes codes of the bits of some weights [out, in], and scales that keep results near unit scale."""
+    num_groups = weight.shape[1] // NVFP4_GROUP_SIZE
+    scales = (torch.arange(len(weight) * num_groups, device=weight.device) % 120).view(len(weight), -1)
+    row_scales = torch.linspace(1, 2, len(weight), device=weight.device) / 512
+    return NvFp4Weights(_codes(weight), scales.to(torch.uint8).view(torch.float8_e4m3fn), row_scales)
+
+
+def _codes(weight: torch.Tensor) -> torch.Tensor:
+    return (weight[:, ::2] * 64).to(torch.int32).to(torch.uint8)
 
 
 def _grouped(weight: torch.Tensor, num_bits: int) -> GroupedWeights:

@@ -10,7 +10,7 @@ import torch
 
 from kernels.grouped_weights import GroupedWeights
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
-from kernels.microscaled_weights import MicroscaledWeights
+from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
 from kernels.sampling import SampledTokens, SamplingBatch
 
 LinearWeights: TypeAlias = Any
@@ -141,6 +141,14 @@ class KernelOps(Protocol):
         """Lays out an expert's weights in MXFP4 for `pack_experts`; dtype is that of the model and of bias [out].
 
         Families without such products use the dequantized weights in dtype.
+        """
+        ...
+
+    def pack_fp4(self, weights: Fp4Weights, bias: torch.Tensor | None, dtype: torch.dtype) -> LinearWeights:
+        """Lays out weights in 4-bit floats for `linear`, those in NVFP4 for `pack_experts` too.
+
+        dtype is that of the model and of bias [out]. Families without such products use the same weights as integers,
+        or the dequantized ones in dtype.
         """
         ...
 

@@ -16,6 +16,8 @@ WeightsForm = Literal[
     "int5 groups",
     "int6 groups",
     "int8 groups",
+    "mxfp4 groups",
+    "nvfp4 groups",
     "int8 by int4 groups",
     "int8 by int5 groups",
     "int8 by int6 groups",

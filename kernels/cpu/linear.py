@@ -40,7 +40,7 @@ _FACTORS_FORM, _CODES, _NUM_UNITS, _ZERO, _NUM_BITS = range(FIRST_OPERAND + 16, 
 
 _FP32, _BF16_WEIGHTS, _FP16_WEIGHTS = int(Kind.FP32), int(Kind.BF16_WEIGHTS), int(Kind.FP16_WEIGHTS)
 _INT8_WEIGHTS, _INT8 = int(Kind.INT8_WEIGHTS), int(Kind.INT8)
-_MICROSCALED, _BF16 = int(Kind.MICROSCALED), int(Kind.BF16)
+_MICROSCALED, _NVFP4, _BF16 = int(Kind.MICROSCALED), int(Kind.NVFP4), int(Kind.BF16)
 _GROUPS, _INT8_BY_GROUPS = int(Kind.GROUPS), int(Kind.INT8_BY_GROUPS)
 _MAX_ROWS_OF_GROUPS = max_rows(has_group_sums=True)
 
@@ -129,7 +129,7 @@ def _word_bits(row: "Longs") -> int:
         return int(num_bits)
     if kind == _INT8_BY_GROUPS:
         return int(4 * num_bits)
-    if kind == _MICROSCALED:
+    if kind in (_MICROSCALED, _NVFP4):
         return 4
     if kind == _INT8_WEIGHTS:
         return 8
@@ -277,10 +277,11 @@ def _multiply(
         multiply_two_byte_weights(kind == _BF16_WEIGHTS, height, wide, a, b, depth, start, c, c_step, ahead)
     elif kind == _BF16:
         multiply_bf16(height, wide, a, b, depth, start, c, c_step, ahead)
-    elif kind == _MICROSCALED:
-        num_groups = depth // row[_GROUP_SIZE]
-        factors = row[_SCALES] + num_groups * column
-        multiply_microscaled(height, wide, a, b, num_groups, start, factors, c, c_step, ahead)
+    elif kind in (_MICROSCALED, _NVFP4):
+        size, has_e4m3 = row[_GROUP_SIZE], int(kind == _NVFP4)
+        num_groups = depth // size
+        factors = row[_CODES] + num_groups * column
+        multiply_microscaled(has_e4m3, height, wide, a, b, size, num_groups, start, factors, scales, c, c_step, ahead)
     elif kind in (_GROUPS, _INT8_BY_GROUPS):
         size, num_bits = row[_GROUP_SIZE], row[_NUM_BITS]
         num_groups = row[_IN] // size

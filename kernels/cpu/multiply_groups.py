@@ -19,13 +19,14 @@ from kernels.cpu.tile import (
     Operands,
     Planes,
     Tile,
+    broadcast,
     emit_fma,
     load,
     tile_intrinsic,
 )
-from kernels.microscaled_weights import GROUP_SIZE, VALUES
+from kernels.microscaled_weights import VALUES
 
-_I32 = ir.IntType(32)
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 class _Groups(Fp32Operands):
@@ -124,25 +125,43 @@ class _Int8GroupsInPlanes(_Int8Groups4):
 
 
 class _Microscaled(Fp32Operands):
-    """B is codes of E2M1 in halves of bytes, as in `_Groups4`, times a power of two of their group; A is fp32."""
+    """B is codes of E2M1 in halves of bytes, as in `_Groups4`, times a scale of their group and column; A is fp32.
+
+    One form for scales of MXFP4 and NVFP4, as each takes seconds to compile.
+    """
 
     has_groups = True
     factor_bytes = LANES
     terms = 2
 
     @staticmethod
-    def load_factors(builder: Any, address: Any) -> Any:
-        """Loads halves of 2 ** (exponent - 127), because codes stand for twice their value."""
-        exponents = builder.zext(load(builder, address, BYTES, 1), INTS)
-        bits = builder.shl(exponents, ir.Constant(INTS, [23] * LANES))
-        is_least = builder.icmp_unsigned("==", exponents, ir.Constant(INTS, [0] * LANES))
-        bits = builder.select(is_least, ir.Constant(INTS, [1 << 22] * LANES), bits)  # 2 ** -127
-        return builder.fmul(builder.bitcast(bits, FLOATS), ir.Constant(FLOATS, [0.5] * LANES))
+    def load_factors(builder: Any, address: Any, tile: Tile, vector: int) -> Any:
+        """Widens the scales of a group and multiplies them by those of columns, rounded once."""
+        codes = builder.zext(load(builder, address, BYTES, 1), INTS)
+        is_e4m3 = builder.icmp_unsigned("!=", broadcast(builder, builder.trunc(tile.has_e4m3, _I32)), of_ints(0))
+        scales = builder.select(is_e4m3, _e4m3(builder, codes), _power_of_two(builder, codes))
+        columns = load(builder, builder.add(tile.scales, _I64(4 * LANES * vector)), FLOATS, 4)
+        return builder.fmul(scales, columns)
 
     @classmethod
     def load_terms(cls, builder: Any, address: Any, factors: Any, _planes: Planes | None) -> Iterator[Any]:
         for codes in _halves_of_bytes(builder, address):
             yield builder.fmul(_twice_e2m1(builder, codes), factors)
+
+
+def _power_of_two(builder: Any, exponents: Any) -> Any:
+    """Emits 2 ** (exponent - 127)."""
+    bits = builder.shl(exponents, of_ints(23))
+    is_least = builder.icmp_unsigned("==", exponents, of_ints(0))
+    return builder.bitcast(builder.select(is_least, of_ints(1 << 22), bits), FLOATS)  # 2 ** -127
+
+
+def _e4m3(builder: Any, codes: Any) -> Any:
+    """Emits the values of codes of E4M3 without a sign: 8 + m stands for 2 ** -6 * (1 + m / 8), m for 2 ** -9 * m."""
+    bits = builder.add(builder.shl(codes, of_ints(20)), of_ints(127 - 7 << 23))
+    least = builder.fmul(builder.sitofp(codes, FLOATS), ir.Constant(FLOATS, [2.0**-9] * LANES))
+    is_least = builder.icmp_unsigned("<", codes, of_ints(8))
+    return builder.select(is_least, least, builder.bitcast(bits, FLOATS))
 
 
 def _halves_of_bytes(builder: Any, address: Any) -> tuple[Any, Any]:
@@ -189,7 +208,6 @@ _groups_4, _groups_in_planes, _groups_8 = (tile_intrinsic(kind) for kind in (_Gr
 _int8_groups_4, _int8_groups_in_planes, _int8_groups_8 = (
     tile_intrinsic(kind) for kind in (_Int8Groups4, _Int8GroupsInPlanes, _Int8Groups8)
 )
-_MICROSCALED_GROUP = GROUP_SIZE
 
 
 @kernel
@@ -270,26 +288,35 @@ def multiply_int8_by_groups(
 
 @kernel
 def multiply_microscaled(
+    has_e4m3: int,
     num_rows: int,
     wide: bool,
     a: int,
     b: int,
+    group_size: int,
     num_groups: int,
     start: int,
     factors: int,
+    scales: int,
     c: int,
     c_step: int,
     ahead: int,
 ) -> None:
-    """As `multiply_fp32`, with B in MXFP4: the same bits as with its values in fp32.
+    """As `multiply_fp32`, with B in MXFP4 or NVFP4: the same bits as with its values in fp32.
 
     Args:
+        has_e4m3: whether factors are E4M3 without a sign; otherwise they are exponents of two, from -127.
         b: address of codes, [columns / LANES, depth / 2, LANES] bytes, of two rows each.
-        num_groups: groups of 32 terms.
+        group_size: terms of each group, an even number.
+        num_groups: groups of terms.
         start: address of one fp32 for each column.
-        factors: address of exponents, [columns / LANES, num_groups, LANES] bytes.
+        factors: address of the bytes of factors, [columns / LANES, num_groups, LANES].
+        scales: address of half a scale for each column, in fp32.
     """
-    steps = _MICROSCALED_GROUP // 2
+    steps = group_size // 2
     panel_step = LANES * steps * num_groups
-    tile = Tile(a, b, LANES, panel_step, steps, start, 0, c, c_step, ahead, panel_step, 0, 0, 0, num_groups, factors)
+    tile = Tile(
+        a, b, LANES, panel_step, steps, start, 0, c, c_step, ahead, panel_step, scales, 0, 0, num_groups, factors,
+        0, 0, has_e4m3,
+    )  # fmt: skip
     _microscaled(num_rows, wide, tile)

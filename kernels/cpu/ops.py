@@ -27,7 +27,7 @@ from kernels.cpu.gather_rows import can_gather, emit_gather_rows
 from kernels.cpu.jit import num_kernels, watch_compiles
 from kernels.cpu.kv_cache import CpuKVCache, make_kv_cache
 from kernels.cpu.linear import emit_linear
-from kernels.cpu.pack_grouped import pack_grouped, pack_microscaled
+from kernels.cpu.pack_grouped import pack_fp4, pack_grouped
 from kernels.cpu.packed_linear import PackedLinear, pack_linear
 from kernels.cpu.paged_attention import emit_paged_attention, emit_plan
 from kernels.cpu.pointwise import (
@@ -47,7 +47,7 @@ from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, ExpertChoice, LowRank, Quantization, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
-from kernels.microscaled_weights import MicroscaledWeights
+from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
 from kernels.sampling import SampledTokens, SamplingBatch
 
 _GATES = {"silu_and_mul": emit_silu_and_mul, "gelu_and_mul": emit_gelu_and_mul}
@@ -101,10 +101,14 @@ class CpuOps:
     def pack_microscaled(
         self, weights: MicroscaledWeights, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PackedLinear:
+        """Packs as `pack_fp4` does."""
+        return self.pack_fp4(weights, bias, dtype)
+
+    def pack_fp4(self, weights: Fp4Weights, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedLinear:
         """Packs the codes as they are; with int8 requested, quantises the weights again."""
         if self._quantize:
-            return self.pack_linear(weights.dequantized(dtype), bias)
-        return pack_microscaled(weights, bias)
+            return self.pack_linear(weights.dequantized(torch.float32), bias)
+        return pack_fp4(weights, bias)
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype

@@ -18,7 +18,7 @@ from kernels.cpu.packed_linear import (
 )
 from kernels.cpu.tile import LANES
 from kernels.grouped_weights import GroupedWeights
-from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
+from kernels.microscaled_weights import Fp4Weights, NvFp4Weights
 
 _MAX_GROUP_SIZE = (1 << 31) // (255 * 128)
 """Sums of a group of products of bytes are int32."""
@@ -77,20 +77,25 @@ def _panels_of(numbers: Sequence[torch.Tensor], num_in: int) -> torch.Tensor:
     return panels
 
 
-def pack_microscaled(weights: MicroscaledWeights, bias: torch.Tensor | None) -> PackedLinear:
-    """Lays weights in MXFP4 out for the kernels.
+def pack_fp4(weights: Fp4Weights, bias: torch.Tensor | None) -> PackedLinear:
+    """Lays weights in 4-bit floats out for the kernels, with the values that they have.
 
     Args:
         weights: the matrix.
         bias: [out], of any type; widened to fp32.
     """
     num_out, num_in = weights.codes.shape[0], weights.in_features
-    biases = padded_bias(bias, num_out)
-    num_panels, num_groups = len(biases) // LANES, weights.exponents.shape[1]
+    biases, scales = padded_bias(bias, num_out), torch.full((num_out + -num_out % GROUP,), 0.5)
+    if isinstance(weights, NvFp4Weights):
+        kind, group_codes = Kind.NVFP4, weights.scales.view(torch.uint8)
+        scales[:num_out] *= weights.row_scales
+    else:
+        kind, group_codes = Kind.MICROSCALED, weights.exponents
+    num_panels, num_groups = len(biases) // LANES, group_codes.shape[1]
     panels = torch.empty(num_panels, num_in // 2, LANES, dtype=torch.uint8)
     for begin, rows in padded_rows(weights.codes):
         write_panels(panels, begin, rows.view(-1, LANES, num_in // 2))
-    exponents = torch.empty(num_panels, num_groups, LANES, dtype=torch.uint8)
-    for begin, rows in padded_rows(weights.exponents, num_values=num_in):
-        write_panels(exponents, begin, rows.view(-1, LANES, num_groups))
-    return PackedLinear(num_in, num_out, Kind.MICROSCALED, panels, biases, biases, exponents, GROUP_SIZE)
+    codes = torch.empty(num_panels, num_groups, LANES, dtype=torch.uint8)
+    for begin, rows in padded_rows(group_codes, num_values=num_in):
+        write_panels(codes, begin, rows.view(-1, LANES, num_groups))
+    return PackedLinear(num_in, num_out, kind, panels, biases, biases, scales, num_in // num_groups, codes=codes)

@@ -1,5 +1,5 @@
 """Weights of linear layers, laid out for `multiply_tile`: fp32, bf16, fp16, int8 with one scale per output channel,
-integers of 4 to 8 bits with a scale and an offset per group of inputs, or MXFP4.
+integers of 4 to 8 bits with a scale and an offset per group of inputs, MXFP4 or NVFP4.
 """
 
 from collections.abc import Iterator
@@ -31,6 +31,7 @@ class Kind(IntEnum):
     MICROSCALED = 6
     BF16 = 7
     INT8_BY_GROUPS = 8
+    NVFP4 = 9
 
     @property
     def has_int8_inputs(self) -> bool:
@@ -52,16 +53,18 @@ class PackedLinear:
 
     Attributes:
         weight: floats or int8 [N / 16, in, 16]; int8 that inputs in int8 multiply [N / 16, in / 4, 16, 4]; bytes of
-            integers in groups, [N / 16, in * num_bits / 32, 16, 4] (`group_integers`); of MXFP4, two inputs in each,
-            the even one in the low half, [N / 16, in / 2, 16]; bf16 of products in bf16 [N / 16, in / 2, 16, 2].
+            integers in groups, [N / 16, in * num_bits / 32, 16, 4] (`group_integers`); of 4-bit floats, two inputs in
+            each, the even one in the low half, [N / 16, in / 2, 16]; bf16 of products in bf16
+            [N / 16, in / 2, 16, 2].
         start: [N], start of each sum: the bias in fp32, or an int32 that subtracts the zero point.
         bias: [N] fp32, zeros if there is none.
-        scales: [N] fp32 of int8 weights; units of groups, [N / 16, units, kinds, 16]; of MXFP4 the exponents, uint8
-            [N / 16, groups, 16].
+        scales: [N] fp32 of int8 weights, and of 4-bit floats, by whose doubled values they are halved; units of
+            groups, [N / 16, units, kinds, 16].
         group_size, num_bits: inputs of a group, and bits of its integers.
         input_order: [in] int64, the input that each row of B multiplies; None: their order.
         factors_form: how scales and offsets of groups are stored.
-        codes: int8 [N / 16, groups, kinds, 16] of groups.
+        codes: int8 [N / 16, groups, kinds, 16] of groups; of 4-bit floats uint8 [N / 16, groups, 16], exponents of
+            MXFP4 and E4M3 of NVFP4.
         zero_point: of all groups.
     """
 

@@ -99,8 +99,8 @@ class Operands:
         yield cls.load_b(builder, address)
 
     @staticmethod
-    def load_factors(builder: Any, address: Any) -> Any:
-        """Loads the factors of a group: a vector of scales, and one of offsets."""
+    def load_factors(builder: Any, address: Any, _tile: "Tile", _vector: int) -> Any:
+        """Loads the factors of a group for a vector of columns: a vector of scales, and one of offsets."""
         return [load(builder, builder.add(address, _I64(offset)), FLOATS, 4) for offset in (0, 4 * LANES)]
 
     @staticmethod
@@ -161,11 +161,13 @@ class Tile(NamedTuple):
         c, c_step: address of the result, and bytes between its rows.
         ahead, ahead_panel_step: `b` and `b_panel_step` of a later tile.
         scales, row_scales, bias: addresses of fp32 factors and terms, where the tile is scaled. With sums of groups,
-            row_scales are [groups, 2, rows]: scales of rows of A, and sums of rows times these.
+            row_scales are [groups, 2, rows]: scales of rows of A, and sums of rows times these. Factors of 4-bit
+            floats are times these scales.
         num_groups: groups of `depth`, where B has factors of groups.
         factors: address of these, `Operands.factor_bytes` for each panel and group.
         num_high, plane_bytes: bits of an integer above the low four, and bytes of the plane of these four that is
             before them.
+        has_e4m3: whether factors of 4-bit floats are E4M3; otherwise they are exponents.
     """
 
     a: int
@@ -186,6 +188,7 @@ class Tile(NamedTuple):
     factors: int = 0
     num_high: int = 0
     plane_bytes: int = 0
+    has_e4m3: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +249,7 @@ def _emit_groups(builder: Any, kind: TileKind, tile: Tile, start: Any) -> Any:
     sums = _phis(builder, start)
     address = builder.add(tile.factors, builder.mul(group, _I64(operands.factor_bytes)))
     factors = [
-        operands.load_factors(builder, builder.add(address, builder.mul(panel_bytes, _I64(v))))
+        operands.load_factors(builder, builder.add(address, builder.mul(panel_bytes, _I64(v))), tile, v)
         for v in range(kind.num_vectors)
     ]
     first = builder.mul(group, tile.depth)

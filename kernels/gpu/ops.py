@@ -35,7 +35,7 @@ from kernels.gpu.tiled_linear import TiledLinear, is_tiled, tiled_linear
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, ExpertChoice, LowRank, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
-from kernels.microscaled_weights import MicroscaledWeights
+from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
 from kernels.sampling import greedy_batch
 
 
@@ -142,6 +142,12 @@ class GpuOps:
     ) -> MicroscaledLinear:
         """Packs the codes as they are, for experts only."""
         return pack_microscaled(weights, bias, dtype)
+
+    def pack_fp4(
+        self, weights: Fp4Weights, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> PackedLinear | GroupedLinear:
+        """Packs twice the values of the codes, which are integers, in 8 bits."""
+        return self.pack_grouped(weights.grouped(), bias, dtype)
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype

@@ -8,7 +8,7 @@ from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, ExpertChoice, LowRank, Routing, Step
 from kernels.metadata import AdaptedTokens, StepInputs
-from kernels.microscaled_weights import MicroscaledWeights
+from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
 from kernels.reference.gate import clamped_gate, gelu_and_mul, silu_and_mul
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
@@ -56,6 +56,10 @@ class ReferenceOps:
         return weights.dequantized(dtype), bias
 
     def pack_microscaled(self, weights: MicroscaledWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> Weights:
+        """Returns the dequantized weights."""
+        return weights.dequantized(dtype), bias
+
+    def pack_fp4(self, weights: Fp4Weights, bias: torch.Tensor | None, dtype: torch.dtype) -> Weights:
         """Returns the dequantized weights."""
         return weights.dequantized(dtype), bias
 

@@ -30,6 +30,11 @@ TWO_BYTES = [LARGE | {"weights_dtype": dtype} for dtype in (torch.bfloat16, torc
 
 
 GROUPS = [{"weights_form": f"int{num_bits} groups"} for num_bits in (4, 5, 6, 8)]
+FP4 = [
+    {"weights_form": f"{form} groups", "weights_dtype": dtype} | EXPERTS
+    for form in ("nvfp4", "mxfp4")
+    for dtype in (torch.float32, torch.bfloat16)
+]
 
 
 def check(ops, forms=SMALL, device=CPU):
@@ -39,7 +44,7 @@ def check(ops, forms=SMALL, device=CPU):
 @pytest.mark.parametrize(
     "fields",
     [
-        *({}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, *GROUPS),
+        *({}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, *GROUPS, *FP4),
         *(EXPERTS, CHOSEN, BIASED, MICROSCALED, NORMED, *TWO_BYTES),
     ],
 )

@@ -12,7 +12,7 @@ from kernels.cpu.packed_linear import Int8Packing, Kind
 from kernels.cpu.tile import MAX_ROWS
 from kernels.families import cpu_ops
 from kernels.grouped_weights import GroupedWeights
-from kernels.microscaled_weights import MicroscaledWeights
+from kernels.microscaled_weights import MicroscaledWeights, NvFp4Weights
 from tests.support.kernels.batches import assert_same_bits
 
 QUANTIZATIONS = [None, "int8"]
@@ -310,7 +310,7 @@ def test_weights_in_mxfp4_give_the_bits_of_their_dequantized_values(n, k):
             for place, code in enumerate(halves)
         ]
     packed, plain = ops.pack_microscaled(weights, bias, torch.float32), ops.pack_linear(dequantized, bias)
-    assert packed.weight.nbytes + packed.scales.nbytes == (n + -n % 32) * (k // 2 + k // 32)
+    assert packed.weight.nbytes + packed.codes.nbytes == (n + -n % 32) * (k // 2 + k // 32)
     for num_rows in (1, 2, 7, 13, 129):
         x = normal(num_rows, k, seed=num_rows)
         assert torch.equal(ops.linear(x, packed), ops.linear(x, plain))
@@ -323,6 +323,51 @@ def test_with_int8_requested_weights_in_mxfp4_are_quantised_again(int8_ops):
     expected = int8_ops.pack_linear(weights.dequantized(torch.float32), None)
     assert packed.kind is expected.kind
     assert torch.equal(packed.weight, expected.weight)
+
+
+def e4m3_value(code):
+    """Returns the value of a byte of E4M3 below 127 (arXiv:2209.05433, table 1)."""
+    exponent, mantissa = code >> 3, code & 7
+    return 2.0**-6 * mantissa / 8 if exponent == 0 else 2.0 ** (exponent - 7) * (1 + mantissa / 8)
+
+
+def make_nvfp4(n, k):
+    """Makes weights with all codes, in which scales of groups take all finite values without a sign."""
+    generator = torch.Generator().manual_seed(n)
+    codes = torch.randint(0, 256, (n, k // 2), generator=generator, dtype=torch.uint8)
+    scales = (torch.arange(n * k // 16) % 127).to(torch.uint8).view(n, -1).view(torch.float8_e4m3fn)
+    return NvFp4Weights(codes, scales, torch.rand(n, generator=generator) * 0.01)
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 16), (33, 48), (97, 256), (2062, 384)])
+def test_weights_in_nvfp4_give_the_bits_of_their_dequantized_values(n, k):
+    """Also as integers, which other families multiply."""
+    ops, weights, bias = cpu_ops(), make_nvfp4(n, k), normal(n, seed=2)
+    dequantized, e2m1 = weights.dequantized(torch.float32), [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    for row in range(5):
+        halves = [code for byte in weights.codes[row].tolist() for code in (byte & 15, byte >> 4)]
+        groups = [
+            np.float32(e4m3_value(code)) * np.float32(weights.row_scales[row])
+            for code in weights.scales.view(torch.uint8)[row].tolist()
+        ]
+        assert dequantized[row].tolist() == [
+            np.float32((-1) ** (code >> 3) * e2m1[code & 7]) * groups[place // 16] for place, code in enumerate(halves)
+        ]
+    assert torch.equal(weights.grouped().dequantized(torch.float32), dequantized)
+    packed, plain = ops.pack_fp4(weights, bias, torch.float32), ops.pack_linear(dequantized, bias)
+    assert packed.weight.nbytes + packed.codes.nbytes + packed.scales.nbytes == (n + -n % 32) * (k // 2 + k // 16 + 4)
+    for num_rows in (1, 2, 7, 13, 129):
+        x = normal(num_rows, k, seed=num_rows)
+        assert torch.equal(ops.linear(x, packed), ops.linear(x, plain))
+
+
+def test_with_int8_requested_weights_in_nvfp4_are_quantised_again(int8_ops):
+    weights = make_nvfp4(33, 64)
+    packed = int8_ops.pack_fp4(weights, None, torch.bfloat16)
+    expected = int8_ops.pack_linear(weights.dequantized(torch.float32), None)
+    assert packed.kind is expected.kind
+    assert torch.equal(packed.weight, expected.weight)
+    assert torch.equal(packed.scales, expected.scales)
 
 
 def test_int8_weights_of_a_checkpoint_are_multiplied_as_they_are():

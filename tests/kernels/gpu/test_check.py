@@ -47,7 +47,7 @@ def test_products_with_scales_per_block_pass_and_wrong_ones_do_not(device, name)
     assert len(find_mismatches(ops, reference_ops(device), forms, cases)) == 2
 
 
-@pytest.mark.parametrize("form", ["int4 groups", "int6 groups", "int8 groups"])
+@pytest.mark.parametrize("form", ["int4 groups", "int6 groups", "int8 groups", "nvfp4 groups", "mxfp4 groups"])
 def test_products_of_integers_pass_and_wrong_ones_do_not(device, target, form):
     forms = replace(SMALL, weights_form=form, hidden_size=64, intermediate_size=96)
     ops = GpuOps(device, target, num_processors=132)
