@@ -6,6 +6,7 @@ from pathlib import Path
 
 from chairlift.service.engine_protocol import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
 from engine.errors import CheckpointError
+from engine.model import modelopt
 from engine.model.checkpoint_file import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, exists, read_bytes, read_json
 from engine.model.config_fields import ConfigFields
 from engine.model.named_end_token import named_end_token_id
@@ -53,16 +54,20 @@ class CheckpointFolder:
         self.path = path
 
     def config(self) -> ConfigFields:
-        """Reads config.json.
+        """Reads config.json, and the settings of ModelOpt if it has none about quantisation.
 
-        Raises: CheckpointError: it is missing, with what the folder has instead; or it cannot be read.
+        Raises: CheckpointError: it is missing, with what the folder has instead; or a file cannot be read.
         """
         if not exists(self.path / "config.json"):
             raise CheckpointError(
                 f"{self.path / 'config.json'}: no such file; a checkpoint is a folder with config.json"
                 f"{_instead(self.path, _CONFIG_ADVICE)}"
             )
-        return ConfigFields.from_file(self.path / "config.json")
+        fields = ConfigFields.from_file(self.path / "config.json")
+        if "quantization_config" not in fields and exists(self.path / modelopt.FILE):
+            section = modelopt.modelopt_section(ConfigFields.from_file(self.path / modelopt.FILE))
+            return fields if section is None else fields.replaced({"quantization_config": section})
+        return fields
 
     def generation_config(self) -> ConfigFields | None:
         """Reads generation_config.json.
@@ -73,8 +78,9 @@ class CheckpointFolder:
         return ConfigFields.from_file(path) if exists(path) else None
 
     def description(self) -> bytes:
-        """Returns config.json."""
-        return read_bytes(self.path / "config.json", MAX_JSON_BYTES)
+        """Returns config.json, and the settings of ModelOpt."""
+        paths = self.path / "config.json", self.path / modelopt.FILE
+        return b"".join(read_bytes(path, MAX_JSON_BYTES) for path in paths if path == paths[0] or exists(path))
 
     def require_tokenizer(self) -> None:
         """Checks that there is a tokenizer.json.

@@ -21,6 +21,7 @@ from engine.model.model_folder import local_model
 _DESCRIPTION = [
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "model.safetensors.index.json",
     "tokenizer*",
     "added_tokens.json",

@@ -1,7 +1,8 @@
 """Linear layers of a checkpoint in integers of 4 or 8 bits, with a scale and often a zero point per group of inputs.
 
 Three tools write them: GPTQ (arXiv:2210.17323; AutoGPTQ, GPTQModel), AWQ (arXiv:2306.00978; AutoAWQ) and llm-compressor
-("compressed-tensors"). They differ in how integers are packed into words, see `engine.model.int_matrix`.
+("compressed-tensors"). They differ in how integers are packed into words, see `engine.model.int_matrix`. AutoRound
+(arXiv:2309.05516) writes the layouts of the first two.
 """
 
 import re
@@ -15,6 +16,16 @@ from engine.model.module_patterns import is_selected, module_patterns, skipped_m
 Layout = Literal["gptq", "awq", "packed", "int8"]
 
 _WORD_BITS = 32
+_AUTO_ROUND_FORMATS: dict[str, tuple[Layout, int]] = {
+    "auto_round:auto_gptq": ("gptq", 1), "auto_round:gptq": ("gptq", 1), "auto_round:gptqmodel": ("gptq", 0),
+    "auto_round:auto_awq": ("awq", 0), "auto_round:awq": ("awq", 0),
+}  # fmt: skip
+"""Layouts of AutoRound, and what is added to stored zero points."""
+_BLOCKS = ("block_name_to_quantize", "to_quant_block_names", "quant_block_list")
+_UNQUANTISED_BITS = 16
+_OF_LAYERS = {"bits": None, "group_size": None, "data_type": "int"}
+"""Settings that AutoRound may have for single layers, with their defaults; zero points are stored in any case."""
+_MODULE_NAME = re.compile(r"[\w.]+")
 _GPTQ_FORMATS = ("gptq", "gptq_v2")
 
 
@@ -90,6 +101,33 @@ class IntWeights:
         )
 
     @classmethod
+    def from_auto_round(cls, section: ConfigFields) -> "IntWeights":
+        """Reads a `quantization_config` with quant_method "auto-round".
+
+        Raises: CheckpointError: a field is not supported.
+        """
+        packing = section.raw("packing_format", "auto_round:auto_gptq")
+        if not isinstance(packing, str) or packing not in _AUTO_ROUND_FORMATS:
+            raise section.error("packing_format", f"is {packing!r}, supported are {', '.join(_AUTO_ROUND_FORMATS)}")
+        layout, stored_zero = _AUTO_ROUND_FORMATS[packing]
+        if (kind := section.raw("data_type", "int")) != "int":
+            raise section.error("data_type", f"is {kind!r}, supported is 'int'")
+        if (bits := section.raw("act_bits", _UNQUANTISED_BITS)) != _UNQUANTISED_BITS:
+            raise section.error("act_bits", f"is {bits!r}, supported is {_UNQUANTISED_BITS}: inputs are not quantised")
+        for field in ("lm_head", "quant_lm_head"):
+            _refuse_head(section, field)
+        num_bits = _num_bits(section, "bits", (4, 8) if layout == "gptq" else (4,))
+        group_size = _group_size(section, "group_size")
+        return cls(
+            layout=layout,
+            num_bits=num_bits,
+            group_size=group_size,
+            exceptions=_layers_in_16_bits(section) + module_patterns(section, "modules_to_not_convert"),
+            only=_blocks(section),
+            stored_zero=stored_zero,
+        )
+
+    @classmethod
     def from_compressed_tensors(cls, section: ConfigFields, group: ConfigFields) -> "IntWeights":
         """Reads a `quantization_config` of llm-compressor, and the one group in its `config_groups`.
 
@@ -151,6 +189,39 @@ def _group_size(section: ConfigFields, field: str) -> int | None:
     return size
 
 
-def _refuse_head(section: ConfigFields) -> None:
-    if section.flag("lm_head", False):
-        raise section.error("lm_head", "is true: a quantised output head is not supported")
+def _refuse_head(section: ConfigFields, field: str = "lm_head") -> None:
+    if section.flag(field, False):
+        raise section.error(field, "is true: a quantised output head is not supported")
+
+
+def _blocks(section: ConfigFields) -> tuple[re.Pattern[str], ...] | None:
+    """Reads which blocks AutoRound has quantised: names, in a list or with commas; None: all."""
+    field = next((name for name in _BLOCKS if name in section), None)
+    if field is None:
+        return None
+    if isinstance(names := section.raw(field), str):
+        section = section.replaced({field: [name.strip() for name in names.split(",")]})
+    return module_patterns(section, field)
+
+
+def _layers_in_16_bits(section: ConfigFields) -> tuple[re.Pattern[str], ...]:
+    """Reads AutoRound's settings of single layers, named or by a pattern, which may leave some in 16 bits.
+
+    Raises: CheckpointError: a layer has other settings than 16 bits or those of all.
+    """
+    settings = section.section("extra_config")
+    names = []
+    for name in settings.names:
+        own = settings.section(name)
+        if own.integer("bits", section.raw("bits")) >= _UNQUANTISED_BITS:
+            is_name = _MODULE_NAME.fullmatch(name) is not None
+            names.append(name if is_name else f"re:{'' if name.startswith(('.*', '^')) else '.*'}{name}")
+            continue
+        if "lm_head" in name:
+            raise settings.error(name, f"has {own.raw('bits')} bits: a quantised output head is not supported")
+        for field, default in _OF_LAYERS.items():
+            if field in own and own.raw(field) != (of_all := section.raw(field, default)):
+                raise settings.error(
+                    name, f"has {field} {own.raw(field)!r}, supported are {of_all!r}, as of all layers, and 16 bits"
+                )
+    return module_patterns(section.replaced({"extra_config": names}), "extra_config")

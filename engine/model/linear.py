@@ -7,6 +7,7 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span, pack_anew, rows_of, stacked
+from engine.model.fp4 import Fp4Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.quantization_config import QuantizedWeights
@@ -121,16 +122,18 @@ class Linear:
         Args:
             is_quantized_on_load: whether weights that are not kept become 8 bits with a scale per row, or else dtype.
             kept: kinds of quantised weights that stay as they are.
-            is_compact: see `GgufWeights.packed_bytes`.
+            is_compact: see `GgufWeights.packed_bytes` and `Fp4Weights.packed_bytes`.
         """
         num_rows = rows_of(self._out_features)
         num_weights = num_rows * self._in_features.size
         num_bytes = num_rows * self._dtype.itemsize if self._has_bias else 0
         stored = self._quantized
-        is_requantized = (
-            is_quantized_on_load and isinstance(stored, GgufWeights) and stored.is_microscaled(self._out_features)
-        )
+        is_microscaled = isinstance(stored, GgufWeights) and stored.is_microscaled(self._out_features)
+        is_requantized = is_quantized_on_load and (is_microscaled or (isinstance(stored, Fp4Weights) and is_compact))
         if isinstance(stored, kept) and not is_requantized:
+            if isinstance(stored, Fp4Weights):
+                sizes = num_rows, self._in_features.size
+                return num_bytes + stored.packed_bytes(self._out_features, *sizes, is_compact=is_compact)
             if isinstance(stored, IntWeights | GgufWeights):
                 if isinstance(stored, GgufWeights):
                     return num_bytes + stored.packed_bytes(self._out_features, num_weights, is_compact=is_compact)

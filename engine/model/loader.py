@@ -11,6 +11,7 @@ from engine.model.checkpoint_part import CheckpointPart
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder, DecoderStage, make_decoder
 from engine.model.dummy_weights import RandomWeights
+from engine.model.fp4 import Fp4Weights
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
@@ -175,7 +176,7 @@ def load_model(
         CheckpointError: see `WeightsReader`.
         ConfigError: the group cannot share the model.
     """
-    if load_format == "dummy" and isinstance(config.quantized, IntWeights | GgufWeights | Mxfp4Weights):
+    if load_format == "dummy" and isinstance(config.quantized, IntWeights | GgufWeights | Mxfp4Weights | Fp4Weights):
         raise ConfigError(
             "--load-format dummy is not supported with weights "
             f"of {config.quantized.num_bits} bits: random bits are no weights that a model computes with"

@@ -1,22 +1,31 @@
 """Reads the `quantization_config` of a checkpoint: which linear layers are quantised, and how."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 from engine.model.config_fields import ConfigFields
+from engine.model.fp4 import Fp4Weights
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
+from engine.model.modelopt import read_modelopt
 from engine.model.mxfp4 import Mxfp4Weights
 
-QuantizedWeights: TypeAlias = Fp8Weights | IntWeights | GgufWeights | Mxfp4Weights
+QuantizedWeights: TypeAlias = Fp8Weights | IntWeights | GgufWeights | Mxfp4Weights | Fp4Weights
 
+_OfTensors: TypeAlias = Fp8Weights | IntWeights | Fp4Weights
+
+_MAX_GROUPS = 64
 _METHODS: dict[str, Callable[[ConfigFields], QuantizedWeights]] = {
     "fp8": Fp8Weights.from_fp8,
     "gptq": IntWeights.from_gptq,
     "awq": IntWeights.from_awq,
+    "auto-round": IntWeights.from_auto_round,
     "mxfp4": Mxfp4Weights.from_section,
+    "modelopt": read_modelopt,
 }
+_OTHER_NAMES = {"intel/auto-round": "auto-round", "modelopt_fp4": "modelopt"}
 _SUPPORTED = ", ".join((*_METHODS, "compressed-tensors"))
 _INSTEAD = "serve the checkpoint that was quantised, with --quantization int8 on a CPU, fp8 on a GPU"
 
@@ -28,22 +37,38 @@ def read_quantization_config(fields: ConfigFields) -> QuantizedWeights | None:
     """
     if "quantization_config" not in fields:
         return None
-    if isinstance(stored := fields.raw("quantization_config"), GgufWeights):
+    stored = fields.raw("quantization_config")
+    if isinstance(stored, GgufWeights):
         return stored
-    section = fields.section("quantization_config")
+    section = stored if isinstance(stored, ConfigFields) else fields.section("quantization_config")
     method = section.raw("quant_method", "absent")
     if method == "compressed-tensors":
         return _compressed_tensors(section)
-    if not isinstance(method, str) or method not in _METHODS:
-        raise section.error("quant_method", f"is {method!r}, supported are {_SUPPORTED}; {_INSTEAD}")
-    return _METHODS[method](section)
+    if isinstance(method, str) and (reader := _METHODS.get(_OTHER_NAMES.get(method, method))) is not None:
+        return reader(section)
+    raise section.error("quant_method", f"is {method!r}, supported are {_SUPPORTED}; {_INSTEAD}")
 
 
 def _compressed_tensors(section: ConfigFields) -> QuantizedWeights:
+    """Reads the groups, which must have one format; each names modules that it is of."""
     groups = section.section("config_groups")
-    if len(groups.names) != 1:
-        raise section.error("config_groups", f"has {len(groups.names)} groups, supported is one")
-    group = groups.section(groups.names[0])
+    if not 1 <= len(groups.names) <= _MAX_GROUPS:
+        raise section.error("config_groups", f"has {len(groups.names)} groups, supported are 1 to {_MAX_GROUPS}")
+    found = [_of_group(section, groups.section(name)) for name in groups.names]
+    first = replace(found[0], only=None)
+    for name, other in zip(groups.names, found, strict=True):
+        if replace(other, only=None) != first:
+            raise section.error(
+                "config_groups",
+                f"has different formats, {_described(groups, groups.names[0])} and {_described(groups, name)}, "
+                f"supported is one; {_INSTEAD}",
+            )
+    only = [weights.only for weights in found]
+    of_some = None if None in only else tuple(pattern for patterns in only for pattern in patterns or ())
+    return replace(found[0], only=of_some)
+
+
+def _of_group(section: ConfigFields, group: ConfigFields) -> _OfTensors:
     targets = group.raw("targets", ["Linear"])
     if not isinstance(targets, list) or not targets or not all(map(_is_target, targets)):
         raise group.error(
@@ -53,13 +78,30 @@ def _compressed_tensors(section: ConfigFields) -> QuantizedWeights:
     kind, num_bits = weights.raw("type", "absent"), weights.raw("num_bits", 0)
     if kind == "int":
         return IntWeights.from_compressed_tensors(section, group)
+    if (kind, num_bits) == ("float", 4):
+        return Fp4Weights.from_compressed_tensors(section, group)
     if (kind, num_bits) != ("float", 8):
         raise weights.error(
             "type",
-            f"is {kind!r} with num_bits {num_bits!r}, supported are 'float' with num_bits 8, 'int' with num_bits 4 or "
-            f"8; {_INSTEAD}",
+            f"is {kind!r} with num_bits {num_bits!r}, supported are 'float' with num_bits 4 or 8, 'int' with num_bits "
+            f"4 or 8; {_INSTEAD}",
         )
     return Fp8Weights.from_compressed_tensors(section, group)
+
+
+def _described(groups: ConfigFields, group_name: str) -> str:
+    """Returns the name of a group, and what distinguishes its format."""
+    group = groups.section(group_name)
+    weights = group.section("weights")
+    names = ("num_bits", "type", "strategy", "group_size", "block_structure", "symmetric", "actorder")
+    inputs = group.section("input_activations")
+    settings = ", ".join(
+        f"{what}{name} {part.raw(name)!r}"
+        for what, part in (("", weights), ("input ", inputs))
+        for name in names
+        if name in part
+    )
+    return f"{group_name} ({settings})"
 
 
 def _is_target(target: object) -> bool:

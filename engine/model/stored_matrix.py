@@ -7,6 +7,8 @@ import torch
 
 from engine.errors import CheckpointError, ConfigError
 from engine.model.checkpoint_part import CheckpointPart, FusedSpan, Rows, Span, rows_of, stacked
+from engine.model.fp4 import Fp4Weights
+from engine.model.fp4_matrix import Fp4Matrix, check_fp4_matrix
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_matrix import GgufMatrix, check_gguf_matrix
 from engine.model.gguf_weights import GgufWeights
@@ -87,14 +89,16 @@ def check_matrix(stored: QuantizedWeights | None, rows: Rows, columns: Span, *, 
     """Checks that projections of these sizes, or the shards of them that a rank holds, can be loaded as one matrix.
 
     Raises:
-        CheckpointError: scales per block beside another order of rows, or sizes that are no multiples of a block, or
-            of a group or word of integers.
+        CheckpointError: scales per block beside another order of rows, or sizes that are no multiples of a block,
+            group or word.
         ConfigError: the shards of ranks divide blocks, groups or words.
     """
     if isinstance(stored, IntWeights):
         check_int_matrix(stored, rows, columns)
     if isinstance(stored, GgufWeights):
         check_gguf_matrix(stored, rows, columns)
+    if isinstance(stored, Fp4Weights):
+        check_fp4_matrix(stored, rows, columns)
     if isinstance(stored, Mxfp4Weights):
         raise CheckpointError(
             f"quantization_config: mxfp4 is not supported for {', '.join(rows)}, only for experts that are one tensor, "
@@ -155,5 +159,7 @@ def allocate_matrix(
         return IntMatrix(stored, rows, columns, dtype, device)
     if isinstance(stored, GgufWeights):
         return GgufMatrix(stored, rows, columns, dtype, device)
+    if isinstance(stored, Fp4Weights):
+        return Fp4Matrix(stored, rows, columns, dtype, device)
     assert isinstance(stored, Fp8Weights), "`check_matrix` has refused others"
     return Fp8Matrix(stored, rows, columns, dtype, device)

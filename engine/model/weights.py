@@ -31,7 +31,15 @@ _EXACT = {FP8_DTYPE: FP8_NAME, torch.int32: "I32", torch.int8: "I8", torch.uint8
 _DESCRIPTION = {".gguf": "the metadata"}
 """What says which shapes a model has, if it is not config.json."""
 
-_KV_SCALE = re.compile(r"model\.layers\.\d+\.self_attn\.(k_scale|v_scale|kv_scale|[kv]_proj\.output_scale)")
+_KV_SCALE = re.compile(
+    r"model\.layers\.\d+\.self_attn\.(k_scale|v_scale|kv_scale|[kv]_proj\.(output_scale|[kv]_scale))"
+)
+
+_SCALES = (
+    ".weight_scale", ".weight_scale_2", ".weight_global_scale", ".input_scale", ".input_global_scale", ".k_scale",
+    ".v_scale",
+)  # fmt: skip
+"""Ends of the names of scales, which are read in a dtype of their own or not used, whatever that of weights is."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and the total."""
@@ -88,7 +96,8 @@ class WeightsReader:
         )
         if num_activation_scales:
             _log.info(
-                "%d input_scale tensors of the checkpoint are not used: activations are scaled per token instead",
+                "%d scales of activations (input_scale) in the checkpoint are not used: where products round "
+                "activations, they compute a scale per token",
                 num_activation_scales,
             )
         if num_kv_scales:
@@ -188,7 +197,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart], *, is_subset: bo
             if name is None:
                 continue
             if name not in parts:
-                is_activation_scale = f"{name.removesuffix('input_scale')}weight_scale" in parts
+                is_activation_scale = _is_activation_scale(name, parts)
                 num_activation_scales += is_activation_scale
                 num_kv_scales += is_kv_scale(name)
                 is_known = is_subset or is_activation_scale or is_kv_scale(name) or _is_ignorable(name)
@@ -213,11 +222,17 @@ def is_kv_scale(name: str) -> bool:
     return _KV_SCALE.fullmatch(name) is not None
 
 
+def _is_activation_scale(name: str, parts: Container[str]) -> bool:
+    of_weights = {"input_scale": "weight_scale", "input_global_scale": "weight_global_scale"}
+    module, _, last = name.rpartition(".")
+    return last in of_weights and f"{module}.{of_weights[last]}" in parts
+
+
 def exact_dtype(path: Path, counts: Callable[[str, TensorEntry], bool] | None = None) -> torch.dtype:
     """Returns the dtype that holds all tensors of a checkpoint, but for rotary frequencies, without rounding.
 
     It is that of all tensors, or float32 if they differ. Vectors in float32, such as the norms of GGUF files in 16
-    bits, count as tensors of another dtype that holds their numbers.
+    bits, count as tensors of another dtype that holds their numbers. Scales of 8 and 4-bit floats do not count.
 
     Args:
         path: the checkpoint.
@@ -231,7 +246,9 @@ def exact_dtype(path: Path, counts: Callable[[str, TensorEntry], bool] | None = 
     for file in checkpoint.weights_files():
         for stored, entry in checkpoint.tensors(file).items():
             name = decoder_name(stored)
-            if name is None or _is_of_rotation(name) or not (counts is None or counts(name, entry)):
+            if name is None or _is_of_rotation(name) or name.endswith(_SCALES):
+                continue
+            if counts is not None and not counts(name, entry):
                 continue
             if entry.dtype == "F32" and len(entry.shape) == 1:
                 vectors.append((file, entry))
@@ -272,14 +289,35 @@ def _check_samples(file: Path, entries: dict[str, TensorEntry]) -> None:
 
 
 def _is_redundant(file: Path, name: str, entry: TensorEntry, parts: dict[str, CheckpointPart]) -> bool:
-    """Whether a tensor beside integers tells nothing: the shape of a matrix, or a bias of zeros, as AutoGPTQ writes."""
+    """Whether a tensor beside integers tells nothing.
+
+    It is the shape of a matrix, groups of inputs in their order, or a bias of zeros, as AutoGPTQ writes.
+    """
     if f"{name.removesuffix('weight_shape')}weight_packed" in parts:
         return True
+    if name.endswith(".g_idx"):
+        return _are_in_order(file, entry, parts.get(f"{name.removesuffix('g_idx')}scales"))
     if not name.endswith(".bias") or f"{name.removesuffix('bias')}qweight" not in parts:
         return False
     with open_regular(file) as reader:
         reader.seek(entry.start)
         return not any(reader.read(entry.stop - entry.start))
+
+
+def _are_in_order(file: Path, groups: TensorEntry, scales: CheckpointPart | None) -> bool:
+    """Whether each input is of the group that its place tells; scales: those of the groups."""
+    if (
+        scales is None
+        or groups.dtype != "I32"
+        or len(groups.shape) != 1
+        or not groups.shape[0]
+        or groups.shape[0] % scales.shape[0]
+    ):
+        return False
+    with open_regular(file) as reader:
+        reader.seek(groups.start)
+        stored = torch.frombuffer(bytearray(reader.read(groups.stop - groups.start)), dtype=torch.int32)
+    return torch.equal(stored, torch.arange(len(stored), dtype=torch.int32) // (len(stored) // scales.shape[0]))
 
 
 def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart) -> None:

@@ -4,6 +4,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.model.fp4 import Fp4Weights
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
@@ -20,8 +21,8 @@ def kept_weights(config: EngineConfig, device_type: str) -> Kept:
     if config.uses_torch_kernels(device_type):
         return ()
     return {
-        "cpu": (IntWeights, GgufWeights, Mxfp4Weights),
-        "cuda": (Fp8Weights, IntWeights, GgufWeights, Mxfp4Weights),
+        "cpu": (IntWeights, GgufWeights, Mxfp4Weights, Fp4Weights),
+        "cuda": (Fp8Weights, IntWeights, GgufWeights, Mxfp4Weights, Fp4Weights),
     }[device_type]
 
 

@@ -8,6 +8,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
+from engine.model.fp4 import Fp4Weights
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
@@ -64,6 +65,8 @@ def model_forms(
             weights = _GROUPS[stored.num_bits]
         elif weights == "int8":
             weights = _INT8_BY_GROUPS[stored.num_bits]
+    if isinstance(stored, Fp4Weights) and isinstance(stored, kept) and weights != "int8":
+        weights = "mxfp4 groups" if stored.layout == "mxfp4" else "nvfp4 groups"
     if isinstance(model, ModelConfig):
         eps, has_bias, has_head_norms = model.rms_norm_eps, model.traits.qkv_bias, model.traits.qk_norm
         sliding_windows = model.traits.sliding_windows
@@ -113,7 +116,7 @@ def _expert_forms(config: EngineConfig, model: ServedModel, kept: Kept) -> Exper
         return None
     stored = model.quantized
     is_microscaled = (
-        isinstance(stored, Mxfp4Weights | GgufWeights)
+        isinstance(stored, Mxfp4Weights | GgufWeights | Fp4Weights)
         and isinstance(stored, kept)
         and config.quantization is None
         and stored.has_microscaled_experts

@@ -20,6 +20,7 @@ from kernels.check import kernel_cases
 from kernels.gpu.prefill_plan import PrefillPlan, prefill_plan
 from tests.support.engine.adapters import save_adapter, save_merged
 from tests.support.engine.families import STATEFUL_FAMILIES, TRANSFORMERS_FAMILIES, family_config, save_family
+from tests.support.engine.float_checkpoints import quantise_floats
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.engine.simulated_gpu import FakeGraphs
 from tests.support.engine.small_engine import answers, build, run_to_the_end
@@ -270,3 +271,28 @@ def test_integers_give_the_tokens_of_a_cpu(
     quantise_checkpoint(original, integers, twin, Scheme("gptq", shuffled=True))
     parts = build(integers, num_gpu_blocks_override=24, enforce_eager=True, kernel_check="fail", **fields)
     assert answers(parts) == answers(build(integers, device="cpu")) == answers(build(twin, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "architecture", ["llama", pytest.param("qwen3_moe", marks=pytest.mark.slow)], ids=["dense", "experts"]
+)
+def test_weights_in_nvfp4_give_the_tokens_of_a_cpu(
+    gpu: SimpleNamespace,
+    servable: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+) -> None:
+    """A GPU has them as integers, which are checked at start; weights are not rounded on either device."""
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if "linear after" in case.kernel or "mixture" in case.kernel],
+    )
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 1}
+    if architecture == "llama":
+        del sizes["moe_intermediate_size"]
+    original = servable(architecture, dtype="float32", **sizes)
+    floats, twin = (shutil.copytree(original, tmp_path / name) for name in ("floats", "twin"))
+    quantise_floats(original, floats, twin, "modelopt")
+    parts = build(floats, num_gpu_blocks_override=24, enforce_eager=True, kernel_check="fail")
+    assert answers(parts) == answers(build(floats, device="cpu")) == answers(build(twin, device="cpu"))

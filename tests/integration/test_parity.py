@@ -12,6 +12,7 @@ from chairlift import Client
 from engine.model.architectures import FAMILIES
 from tests.support.engine.checkpoints import ARCHITECTURES, WITH_IMAGES, save_checkpoint
 from tests.support.engine.families import STATEFUL_FAMILIES, TRANSFORMERS_FAMILIES, family_config, save_family
+from tests.support.engine.float_checkpoints import FloatLayout, quantise_floats
 from tests.support.engine.greedy import greedy_answers, random_prompts, save_word_tokenizer
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.engine.mxfp4_checkpoints import quantise_experts
@@ -39,11 +40,15 @@ BY_TRANSFORMERS = ("Command R", "DeepSeek-V3", "OLMoE", "LFM2")
 COMPUTED_BY = dict.fromkeys((*ARCHITECTURES, *WITH_IMAGES), "native") | dict.fromkeys(BY_TRANSFORMERS, "transformers")
 
 
-QUANTISED: dict[str, tuple[str, Scheme | None]] = {
+QUANTISED: dict[str, tuple[str, Scheme | FloatLayout | None]] = {
     "GPTQ, 4 bits in the order of activations": ("qwen2", Scheme("gptq", group_size=16, shuffled=True)),
     "AWQ, 4 bits": ("llama", Scheme("awq")),
     "compressed-tensors, 4 bits": ("mistral", Scheme("packed", symmetric=True)),
     "MXFP4 experts": ("gpt_oss", None),
+    "ModelOpt, fp8": ("llama", "modelopt fp8"),
+    "ModelOpt, NVFP4": ("qwen3", "modelopt"),
+    "ModelOpt, NVFP4 experts": ("qwen3_moe", "modelopt"),
+    "compressed-tensors, NVFP4": ("qwen2", "nvfp4"),
 }
 """Numbers in which a checkpoint is stored; transformers computes with the same values in float32."""
 
@@ -53,12 +58,16 @@ def save(path: Path, name: str) -> str:
     if name in QUANTISED:
         architecture, scheme = QUANTISED[name]
         sizes = {"hidden_size": 64, "intermediate_size": 128}
+        if architecture == "qwen3_moe":
+            sizes["moe_intermediate_size"] = 64
         original, twin = path.with_name("original"), path.with_name("twin")
         save_checkpoint(original, architecture, seed=5, dtype="float16", max_shard_size="1GB", **sizes)
         for folder in (path, twin):
             shutil.copytree(original, folder)
         if scheme is None:
             quantise_experts(original, path, twin)
+        elif isinstance(scheme, str):
+            quantise_floats(original, path, twin, scheme)
         else:
             quantise_checkpoint(original, path, twin, scheme)
     elif COMPUTED_BY[name] == "native":

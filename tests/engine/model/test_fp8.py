@@ -204,7 +204,7 @@ def test_scales_of_static_schemes_are_ignored_and_logged(make_twins, caplog):
     with caplog.at_level("INFO"):
         outputs = layer_outputs(small, cpu_ops())
     (line,) = [record.getMessage() for record in caplog.records if "input_scale" in record.getMessage()]
-    assert line.startswith("14 input_scale tensors of the checkpoint are not used: activations are scaled per token")
+    assert line.startswith("14 scales of activations (input_scale) in the checkpoint are not used: where products")
     assert all(torch.equal(a, b) for a, b in zip(outputs, layer_outputs(twin, cpu_ops()), strict=True))
 
 
@@ -287,11 +287,13 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins, ki
     [
         (
             {"bits": 4},
-            "quantization_config: quant_method is 'absent', supported are fp8, gptq, awq, mxfp4, compressed-tensors",
+            "quantization_config: quant_method is 'absent', supported are fp8, gptq, awq, auto-round, mxfp4, modelopt, "
+            "compressed-tensors",
         ),
         (
             {"quant_method": "bitsandbytes", "load_in_4bit": True},
-            "quant_method is 'bitsandbytes', supported are fp8, gptq, awq, mxfp4, compressed-tensors; serve the",
+            "quant_method is 'bitsandbytes', supported are fp8, gptq, awq, auto-round, mxfp4, modelopt, "
+            "compressed-tensors; serve the",
         ),
         (
             {**DYNAMIC, "weight_block_size": [64, 128]},
@@ -304,7 +306,7 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins, ki
         ({**DYNAMIC, "activation_scheme": "none"}, "activation_scheme is 'none', supported are dynamic, static"),
         ({**DYNAMIC, "ignored_layers": "lm_head"}, "ignored_layers is 'lm_head', expected a list of module names"),
         ({**DYNAMIC, "ignored_layers": ["re:("]}, "ignored_layers has the invalid pattern '('"),
-        (compressed_tensors(config_groups={}), "config_groups has 0 groups, supported is one"),
+        (compressed_tensors(config_groups={}), "config_groups has 0 groups, supported are 1 to 64"),
         (
             compressed_tensors(kv_cache_scheme={"num_bits": 8, "type": "int"}),
             "kv_cache_scheme: type is 'int' with num_bits 8, supported is 'float' with num_bits 8",
@@ -313,7 +315,11 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins, ki
             compressed_tensors(group={"targets": ["Embedding"]}),
             "targets is ['Embedding'], supported are 'Linear', names of",
         ),
-        (compressed_tensors(weights={"num_bits": 4}), "weights: type is 'float' with num_bits 4"),
+        (
+            compressed_tensors(weights={"num_bits": 6}),
+            "weights: type is 'float' with num_bits 6, supported are 'float'",
+        ),
+        (compressed_tensors(weights={"num_bits": 4}), "format is 'float-quantized', supported with 4-bit floats are"),
         (
             compressed_tensors(weights={"strategy": "block"}),
             "weights: block_structure is None, supported is [128, 128]",

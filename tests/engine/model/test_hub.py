@@ -90,6 +90,7 @@ def test_hub_id_is_fetched_without_other_weight_formats(tmp_path, fetch):
     fetched = [
         "config.json",
         "generation_config.json",
+        "hf_quant_config.json",
         "model.safetensors",
         "model-00002-of-00003.safetensors",
         "model.safetensors.index.json",

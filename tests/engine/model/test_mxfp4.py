@@ -66,7 +66,7 @@ def test_a_cpu_keeps_the_codes_and_a_byte_per_32_of_them(make_twins):
     saved = weights_bytes(plain, torch.bfloat16) - weights_bytes(config, torch.bfloat16, kept=(Mxfp4Weights,))
     assert saved == 2 * weights - weights // 2 - weights // 32
     linears = load(quantised, cpu_ops()).layers[0].feed_forward._experts.gate_up.layers
-    assert sum(layer.weight.nbytes + layer.scales.nbytes for layer in linears) == 6 * 2 * 128 * (64 // 2 + 64 // 32)
+    assert sum(layer.weight.nbytes + layer.codes.nbytes for layer in linears) == 6 * 2 * 128 * (64 // 2 + 64 // 32)
 
 
 def test_ranks_add_up_to_the_whole(make_twins):

@@ -18,6 +18,7 @@ from engine.model.packed_file import write_packed
 from engine.model.weights import WeightsReader
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import KernelOps
+from tests.support.engine.float_checkpoints import quantise_floats
 from tests.support.engine.gguf import save_random_blocks
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.engine.mxfp4_checkpoints import quantise_experts
@@ -38,6 +39,12 @@ def checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable
             for folder in (copy, twin):
                 shutil.copytree(original, folder)
             quantise_checkpoint(original, copy, twin, Scheme("gptq", group_size=16, shuffled=True))
+            return copy
+        if form == "NVFP4":
+            original = make_checkpoint("qwen3_moe", dtype="bfloat16", hidden_size=64, moe_intermediate_size=64)
+            for folder in (copy, twin):
+                shutil.copytree(original, folder)
+            quantise_floats(original, copy, twin, "modelopt")
             return copy
         if form == "MXFP4":
             original = make_checkpoint("gpt_oss", dtype="bfloat16", intermediate_size=128)
@@ -74,7 +81,9 @@ def packed_parts(model: Decoder, path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("make_ops", [cpu_ops, int8_ops, reference_ops])
-@pytest.mark.parametrize("form", ["tied bf16", "untied fp16", "scaled fp32", "experts", "integers", "MXFP4", "GGUF"])
+@pytest.mark.parametrize(
+    "form", ["tied bf16", "untied fp16", "scaled fp32", "experts", "integers", "MXFP4", "NVFP4", "GGUF"]
+)
 def test_a_model_from_the_cache_is_the_one_that_was_packed(
     checkpoint: Callable[[str], Path],
     form: str,

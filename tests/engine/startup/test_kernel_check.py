@@ -12,6 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
+from engine.model.fp4 import Fp4Weights, Layout
 from engine.model.fp8 import Fp8Weights
 from engine.startup.build import build_engine
 from engine.startup.kernel_check import model_forms
@@ -148,3 +149,26 @@ def test_products_of_8_bit_checkpoints_are_checked_where_they_are_not_converted(
     engine_config = EngineConfig(model="any")
     forms = model_forms(engine_config, config, torch.bfloat16, torch.bfloat16, kept=(Fp8Weights,) if keeps_fp8 else ())
     assert forms.weights_form == weights
+
+
+@pytest.mark.parametrize(
+    ("layout", "quantization", "weights"),
+    [
+        ("modelopt", None, "nvfp4 groups"),
+        ("nvfp4", None, "nvfp4 groups"),
+        ("mxfp4", None, "mxfp4 groups"),
+        ("mxfp4", "int8", "int8"),
+        ("modelopt", "fp8", "nvfp4 groups"),
+    ],
+)
+def test_products_of_4_bit_floats_are_checked_where_they_are_not_quantised_again(
+    servable: Callable[..., Path], layout: Layout, quantization: Any, weights: str
+) -> None:
+    config = replace(ModelConfig.from_dir(servable("qwen3_moe")), quantized=Fp4Weights(layout))
+    engine_config = EngineConfig(model="any", quantization=quantization)
+    forms = model_forms(engine_config, config, torch.float32, torch.float32, kept=(Fp4Weights,))
+    assert forms.weights_form == weights
+    assert forms.experts is not None
+    assert forms.experts.is_microscaled == (weights == "mxfp4 groups")
+    converted = model_forms(engine_config, config, torch.float32, torch.float32, kept=())
+    assert converted.weights_form == quantization
