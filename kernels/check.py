@@ -193,7 +193,7 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
             return ops.pack_fp4(_nvfp4(weight), bias, forms.dtype)  # the reference rounds to it
         if (form := forms.weights_form or "").startswith("int") and form.endswith(" groups"):
             num_bits = int(form.removesuffix(" groups")[-1])
-            return ops.pack_grouped(_grouped(weight, num_bits), bias, forms.weights_dtype)
+            return ops.pack_grouped(_grouped(weight, num_bits), bias, forms.dtype)
         return ops.pack_linear(weight, bias)
 
     def normed(ops: KernelOps, _: torch.dtype) -> _Outputs:

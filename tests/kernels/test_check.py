@@ -29,7 +29,11 @@ CHOSEN = {"experts": ExpertForms(7, 40, Routing(3, normalizes=True, gate="silu_a
 TWO_BYTES = [LARGE | {"weights_dtype": dtype} for dtype in (torch.bfloat16, torch.float16)]
 
 
-GROUPS = [{"weights_form": f"int{num_bits} groups"} for num_bits in (4, 5, 6, 8)]
+GROUPS = [
+    {"weights_form": f"int{num_bits} groups", "weights_dtype": dtype}
+    for num_bits in (4, 5, 6, 8)
+    for dtype in (torch.float32, torch.bfloat16)
+]
 FP4 = [
     {"weights_form": f"{form} groups", "weights_dtype": dtype} | EXPERTS
     for form in ("nvfp4", "mxfp4")

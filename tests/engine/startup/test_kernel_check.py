@@ -1,6 +1,7 @@
 """The check of kernels at the start of an engine."""
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from kernels.check import Mismatch
 from kernels.cpu.checked_forms import is_checked, remember_checked
 from kernels.cpu.ops import CpuOps
 from kernels.model_forms import ModelForms
+from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +70,15 @@ def test_a_faulty_mixture_of_experts_ends_the_start(
     expected = r"mixture of experts \(float32, weights float32, 3 of 4 experts of 40, 64 wide\) has an error of"
     with pytest.raises(ConfigError, match=expected):
         start(servable("qwen3_moe", num_hidden_layers=1, mlp_only_layers=[]))
+
+
+def test_integers_pass_beside_weights_in_bfloat16(servable: Callable[..., Path], tmp_path: Path) -> None:
+    """A CPU rounds none of their values to the dtype of other weights, so that the reference must not either."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    original = servable(dtype="bfloat16", **sizes)
+    integers, twin = (shutil.copytree(original, tmp_path / name) for name in ("integers", "twin"))
+    quantise_checkpoint(original, integers, twin, Scheme("packed"))
+    start(integers, kernel_check="fail")
 
 
 @pytest.mark.usefixtures("faulty_attention")
