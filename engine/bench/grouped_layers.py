@@ -1,4 +1,4 @@
-"""Linear layers on integers in groups: Chairlift's kernels on K-quants and others, against weights in bf16 and fp32.
+"""Linear layers on weights in groups: Chairlift's kernels on K-quants, 4-bit floats and others, against bf16 and fp32.
 
 Claim: with one row, weights of b bits take about b / 16 of the time of bf16. With inputs in int8
 (`--quantization int8`) many rows are faster than in fp32 too.
@@ -24,7 +24,9 @@ from engine.bench.linear_layers import seconds_of
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.packed_linear import PackedLinear
 from kernels.cpu.threads import set_num_threads
+from kernels.fp4_groups import NVFP4_GROUP_SIZE
 from kernels.grouped_weights import GroupedWeights, Superblocks
+from kernels.microscaled_weights import GROUP_SIZE, Fp4Weights, MicroscaledWeights, NvFp4Weights
 
 _ROWS = (1, 16, 32)
 _BYTES = 128 << 20
@@ -48,13 +50,32 @@ def _groups(num_out: int, num_in: int, group_size: int, num_bits: int) -> Groupe
     return GroupedWeights(values, scales, -(1 << num_bits - 1) * scales, num_bits)
 
 
-_FORMS: dict[str, Callable[[int, int], GroupedWeights]] = {
+def _codes(num_out: int, num_in: int) -> torch.Tensor:
+    return torch.randint(0, 256, (num_out, num_in // 2), dtype=torch.uint8)
+
+
+def _nvfp4(num_out: int, num_in: int) -> NvFp4Weights:
+    """Makes random weights; scales are those from 2 ** -6 on, as tools choose them."""
+    scales = torch.randint(8, 127, (num_out, num_in // NVFP4_GROUP_SIZE), dtype=torch.uint8)
+    return NvFp4Weights(_codes(num_out, num_in), scales.view(torch.float8_e4m3fn), torch.rand(num_out))
+
+
+def _mxfp4(num_out: int, num_in: int) -> MicroscaledWeights:
+    exponents = torch.randint(110, 127, (num_out, num_in // GROUP_SIZE), dtype=torch.uint8)
+    return MicroscaledWeights(_codes(num_out, num_in), exponents)
+
+
+_FORMS: dict[str, Callable[[int, int], GroupedWeights | Fp4Weights]] = {
     "Q4_K": lambda num_out, num_in: _superblocks(num_out, num_in, 32, 4),
     "Q5_K": lambda num_out, num_in: _superblocks(num_out, num_in, 32, 5),
     "Q6_K": lambda num_out, num_in: _superblocks(num_out, num_in, 16, 6),
     "Q8_0": lambda num_out, num_in: _groups(num_out, num_in, 32, 8),
     "int4, groups of 128": lambda num_out, num_in: _groups(num_out, num_in, 128, 4),
+    "NVFP4": _nvfp4,
+    "MXFP4": _mxfp4,
 }
+_FLOATS = ("NVFP4", "MXFP4")
+"""Forms that `--quantization int8` rounds to int8 with a scale per row, like other weights."""
 
 
 def run(settings: Settings) -> Outcome:
@@ -63,7 +84,7 @@ def run(settings: Settings) -> Outcome:
     num_in, num_out = 256 * math.ceil(shape.hidden_size / 256), 2 * shape.intermediate_size
     set_num_threads(settings.threads)
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    names = [*dtypes, *(form + inputs for form in _FORMS for inputs in ("", _INT8_INPUTS))]
+    names = [*dtypes, *_FORMS, *(form + _INT8_INPUTS for form in _FORMS if form not in _FLOATS)]
     results, raw = [], {}
     for num_rows in _ROWS[:1] if settings.quick else _ROWS:
         settings.progress(f"{num_rows} rows, layers of {num_in} x {num_out}")
@@ -75,7 +96,10 @@ def run(settings: Settings) -> Outcome:
                 size = layer.weight.nbytes
             else:
                 weights = _FORMS[name.removesuffix(_INT8_INPUTS)](num_out, num_in)
-                layer = ops.pack_grouped(weights, None, torch.float32)
+                if isinstance(weights, GroupedWeights):
+                    layer = ops.pack_grouped(weights, None, torch.float32)
+                else:
+                    layer = ops.pack_fp4(weights, None, torch.float32)
                 size = layer.weight.nbytes + layer.scales.nbytes + (0 if layer.codes is None else layer.codes.nbytes)
             num_layers = 2 if settings.quick else math.ceil(_BYTES / size)
             layers = [_copy(layer) for _ in range(num_layers)]

@@ -19,7 +19,7 @@ from chairlift.service.engine_protocol import TEMPLATE_FOLDER, TOKENIZER_FILE_NA
 from engine.config import DEMO_MODEL_NAME, EngineConfig
 from engine.demo import MODEL_DIR
 from engine.errors import CheckpointError, ConfigError
-from engine.model import hub
+from engine.model import hub, modelopt
 from engine.model.architectures import FAMILIES
 from engine.model.config import ModelConfig
 from engine.model.config_fields import ConfigFields
@@ -95,7 +95,7 @@ def test_files_are_those_that_are_read_and_fetched() -> None:
     named = {name for cells in rows("A checkpoint") for name in CODE.findall(cells[0])}
     templates = f"{TEMPLATE_FOLDER}/*.jinja"
     weights = {"model.safetensors", "model.safetensors.index.json"}
-    assert named == {"config.json", *weights, *TOKENIZER_FILE_NAMES, templates}
+    assert named == {"config.json", modelopt.FILE, *weights, *TOKENIZER_FILE_NAMES, templates}
     patterns = {*hub._DESCRIPTION, hub._WEIGHTS}
     assert all(any(fnmatch.fnmatch(name, pattern) for pattern in patterns) for name in named)
     for pattern in patterns:  # nothing is fetched that the page does not have

@@ -104,9 +104,20 @@ def test_a_path_that_does_not_exist_is_looked_up_nowhere_else(name: str) -> None
         local_model(name)
 
 
-def test_an_engine_refuses_without_importing_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("config.json", {"architectures": ["MambaForCausalLM"]}, "architectures is MambaForCausalLM: its layers keep"),
+        ("config.json", {"quantization_config": {"quant_method": "exl2"}}, "quant_method is 'exl2', supported are fp8"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "MXFP8"}}, "quant_algo is 'MXFP8', supported of"),
+    ],
+)
+def test_an_engine_refuses_without_importing_torch(
+    folder: Path, tmp_path: Path, file: str, fields: dict[str, object], message: str
+) -> None:
     """Their imports take longer than the rest of a refusal."""
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
+    config = json.loads((folder / "config.json").read_text()) if file == "config.json" else {}
+    (folder / file).write_text(json.dumps(config | fields))
     code = (
         "import sys; from engine.__main__ import main; status = main(sys.argv[1:]);"
         "print(status, sorted({'torch', 'numba', 'triton', 'transformers'} & set(sys.modules)))"
@@ -120,7 +131,7 @@ def test_an_engine_refuses_without_importing_torch(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout == "2 []\n", done.stderr
-    assert "architectures is MambaForCausalLM: its layers keep state" in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]
 
 
 def test_a_folder_that_cannot_be_searched_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
