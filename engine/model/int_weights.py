@@ -114,6 +114,8 @@ class IntWeights:
             raise section.error("data_type", f"is {kind!r}, supported is 'int'")
         if (bits := section.raw("act_bits", _UNQUANTISED_BITS)) != _UNQUANTISED_BITS:
             raise section.error("act_bits", f"is {bits!r}, supported is {_UNQUANTISED_BITS}: inputs are not quantised")
+        if rotation := section.raw("rotation_config", None):
+            raise section.error("rotation_config", f"is {rotation!r}: layers that are rotated are not supported")
         for field in ("lm_head", "quant_lm_head"):
             _refuse_head(section, field)
         num_bits = _num_bits(section, "bits", (4, 8) if layout == "gptq" else (4,))

@@ -5,7 +5,7 @@ import re
 from engine.model.config_fields import ConfigFields
 from engine.model.text_part import stored_names
 
-_MAX_NAMES = 4096
+MAX_NAMES = 4096
 _MAX_LENGTH = 1000
 _MAX_REPEATS = 4
 _MAX_WILDCARDS = 3  # besides the one for the parents of a module
@@ -25,8 +25,8 @@ def module_patterns(section: ConfigFields, field: str) -> tuple[re.Pattern[str],
     names = [name for item in items for name in (item if isinstance(item, list) else [item])]
     if not isinstance(value, list) or not all(isinstance(name, str) and len(name) <= _MAX_LENGTH for name in names):
         raise section.error(field, f"is {value!r}, expected a list of module names")
-    if len(names) > _MAX_NAMES:
-        raise section.error(field, f"has {len(names)} entries, at most {_MAX_NAMES} are allowed")
+    if len(names) > MAX_NAMES:
+        raise section.error(field, f"has {len(names)} entries, at most {MAX_NAMES} are allowed")
     patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
     names = [name for name in names if not name.startswith("re:")]
     if complex_name := next((name for name in names if name.count("*") > _MAX_WILDCARDS), None):
@@ -43,8 +43,8 @@ def skipped_modules(section: ConfigFields, field: str) -> tuple[re.Pattern[str],
     rules = section.raw(field, {})
     if not isinstance(rules, dict):
         raise section.error(field, f"is {rules!r}, expected an object of rules")
-    if len(rules) > _MAX_NAMES:
-        raise section.error(field, f"has {len(rules)} entries, at most {_MAX_NAMES} are allowed")
+    if len(rules) > MAX_NAMES:
+        raise section.error(field, f"has {len(rules)} entries, at most {MAX_NAMES} are allowed")
     if other := next((rule for rule in rules if not rule.startswith("-:")), None):
         raise section.error(
             field, f"has other settings for {other!r}, supported are the same for all modules, and '-:' that skips some"

@@ -10,6 +10,7 @@ from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.modelopt import read_modelopt
+from engine.model.module_patterns import MAX_NAMES
 from engine.model.mxfp4 import Mxfp4Weights
 
 QuantizedWeights: TypeAlias = Fp8Weights | IntWeights | GgufWeights | Mxfp4Weights | Fp4Weights
@@ -17,6 +18,8 @@ QuantizedWeights: TypeAlias = Fp8Weights | IntWeights | GgufWeights | Mxfp4Weigh
 _OfTensors: TypeAlias = Fp8Weights | IntWeights | Fp4Weights
 
 _MAX_GROUPS = 64
+_OF_WEIGHTS = ("weight_input", "weight_output")
+"""Where transforms are part of the stored weights."""
 _METHODS: dict[str, Callable[[ConfigFields], QuantizedWeights]] = {
     "fp8": Fp8Weights.from_fp8,
     "gptq": IntWeights.from_gptq,
@@ -51,6 +54,7 @@ def read_quantization_config(fields: ConfigFields) -> QuantizedWeights | None:
 
 def _compressed_tensors(section: ConfigFields) -> QuantizedWeights:
     """Reads the groups, which must have one format; each names modules that it is of."""
+    _refuse_rotated_inputs(section)
     groups = section.section("config_groups")
     if not 1 <= len(groups.names) <= _MAX_GROUPS:
         raise section.error("config_groups", f"has {len(groups.names)} groups, supported are 1 to {_MAX_GROUPS}")
@@ -65,7 +69,21 @@ def _compressed_tensors(section: ConfigFields) -> QuantizedWeights:
             )
     only = [weights.only for weights in found]
     of_some = None if None in only else tuple(pattern for patterns in only for pattern in patterns or ())
+    if of_some is not None and len(of_some) > MAX_NAMES:
+        raise section.error("config_groups", f"has {len(of_some)} targets, at most {MAX_NAMES} are allowed")
     return replace(found[0], only=of_some)
+
+
+def _refuse_rotated_inputs(section: ConfigFields) -> None:
+    """Refuses transforms of inputs, outputs or attention, which steps would compute; stored weights have their own."""
+    transforms = section.section("transform_config").section("config_groups")
+    for name in transforms.names:
+        uses = transforms.section(name).raw("apply", [])
+        if not isinstance(uses, list):
+            raise transforms.error(name, f"has apply {uses!r}, expected a list")
+        locations = [use.get("location") if isinstance(use, dict) else use for use in uses]
+        if others := [place for place in locations if place not in _OF_WEIGHTS]:
+            raise transforms.error(name, f"rotates {others[0]!r}, supported are {', '.join(_OF_WEIGHTS)}; {_INSTEAD}")
 
 
 def _of_group(section: ConfigFields, group: ConfigFields) -> _OfTensors:

@@ -143,6 +143,10 @@ def test_only_the_blocks_that_are_named_are_quantised(make_twins, blocks, field)
         (settings("auto_round:llm_compressor"), "packing_format is 'auto_round:llm_compressor', supported are auto_r"),
         (settings(data_type="mx_fp"), "data_type is 'mx_fp', supported is 'int'"),
         (settings(act_bits=8), "act_bits is 8, supported is 16: inputs are not quantised"),
+        (
+            settings(rotation_config={"block_size": 32}),
+            "rotation_config is {'block_size': 32}: layers that are rotated",
+        ),
         (settings(group_size=20), "group_size is 20, expected -1 or a multiple of 16"),
         (settings(quant_lm_head=True), "quant_lm_head is true: a quantised output head is not supported"),
         (

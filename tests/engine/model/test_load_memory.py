@@ -21,6 +21,7 @@ from engine.flags import StepLimits
 from engine.model.checkpoint_part import CheckpointPart
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
+from engine.model.fp4 import Fp4Weights, Layout
 from engine.model.int_weights import IntWeights
 from engine.model.loader import weights_bytes
 from engine.model.mxfp4 import Mxfp4Weights
@@ -47,6 +48,8 @@ def fill(parts: dict[str, CheckpointPart]) -> None:
         part.tensor.zero_()
         if name.endswith("g_idx"):
             part.tensor.copy_(torch.arange(len(part.tensor)) // GROUP)
+        if name.endswith("global_scale"):
+            part.tensor.fill_(1)
 
 
 def check(config: ModelConfig, dtype: torch.dtype, **options: Any) -> None:
@@ -73,6 +76,11 @@ def test_floats(dtype: torch.dtype, quantization: str | None, is_tied: bool) -> 
 def test_integers(is_tied: bool) -> None:
     stored = IntWeights("gptq", 4, GROUP, has_input_order=True)
     check(llama(tie_word_embeddings=is_tied, quantized=stored), torch.float16)
+
+
+@pytest.mark.parametrize("layout", ["modelopt", "nvfp4", "mxfp4"])
+def test_4_bit_floats(layout: Layout) -> None:
+    check(llama(quantized=Fp4Weights(layout)), torch.bfloat16)
 
 
 @pytest.mark.parametrize("quantized", [Mxfp4Weights(), None])

@@ -92,6 +92,10 @@ def test_modules_of_any_group_are_quantised(path, groups, held, not_held):
             in_groups(CONFIGS["nvfp4"], ATTENTION, FEED_FORWARD, type="int", strategy="group"),
             "format is 'nvfp4-pack-quantized', supported with integers are pack-quantized, int-quantized",
         ),
+        (
+            in_groups(Scheme("packed").config, *[["model.a"] * 2049] * 2),
+            "config_groups has 4098 targets, at most 4096 are allowed",
+        ),
         (in_groups(Scheme("packed").config, *[ATTENTION] * 65), "config_groups has 65 groups, supported are 1 to 64"),
     ],
 )
@@ -99,6 +103,33 @@ def test_groups_of_different_formats_are_refused(path, config, message):
     set_config(path, config)
     with pytest.raises(CheckpointError, match=re.escape(message)):
         ModelConfig.from_dir(path)
+
+
+def with_transforms(*apply):
+    transforms = {"R4": {"type": "hadamard", "apply": apply[0] if apply else []}}
+    return Scheme("packed").config | {"transform_config": {"config_groups": transforms}}
+
+
+@pytest.mark.parametrize(
+    ("apply", "message"),
+    [
+        ([{"location": "weight_input", "targets": ["re:.*down_proj$"]}, {"location": "input"}], "R4 rotates 'input'"),
+        ([{"location": "k_cache"}], "R4 rotates 'k_cache', supported are weight_input, weight_output; serve the"),
+        (["output"], "R4 rotates 'output'"),
+        ([{}], "R4 rotates None"),
+        ("input", "R4 has apply 'input', expected a list"),
+    ],
+)
+def test_rotations_that_steps_would_compute_are_refused(path, apply, message):
+    set_config(path, with_transforms(apply))
+    with pytest.raises(CheckpointError, match=re.escape(f"transform_config: config_groups: {message}")):
+        ModelConfig.from_dir(path)
+
+
+@pytest.mark.parametrize("apply", [[{"location": "weight_output"}, {"location": "weight_input"}], [], None])
+def test_rotations_of_weights_are_part_of_them(path, apply):
+    set_config(path, with_transforms(apply))
+    assert ModelConfig.from_dir(path).quantized is not None
 
 
 def test_different_kinds_of_numbers_are_refused_with_both(path):
