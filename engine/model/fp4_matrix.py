@@ -11,6 +11,8 @@ Codes are of E2M1, two in a byte, that of the first input in the low half. Tenso
 Each product and the reciprocal are rounded to fp32.
 """
 
+from collections.abc import Mapping
+
 import torch
 
 from engine.errors import CheckpointError, ConfigError
@@ -104,3 +106,11 @@ def check_fp4_matrix(stored: Fp4Weights, rows: Rows, columns: Span) -> None:
             f"--tensor-parallel-size gives each rank {columns.size} inputs of {names}, not a multiple of the {size} "
             f"that share a scale in {stored.format_name}: use fewer ranks"
         )
+
+
+def fp4_matrix_shape(stored: Fp4Weights, module: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
+    """Returns rows and columns of a module's matrix by the shapes of tensors; None: it is not in 4-bit floats."""
+    shape = shapes.get(f"{module}.{_CODES[stored.layout]}", ())
+    if f"{module}.{_GROUP_SCALES}" not in shapes or len(shape) != 2:
+        return None
+    return shape[0], 2 * shape[1]

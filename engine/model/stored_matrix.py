@@ -8,7 +8,7 @@ import torch
 from engine.errors import CheckpointError, ConfigError
 from engine.model.checkpoint_part import CheckpointPart, FusedSpan, Rows, Span, rows_of, stacked
 from engine.model.fp4 import Fp4Weights
-from engine.model.fp4_matrix import Fp4Matrix, check_fp4_matrix
+from engine.model.fp4_matrix import Fp4Matrix, check_fp4_matrix, fp4_matrix_shape
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_matrix import GgufMatrix, check_gguf_matrix
 from engine.model.gguf_weights import GgufWeights
@@ -136,6 +136,8 @@ def stored_shape(
     """
     if isinstance(stored, IntWeights):
         return int_matrix_shape(stored, module, shapes)
+    if isinstance(stored, Fp4Weights):
+        return fp4_matrix_shape(stored, module, shapes)
     is_stored = isinstance(stored, Fp8Weights) and f"{module}.{stored.scale_name}" in shapes
     shape = shapes.get(f"{module}.weight", ()) if is_stored else ()
     return (shape[0], shape[1]) if len(shape) == 2 else None

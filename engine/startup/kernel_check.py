@@ -106,14 +106,7 @@ def model_forms(
 
 
 def _expert_forms(config: EngineConfig, model: ServedModel, kept: Kept) -> ExpertForms | None:
-    if not isinstance(model, ModelConfig):
-        shape = next(iter(model.experts.values()), None)
-        if shape is None:
-            return None
-        return ExpertForms(shape.num_experts, shape.inner, Routing(shape.top_k, normalizes=False, gate=shape.gate))
-    mixture = next((mixture for mixture in model.traits.mixtures if mixture is not None), None)
-    if mixture is None:
-        return None
+    """Returns the forms of the first mixture of a model; other layers have the same. None: it has no experts."""
     stored = model.quantized
     is_microscaled = (
         isinstance(stored, Mxfp4Weights | GgufWeights | Fp4Weights)
@@ -121,6 +114,15 @@ def _expert_forms(config: EngineConfig, model: ServedModel, kept: Kept) -> Exper
         and config.quantization is None
         and stored.has_microscaled_experts
     )
+    if not isinstance(model, ModelConfig):
+        shape = next(iter(model.experts.values()), None)
+        if shape is None:
+            return None
+        routing = Routing(shape.top_k, normalizes=False, gate=shape.gate)
+        return ExpertForms(shape.num_experts, shape.inner, routing, is_microscaled=is_microscaled, has_router=False)
+    mixture = next((mixture for mixture in model.traits.mixtures if mixture is not None), None)
+    if mixture is None:
+        return None
     clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
     routing = Routing(mixture.top_k, mixture.normalizes, clamped or model.gate)
     return ExpertForms(mixture.num_experts, mixture.inner_size, routing, mixture.has_bias, is_microscaled)

@@ -26,6 +26,7 @@ from tests.support.engine.families import (
     save_as_part,
     save_family,
 )
+from tests.support.engine.float_checkpoints import FloatLayout, quantise_floats
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.engine.weights import PeakBytes, save_block_scaled
 
@@ -69,12 +70,15 @@ def check(transformers_on, reference_of, prompt) -> Callable[[Path, Path], None]
     return compare
 
 
-def quantise(original: Path, scheme: Scheme) -> tuple[Path, Path]:
-    """Returns folders with the integers, and with their values."""
+def quantise(original: Path, scheme: Scheme | FloatLayout) -> tuple[Path, Path]:
+    """Returns folders with the numbers of a format, and with their values."""
     quantised, twin = original.with_name("quantised"), original.with_name("twin")
     shutil.copytree(original, quantised)
     shutil.copytree(original, twin)
-    quantise_checkpoint(original, quantised, twin, scheme)
+    if isinstance(scheme, Scheme):
+        quantise_checkpoint(original, quantised, twin, scheme)
+    else:
+        quantise_floats(original, quantised, twin, scheme)
     tensors = load_file(twin / "model.safetensors")
     save_file(tensors, twin / "model.safetensors", {"format": "pt"})
     return quantised, twin
@@ -95,6 +99,14 @@ def quantise(original: Path, scheme: Scheme) -> tuple[Path, Path]:
 )
 def test_integers(name, scheme, make_family, check):
     check(*quantise(make_family(name, **SIZES), scheme))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("Command R", "modelopt fp8"), ("OLMoE", "nvfp4"), ("Qwen3.5", "modelopt"), ("Hunyuan", "mxfp4")],
+)
+def test_floats_of_4_and_8_bits(name, layout, make_family, check):
+    check(*quantise(make_family(name, **SIZES), layout))
 
 
 @pytest.mark.parametrize("name", ["DeepSeek-V3", "Command R"])
