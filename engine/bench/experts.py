@@ -8,7 +8,7 @@ Goal: a step takes at most the time of the same model computed by transformers o
 them.
 
 Method: decode-only steps at a context of 128 of a Qwen3-MoE, 32 experts of which a token uses 4, random weights in
-bf16, as `weights-dtype` measures them; --model-impl transformers has them in fp32.
+bf16, as `weights-dtype` measures them; --model-impl transformers has other parameters than these in fp32.
 """
 
 import argparse
