@@ -16,19 +16,18 @@ import torch
 from kernels.dtypes import dtype_name
 from kernels.fp4_groups import NVFP4_GROUP_SIZE
 from kernels.fp8_block import BLOCK
-from kernels.grouped_weights import GroupedWeights
 from kernels.interface import AdapterOps, ExpertChoice, KernelOps, KVCache, LowRank
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AdaptedTokens, AttentionMetadata
-from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights, NvFp4Weights
+from kernels.microscaled_weights import GROUP_SIZE
 from kernels.model_forms import ALLOWED, ExpertForms, ModelForms
+from kernels.sample_weights import grouped, microscaled, nvfp4
 from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
 
 _Outputs = Sequence[torch.Tensor]
 
 _NUM_TOKENS = 33
 _NUM_OUT = 256
-_GROUP_SIZE = 32
 _MAX_EXPERTS = 4
 
 
@@ -188,12 +187,12 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
             block_scales = torch.linspace(0.5, 1.5, shape[0] * shape[1], device=inputs.device).view(shape)
             return ops.pack_quantized(weight.to(torch.float8_e4m3fn), block_scales, bias, forms.weights_dtype)
         if forms.weights_form == "mxfp4 groups" and weight.shape[1] % GROUP_SIZE == 0:
-            return ops.pack_fp4(_microscaled(weight), bias, forms.dtype)
+            return ops.pack_fp4(microscaled(weight), bias, forms.dtype)
         if forms.weights_form == "nvfp4 groups" and weight.shape[1] % NVFP4_GROUP_SIZE == 0:
-            return ops.pack_fp4(_nvfp4(weight), bias, forms.dtype)  # the reference rounds to it
+            return ops.pack_fp4(nvfp4(weight), bias, forms.dtype)  # the reference rounds to it
         if (form := forms.weights_form or "").startswith("int") and form.endswith(" groups"):
             num_bits = int(form.removesuffix(" groups")[-1])
-            return ops.pack_grouped(_grouped(weight, num_bits), bias, forms.dtype)
+            return ops.pack_grouped(grouped(weight, num_bits), bias, forms.dtype)
         return ops.pack_linear(weight, bias)
 
     def normed(ops: KernelOps, _: torch.dtype) -> _Outputs:
@@ -245,7 +244,7 @@ def _mixture_case(
 
     def packed_expert(ops: KernelOps, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
         if experts.is_microscaled and weight.shape[1] % GROUP_SIZE == 0:
-            return ops.pack_microscaled(_microscaled(weight), bias, forms.weights_dtype)
+            return ops.pack_microscaled(microscaled(weight), bias, forms.weights_dtype)
         return packed(ops, weight, bias)
 
     def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
@@ -261,36 +260,6 @@ def _mixture_case(
     what += f"{', biases' if experts.has_bias else ''}{', MXFP4' if experts.is_microscaled else ''}"
     what += "" if experts.has_router else ", chosen by the caller"
     return KernelCase("mixture of experts", what, forms.linear_error, run)
-
-
-def _microscaled(weight: torch.Tensor) -> MicroscaledWeights:
-    """Makes codes of the bits of some weights [out, in], and scales that keep results near unit scale."""
-    exponents = torch.arange(len(weight) * weight.shape[1] // GROUP_SIZE, device=weight.device) % 3 + 119
-    return MicroscaledWeights(_codes(weight), exponents.view(len(weight), -1).to(torch.uint8))
-
-
-def _nvfp4(weight: torch.Tensor) -> NvFp4Weights:
-    """Makes codes of the bits of some weights [out, in], and scales that keep results near unit scale."""
-    num_groups = weight.shape[1] // NVFP4_GROUP_SIZE
-    scales = (torch.arange(len(weight) * num_groups, device=weight.device) % 120).view(len(weight), -1)
-    row_scales = torch.linspace(1, 2, len(weight), device=weight.device) / 512
-    return NvFp4Weights(_codes(weight), scales.to(torch.uint8).view(torch.float8_e4m3fn), row_scales)
-
-
-def _codes(weight: torch.Tensor) -> torch.Tensor:
-    return (weight[:, ::2] * 64).to(torch.int32).to(torch.uint8)
-
-
-def _grouped(weight: torch.Tensor, num_bits: int) -> GroupedWeights:
-    """Quantises weights [out, in] with a scale and an offset per group of inputs."""
-    num_groups = max(1, weight.shape[1] // _GROUP_SIZE)
-    if weight.shape[1] % num_groups:
-        num_groups = 1
-    groups = weight.float().view(len(weight), num_groups, -1)
-    lowest, highest = groups.aminmax(dim=2)
-    scales = (highest - lowest) / (2**num_bits - 1)
-    values = ((groups - lowest[..., None]) / scales[..., None]).round().to(torch.uint8)
-    return GroupedWeights(values.view(weight.shape), scales, lowest, num_bits)
 
 
 def _attention_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:

@@ -170,11 +170,13 @@ def test_nested_settings_in_config_json_are_read(path):
     assert not quantized.holds("lm_head")
 
 
-def test_models_of_transformers_are_refused_by_the_file_too(path):
+def test_models_of_transformers_have_the_format_of_the_file_too(path):
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"architectures": ["CohereForCausalLM"]}))
     (path / SETTINGS).write_text(json.dumps(of_file("FP8")))
-    with pytest.raises(CheckpointError, match="quantization_config is not supported for CohereForCausalLM"):
+    assert choose_implementation(path, "auto") == "transformers"
+    (path / SETTINGS).write_text(json.dumps(of_file("W4A8_AWQ")))
+    with pytest.raises(CheckpointError, match="quant_algo"):
         choose_implementation(path, "auto")
 
 

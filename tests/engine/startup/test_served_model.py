@@ -60,16 +60,19 @@ def test_a_family_without_a_decoder_is_served_with_one_line_that_names_the_cost(
     assert tokens(torch_kernels) == wanted[0, len(PROMPT) :].tolist()
 
 
-def test_transformers_stores_float32_on_a_cpu_and_the_dtype_of_the_checkpoint_on_a_gpu(model_dir: Path) -> None:
+def test_transformers_stores_the_dtype_of_the_checkpoint(model_dir: Path) -> None:
+    """On a CPU that of the files, on a GPU that of config.json; plain PyTorch operations have float32 on a CPU."""
     auto = EngineConfig(model=str(model_dir), device="cpu")
     model = open_model(model_dir, auto)
     assert not isinstance(model, ModelConfig)
     model = replace(model, shape=replace(model.shape, checkpoint_dtype="bfloat16"))
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert weights_dtype(model, model_dir, auto, cpu) is torch.float32
+    assert weights_dtype(model, model_dir, replace(auto, load_format="dummy"), cpu) is torch.bfloat16
+    assert weights_dtype(model, model_dir, replace(auto, dtype="bfloat16"), cpu) is torch.bfloat16
     assert weights_dtype(model, model_dir, auto, gpu) is torch.bfloat16
-    with pytest.raises(ConfigError, match=r"dtype is 'bfloat16'.*transformers.* are float32 and auto"):
-        weights_dtype(model, model_dir, replace(auto, dtype="bfloat16"), cpu)
+    with pytest.raises(ConfigError, match=r"dtype is 'bfloat16'.*--kernels torch.* are float32 and auto"):
+        weights_dtype(model, model_dir, replace(auto, dtype="bfloat16", kernels="torch"), cpu)
 
 
 def test_int8_weights_and_an_int8_cache_serve(model_dir: Path) -> None:
