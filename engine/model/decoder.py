@@ -3,7 +3,7 @@
 In pipeline stages, `Decoder` is the first, which begins and ends a step, and `DecoderStage` each other one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -11,12 +11,12 @@ from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, pack_anew
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer
 from engine.model.layer_stack import LayerStack
-from engine.model.linear import ChangeOf, Linear
+from engine.model.linear_adapters import AdaptableModel, LinearAdapters
 from engine.model.norm import Norm
 from engine.model.sharding import Sharding
 from engine.model.vocabulary import Vocabulary
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
-from kernels.interface import AdapterOps, KernelOps, KVCache, LowRank, ReplaceableAdapterOps
+from kernels.interface import KernelOps, KVCache
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 
 
@@ -62,7 +62,7 @@ class _Layers:
         return self._stack.layers
 
 
-class Decoder(_Layers):
+class Decoder(_Layers, AdaptableModel):
     """A decoder-only transformer; `engine.model.loader.load_model` creates one and fills its weights.
 
     It computes on tensors and does not know requests or prompts. In a group of ranks it holds this rank's shard of
@@ -115,30 +115,9 @@ class Decoder(_Layers):
         self.norm.finish()
         self._stack.load(fill, recall)
 
-    def projection_shapes(self) -> dict[str, tuple[int, int]]:
-        """Returns rows and columns of all linear layers that adapters can change, by their names in the checkpoint."""
-        return {name: shape for linear in self._adaptable() for name, shape in linear.projection_shapes().items()}
-
-    def set_adapters(self, ops: AdapterOps, adapters: Sequence[Mapping[str, LowRank]]) -> None:
-        """Adds adapters, which steps then select by their index; each maps names of linear layers to changes."""
-        for linear in self._adaptable():
-            linear.set_adapters(ops, [changes.get for changes in adapters])
-
-    def reserve_adapters(self, ops: ReplaceableAdapterOps, num_adapters: int, max_rank: int) -> None:
-        """Allocates adapters of at most a rank, which change nothing until `set_adapter`."""
-        for linear in self._adaptable():
-            linear.reserve_adapters(ops, num_adapters, max_rank)
-
-    def set_adapter(self, ops: ReplaceableAdapterOps, index: int, change_of: ChangeOf) -> None:
-        """Replaces one of the reserved adapters, a layer at a time.
-
-        It may be called on any thread, while steps run that do not use this adapter.
-        """
-        for linear in self._adaptable():
-            linear.set_adapter(ops, index, change_of)
-
-    def _adaptable(self) -> Iterator[Linear]:
-        return self._stack.adaptable
+    def adaptable(self) -> Iterator[LinearAdapters]:
+        """See `AdaptableModel`."""
+        return (linear.adapters for linear in self._stack.adaptable)
 
     def _norm_parts(self) -> dict[str, CheckpointPart]:
         return {"model.norm.weight": CheckpointPart.whole(self.norm.weight)}

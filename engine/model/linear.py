@@ -1,6 +1,6 @@
 """Linear layers: loaded in the format of the checkpoint, then packed for the operations, one matrix at a time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
 import torch
@@ -10,24 +10,14 @@ from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall
 from engine.model.fp4 import Fp4Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
+from engine.model.linear_adapters import LinearAdapters
 from engine.model.quantization_config import QuantizedWeights
 from engine.model.stored_matrix import StoredMatrix, allocate_matrix, check_matrix
-from kernels.interface import (
-    AdapterOps,
-    Adapters,
-    KernelOps,
-    LinearInput,
-    LinearWeights,
-    LowRank,
-    ReplaceableAdapterOps,
-)
+from kernels.interface import KernelOps, LinearInput, LinearWeights
 from kernels.metadata import AdaptedTokens
 
 Kept: TypeAlias = tuple[type[QuantizedWeights], ...]
 """Kinds of quantised weights of a checkpoint that are packed as they are; others are dequantised."""
-
-ChangeOf: TypeAlias = Callable[[str], LowRank | None]
-"""Returns what an adapter changes of a projection, by its name in the checkpoint; None: nothing."""
 
 _META = torch.device("meta")
 
@@ -36,6 +26,9 @@ class Linear:
     """Weights of y = x W^T + b. Projections of the same input form one matrix, so that one product computes them.
 
     If ranks hold parts of the columns, y is the sum of their results, to which the first rank adds the bias.
+
+    Attributes:
+        adapters: of the projections, by their names in the checkpoint.
     """
 
     def __init__(
@@ -81,7 +74,8 @@ class Linear:
         self._out_features = dict(zip(names, out_features.values(), strict=True))
         self._row_order = row_order
         self._packed: LinearWeights = None
-        self._adapters: tuple[AdapterOps, Adapters] | None = None
+        below = {name: rows for name, _, rows in stacked(self._out_features)}
+        self.adapters = LinearAdapters(in_features.total, below, row_order)
         check_matrix(self._quantized, self._out_features, in_features, is_reordered=row_order is not None)
 
     @property
@@ -158,49 +152,11 @@ class Linear:
             f"{name}.bias": CheckpointPart(bias[below], (span,)) for name, span, below in stacked(self._out_features)
         }
 
-    def projection_shapes(self) -> dict[str, tuple[int, int]]:
-        """Returns rows and columns of each projection in the checkpoint, by its name there."""
-        return {name: (span.total, self._in_features.total) for name, span in self._out_features.items()}
-
-    def set_adapters(self, ops: AdapterOps, adapters: Sequence[ChangeOf]) -> None:
-        """Packs what each adapter changes of the projections, by their names in the checkpoint. One rank has all."""
-        changes = [self._changes(change_of) for change_of in adapters]
-        if any(changes):
-            self._adapters = ops, ops.pack_adapters(changes)
-
-    def reserve_adapters(self, ops: ReplaceableAdapterOps, num_adapters: int, max_rank: int) -> None:
-        """Allocates adapters that `set_adapter` fills. One rank has all rows and columns."""
-        rows = [(rows.start, rows.stop) for _, _, rows in stacked(self._out_features)]
-        self._adapters = ops, ops.reserve_adapters(num_adapters, max_rank, self._in_features.total, rows)
-
-    def set_adapter(self, ops: ReplaceableAdapterOps, index: int, change_of: ChangeOf) -> None:
-        """Replaces what one of the reserved adapters changes; no step may use it meanwhile."""
-        assert self._adapters is not None, "adapters are reserved first"
-        ops.set_adapter(self._adapters[1], index, self._changes(change_of))
-
-    def _changes(self, change_of: ChangeOf) -> list[LowRank]:
-        """Returns what an adapter changes of the matrix."""
-        changes = [(change_of(name), rows) for name, _, rows in stacked(self._out_features)]
-        return [
-            LowRank(change.a, self._in_order(change.b, rows), rows.start)
-            for change, rows in changes
-            if change is not None
-        ]
-
-    def _in_order(self, rows: torch.Tensor, below: slice) -> torch.Tensor:
-        """Returns rows of a projection in their order in memory, which exchanges none with other projections."""
-        if self._row_order is None:
-            return rows
-        order = self._row_order[below] - below.start
-        assert 0 <= int(order.min()) <= int(order.max()) < len(rows), "rows of different projections are exchanged"
-        return rows[order]
-
     def __call__(self, ops: KernelOps, x: LinearInput, adapted: AdaptedTokens | None = None) -> torch.Tensor:
         """Computes x [T, columns] -> [T, rows]; tokens with an adapter get its change too."""
         y = ops.linear(x, self._packed)
-        if self._adapters is not None and adapted is not None:
-            adapter_ops, adapters = self._adapters
-            adapter_ops.add_adapters(y, x, adapters, adapted)
+        if adapted is not None:
+            self.adapters.add(y, x, adapted)
         return y
 
 

@@ -237,7 +237,10 @@ def _check_targets(fields: ConfigFields, layers: Mapping[str, tuple[int, int]]) 
     for target in targets:
         if target not in endings:
             supported = ", ".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
-            raise fields.error("target_modules", f"names {target!r}, the linear layers of this model are {supported}")
+            raise fields.error(
+                "target_modules",
+                f"names {target!r}, the linear layers of this model that adapters can change are {supported}",
+            )
 
 
 def _checked_tensors(
@@ -253,7 +256,8 @@ def _checked_tensors(
     for name, entry in tensors.items():
         if name not in shapes:
             raise CheckpointError(
-                f"{path}: tensor {name[:200]} changes none of the {len(layers)} linear layers of this model"
+                f"{path}: tensor {name[:200]} changes none of the {len(layers)} linear layers of this model that "
+                "adapters can change"
             )
         if entry.dtype not in _DTYPES:
             raise CheckpointError(f"{path}: tensor {name} is {entry.dtype}, supported are {', '.join(_DTYPES)}")

@@ -6,7 +6,7 @@ attention of `KernelOps` divides them into requests. Linear layers and experts a
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.errors import CheckpointError
+from engine.model.linear_adapters import AdaptableModel, LinearAdapters
+from engine.model.transformers_adapters import StepAdapters
 from engine.model.transformers_experts import EXPERTS
 from engine.model.transformers_packing import Progress, pack_model
 from engine.model.transformers_probe import (
@@ -36,7 +38,7 @@ from kernels.metadata import AttentionMetadata, Span, StepInputs
 _log = logging.getLogger(__name__)
 
 
-class TransformersModel:
+class TransformersModel(AdaptableModel):
     """Implements `engine.runner.model_runner.StepModel`. One thread may run its steps."""
 
     mixes_torch = True
@@ -81,6 +83,7 @@ class TransformersModel:
         # Keys have been rotated by transformers: position 0 of these tables, an angle of zero, for all.
         half = max(self._head_dims) // 2
         self._cos, self._sin = torch.ones(1, half, device=device), torch.zeros(1, half, device=device)
+        self._adapters = StepAdapters(config.projection_shapes())
         self._kv_caches: Sequence[KVCache] = ()
         self._metadata: AttentionMetadata | None = None
         self._positions = torch.empty(0)
@@ -113,6 +116,7 @@ class TransformersModel:
             stored,
             config.experts,
             self._states.uncalled,
+            self._adapters,
             dtype=weights_dtype,
             device=device,
             progress=progress,
@@ -120,11 +124,16 @@ class TransformersModel:
         self._states.allocate(max_num_seqs, device)
         set_attend(self._model, self._attend)
 
+    def adaptable(self) -> Iterable[LinearAdapters]:
+        """See `AdaptableModel`."""
+        return self._adapters.layers.values()
+
     @torch.inference_mode()
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
         """Computes a ragged batch; returns logits [S, vocab_size] fp32 of the tokens in `logits_indices`."""
         self._kv_caches, self._metadata = kv_caches, inputs.metadata
         self._positions = torch.zeros_like(inputs.metadata.slot_mapping)
+        self._adapters.begin(inputs.metadata.num_tokens, inputs.adapted)
         if self._has_state:
             # Without rows, where kernels are only compiled: one request of all tokens.
             spans = inputs.spans or (Span(slot=0, first=0, end=inputs.metadata.num_tokens, is_first=True),)

@@ -1,18 +1,23 @@
 """Replaces linear layers and experts of a model of transformers by packed ones that `KernelOps` computes."""
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
 from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape, PackedLayers
+from engine.model.transformers_adapters import StepAdapters
 from engine.model.transformers_experts import PackedMixture, set_experts
 from engine.model.transformers_weights import TransformersWeights
 from kernels.interface import KernelOps, LinearWeights
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of parameters packed so far and the total."""
+
+AddAdapters = Callable[[torch.Tensor, torch.Tensor], None]
+"""Adds what adapters change to the results [T, rows] of a layer of inputs [T, columns], in place."""
 
 
 def pack_model(
@@ -21,6 +26,7 @@ def pack_model(
     stored: TransformersWeights | None,
     experts: Mapping[str, ExpertsShape],
     uncalled: Collection[Any],
+    adapters: StepAdapters,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -34,6 +40,7 @@ def pack_model(
         stored: the checkpoint, from which layers are read; None, and for others: the model has their weights.
         experts: modules of experts that `ops` compute, by name.
         uncalled: linear layers whose weights are used in other ways, and stay as they are.
+        adapters: change the results of some linear layers.
         dtype: dtype of matrices that a checkpoint does not quantise.
         device: of the steps.
         progress: called after each module.
@@ -70,7 +77,8 @@ def pack_model(
                 continue
             done += sum(part.nbytes for part in child.parameters())
             if is_linear:
-                setattr(parent, child_name, _PackedLinear(ops, linear(name, child), child))
+                add = partial(adapters.add, name) if name in adapters.layers else None
+                setattr(parent, child_name, _PackedLinear(ops, linear(name, child), child, add))
             else:
                 set_experts(child, PackedMixture(ops, experts[name], mixture(name, child)))
             if progress is not None:
@@ -87,14 +95,17 @@ class _PackedLinear(torch.nn.Module):
         weight: without values: the code around some layers looks at its dtype or shape.
     """
 
-    def __init__(self, ops: KernelOps, packed: LinearWeights, layer: Any) -> None:
-        """Takes the packed weights of a layer of transformers."""
+    def __init__(self, ops: KernelOps, packed: LinearWeights, layer: Any, add_adapters: AddAdapters | None) -> None:
+        """Takes the packed weights of a layer of transformers; and what adds adapters to its results, if it can."""
         super().__init__()
-        self._ops, self._packed = ops, packed
+        self._ops, self._packed, self._add_adapters = ops, packed, add_adapters
         self._num_out = layer.weight.shape[1 if isinstance(layer, Conv1D) else 0]
         self.weight = torch.empty_like(layer.weight, device="meta")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
         rows = x.reshape(-1, x.shape[-1]).contiguous()
-        return self._ops.linear(rows, self._packed).view(*x.shape[:-1], self._num_out)
+        y = self._ops.linear(rows, self._packed)
+        if self._add_adapters is not None:
+            self._add_adapters(y, rows)
+        return y.view(*x.shape[:-1], self._num_out)

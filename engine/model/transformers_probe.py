@@ -24,6 +24,7 @@ from engine.model.quantization_config import QuantizedWeights, read_quantization
 from engine.model.stored_experts import ExpertsShape
 from engine.model.tensor_entry import TensorEntry
 from engine.model.text_part import transformers_fields, transformers_text
+from engine.model.transformers_adapters import LinearProbe
 from engine.model.transformers_experts import PROBED_EXPERTS, experts_shapes
 from engine.model.transformers_states import StatefulLayer, StateProbe
 from engine.model.transformers_weights import LinearShape, linear_layer
@@ -74,6 +75,7 @@ class TransformersConfig:
         attention_layers: layers that attend, in the order of the shape's.
         stateful_layers: layers with state besides keys and values.
         linear_layers: linear layers but for the output head, by their names.
+        adaptable_layers: those that adapters can change, see `LinearProbe`.
         experts: modules of experts that `KernelOps` computes, by their names.
         quantized: how the checkpoint quantises linear layers, and which; None: it does not.
         num_parameters: all parameters; an output head that shares the embedding counts too, because it is packed.
@@ -91,6 +93,7 @@ class TransformersConfig:
     attention_layers: tuple[int, ...]
     stateful_layers: tuple[StatefulLayer, ...]
     linear_layers: Mapping[str, LinearShape]
+    adaptable_layers: frozenset[str]
     experts: Mapping[str, ExpertsShape]
     quantized: QuantizedWeights | None
     num_parameters: int
@@ -114,14 +117,15 @@ class TransformersConfig:
         try:
             with torch.device("meta"), _without_checks_of_values():
                 model = build(config, experts=PROBED_EXPERTS)
-                states = StateProbe(model)
+                states, linear = StateProbe(model), LinearProbe(model)
 
                 def attend(call: AttentionCall) -> torch.Tensor:
                     states.note_attention()
                     return recorder.attend(call)
 
                 set_attend(model, attend)
-                logits = forward(model, torch.zeros(2, dtype=torch.int64), torch.arange(2), torch.arange(2))
+                # Logits of one token: layers behind all others get fewer rows than the step has tokens.
+                logits = forward(model, torch.zeros(2, dtype=torch.int64), torch.arange(2), torch.arange(1))
                 stateful = states.layers()
                 _check_modules(model, stateful)
         except CheckpointError as error:
@@ -158,6 +162,7 @@ class TransformersConfig:
                 for name, module in model.named_modules()
                 if type(module) is torch.nn.Linear and module is not head
             },
+            adaptable_layers=linear.adaptable(2, stateful),
             experts=experts_shapes(model),
             quantized=read_quantization_config(transformers_fields(CheckpointFolder(path).config())),
             num_parameters=sum(part.numel() for part in model.parameters()) + (head.weight.numel() if is_tied else 0),
@@ -169,6 +174,10 @@ class TransformersConfig:
             original_positions=_original_positions(text),
             is_text_part=_has_other_parts(path),
         )
+
+    def projection_shapes(self) -> dict[str, tuple[int, int]]:
+        """Returns rows and columns of the linear layers that adapters can change, by their names."""
+        return {name: shape[:2] for name, shape in self.linear_layers.items() if name in self.adaptable_layers}
 
     def exact_dtype(self) -> str:
         """Returns the name of the dtype that holds the matrices of layers, experts and vocabulary without rounding.

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.errors import AdapterNotFound, CheckpointError, ConfigError, InvalidRequest
 from engine.model.config import ModelConfig
 from engine.model.confined_file import find_confined, open_confined
-from engine.model.decoder import Decoder
+from engine.model.linear_adapters import AdaptableModel
 from engine.model.loader import projection_shapes
 from engine.model.lora import LoraAdapter, adapter_bytes
 from engine.startup.served_model import ServedModel
@@ -31,11 +31,13 @@ def open_adapters(config: EngineConfig, model: ServedModel) -> tuple[LoraAdapter
     flag = "--enable-lora" if config.enable_lora else "--lora"
     if config.tensor_parallel_size > 1:
         raise ConfigError(f"{flag} is not supported with --tensor-parallel-size {config.tensor_parallel_size}: use 1")
-    if not isinstance(model, ModelConfig):
+    layers = _layers_of(model)
+    if not layers:
+        assert not isinstance(model, ModelConfig), "all have attention layers"
         raise ConfigError(
-            f"{flag} is not supported for {model.name}, which is computed by transformers: merge the adapter into it"
+            f"{flag} is not supported for {model.name}, which transformers computes: it has no linear layers that "
+            "adapters can change; merge the adapter into it"
         )
-    layers = projection_shapes(model)
     max_rank = config.max_lora_rank if config.enable_lora else None
     adapters: list[LoraAdapter] = []
     for setting in config.lora:
@@ -73,8 +75,12 @@ def adapters_bytes(config: EngineConfig, model: ServedModel, adapters: Sequence[
     """Returns the most memory of the adapters: of those that are loaded, or of all that may be."""
     if not config.enable_lora:
         return sum(adapter.max_bytes for adapter in adapters)
-    assert isinstance(model, ModelConfig), "adapters are refused for other models"
-    return num_adapter_slots(config) * adapter_bytes(config.max_lora_rank, projection_shapes(model).values())
+    return num_adapter_slots(config) * adapter_bytes(config.max_lora_rank, _layers_of(model).values())
+
+
+def _layers_of(model: ServedModel) -> Mapping[str, tuple[int, int]]:
+    """Returns rows and columns of the linear layers that adapters can change."""
+    return projection_shapes(model) if isinstance(model, ModelConfig) else model.projection_shapes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +93,14 @@ class ModelAdapters:
         folders: those of --lora-dir.
     """
 
-    model: Decoder
+    model: AdaptableModel
     ops: ReplaceableAdapterOps
     layers: Mapping[str, tuple[int, int]]
     max_rank: int
     folders: Sequence[Path]
 
     @classmethod
-    def reserve(cls, config: EngineConfig, model: Decoder, ops: ReplaceableAdapterOps) -> "ModelAdapters":
+    def reserve(cls, config: EngineConfig, model: AdaptableModel, ops: ReplaceableAdapterOps) -> "ModelAdapters":
         """Allocates the memory of all adapters."""
         model.reserve_adapters(ops, num_adapter_slots(config), config.max_lora_rank)
         folders = [Path(folder).expanduser() for folder in config.lora_dir]

@@ -11,6 +11,7 @@ from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder, DecoderStage
 from engine.model.fp8 import Fp8Weights
+from engine.model.linear_adapters import AdaptableModel
 from engine.parallel.group import ParallelGroup
 from engine.parallel.leading_runner import LeadingRunner
 from engine.parallel.process_group import ProcessGroup
@@ -342,7 +343,7 @@ def _load_adapters(
     """Loads the adapters of the start; returns what loads others at run time, if memory is reserved for them."""
     if not task.adapters and not task.config.enable_lora:
         return None
-    assert isinstance(model, Decoder), "adapters are refused for other models"
+    assert isinstance(model, AdaptableModel), "adapters are refused for pipeline stages"
     startup.begin("adapters", f"loading {len(task.adapters)} LoRA adapters")
     if not task.config.enable_lora:
         model.set_adapters(ops, [adapter.read() for adapter in task.adapters])

@@ -13,7 +13,7 @@ import torch
 from engine.constraints.constraint import Constraint
 from engine.core.config import SchedulerConfig
 from engine.core.outputs import SchedulerOutput
-from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.request import Adapter, Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
@@ -38,6 +38,7 @@ class Prompt:
     params: SamplingParams
     output_ids: tuple[int, ...] = ()
     constraint: Callable[[], Constraint] | None = None
+    adapter: Adapter | None = None
 
 
 @dataclass
@@ -91,7 +92,12 @@ class TinyEngine:
         }
         kv_plan = plan_kv_cache(self._shape, torch.float32, block_size, 0, None, num_blocks_override=num_blocks)
         runner = self.runner(
-            kv_plan, stream=stream, decode_buckets=decode_buckets, mixed_buckets=mixed_buckets, **limits
+            kv_plan,
+            stream=stream,
+            decode_buckets=decode_buckets,
+            mixed_buckets=mixed_buckets,
+            has_adapters=any(prompt.adapter is not None for prompt in prompts),
+            **limits,
         )
         scheduler = Scheduler(
             SchedulerConfig(
@@ -112,6 +118,7 @@ class TinyEngine:
                 0.0,
                 output_ids=list(prompt.output_ids),
                 constraint=prompt.constraint() if prompt.constraint is not None else None,
+                adapter=prompt.adapter,
             )
             scheduler.add_request(request)
             ledger.expect(request)
@@ -230,7 +237,7 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def prompt() -> Callable[..., Prompt]:
-    """prompt(prompt_ids, params, output_ids=(), constraint=None) -> Prompt."""
+    """prompt(prompt_ids, params, output_ids=(), constraint=None, adapter=None) -> Prompt."""
     return lambda prompt_ids, params, *args, **kwargs: Prompt(tuple(prompt_ids), params, *args, **kwargs)
 
 

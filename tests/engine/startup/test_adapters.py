@@ -8,10 +8,12 @@ import pytest
 from engine.config import EngineConfig, parse_config
 from engine.errors import CheckpointError, ConfigError
 from engine.model.config import ModelConfig
-from engine.startup.adapters import open_adapters
+from engine.model.transformers_probe import TransformersConfig
+from engine.startup.adapters import adapters_bytes, open_adapters
 from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress
 from tests.support.engine.adapters import save_adapter
+from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +49,11 @@ def test_settings_without_adapters_are_refused(base, adapter):
         opened(base, f"a={adapter.parent}/nowhere")
 
 
-def test_a_model_that_transformers_computes_has_none(adapter):
-    class Other:
-        name = "OlmoForCausalLM"
-
-    config = EngineConfig(lora=(f"a={adapter}",))
-    with pytest.raises(ConfigError, match="--lora is not supported for OlmoForCausalLM, which is computed by"):
-        open_adapters(config, Other())
+def test_a_model_without_layers_that_adapters_can_change_has_none(adapter, tmp_path):
+    save_family(tmp_path / "gpt2", family_config("GPT2", n_embd=64, n_head=4))
+    model = TransformersConfig.from_dir(tmp_path / "gpt2")
+    with pytest.raises(ConfigError, match=r"--lora is not supported for GPT2LMHeadModel, .* no linear layers that ad"):
+        open_adapters(EngineConfig(lora=(f"a={adapter}",)), model)
 
 
 @pytest.mark.parametrize("setting", ["a", "=path", "a=", " a=path", f"{'a' * 257}=path"])
@@ -79,3 +79,30 @@ def test_an_engine_announces_its_adapters(kernels, base, adapter, tmp_path):
     (announced,) = parts.info.adapters
     assert announced.name == "tuned"
     assert announced.sha256 == opened(base, setting)[0].sha256
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_so_does_one_of_a_model_that_transformers_computes_and_loads_others(is_random, tmp_path):
+    prefix, fields = TRANSFORMERS_FAMILIES["Gemma 4"]
+    folder, loras = tmp_path / "model", tmp_path / "loras"
+    save_family(folder, family_config(prefix, **fields))
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    config = EngineConfig(
+        model=str(folder),
+        device="cpu",
+        load_format="dummy" if is_random else "auto",
+        num_gpu_blocks_override=64,
+        lora=(f"tuned={save_adapter(loras / 'tuned', folder)}",),
+        enable_lora=True,
+        max_loras=2,
+        max_lora_rank=4,
+        lora_dir=(str(loras),),
+    )
+    save_adapter(loras / "other", folder, targets=("per_layer_projection", "o_proj"), seed=2)
+    parts = build_engine(config, StartupProgress())
+    (announced,) = parts.info.adapters
+    assert announced.name == "tuned"
+    assert parts.load_adapter(1, "other", "other", b"") != announced.sha256
+    model = TransformersConfig.from_dir(folder)
+    matrices = sum((rows + 31) * 4 + columns * (4 + 31) for rows, columns in model.projection_shapes().values())
+    assert adapters_bytes(config, model, ()) == 2 * 4 * matrices

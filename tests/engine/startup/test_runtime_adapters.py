@@ -45,7 +45,7 @@ def reserved(base, *folders, **options):
 
 def changes_of(adapters, index):
     """Returns what the reference holds for one place: the matrices of each linear layer."""
-    return [linear._adapters[1][index] for linear in adapters.model._adaptable()]
+    return [layer._packed[1][index] for layer in adapters.model.adaptable()]
 
 
 def assert_same(ours, theirs):

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "model.safetensors"
+"""File of a checkpoint."""
 
 
 def save_adapter(
@@ -21,6 +23,7 @@ def save_adapter(
     seed: int = 1,
     targets: Sequence[str] = ("q_proj", "v_proj"),
     dtype: torch.dtype = torch.float32,
+    layers: Mapping[str, tuple[int, int]] | None = None,
     tensors: Mapping[str, torch.Tensor | None] | None = None,
     **fields: Any,
 ) -> Path:
@@ -30,20 +33,27 @@ def save_adapter(
         folder: to be made.
         base: the checkpoint, with one file of weights.
         rank, alpha, seed, targets, dtype: of the adapter.
+        layers: linear layers that it changes, and their rows and columns; None: all that are `targets`.
         tensors: replace those of the file; None removes one.
         fields: replace those of the config.
     """
     folder.mkdir(parents=True)
     generator = torch.Generator().manual_seed(seed)
     saved: dict[str, torch.Tensor] = {}
-    for name, weight in sorted(load_file(base / "model.safetensors").items()):
-        module = name.removesuffix(".weight")
-        if module.rpartition(".")[2] in targets:
-            rows, columns = weight.shape
-            a = torch.randn(rank, columns, generator=generator) * columns**-0.5
-            b = torch.randn(rows, rank, generator=generator) * rank**-0.5 * rank / alpha / 2
-            saved[f"base_model.model.{module}.lora_A.weight"] = a.to(dtype)
-            saved[f"base_model.model.{module}.lora_B.weight"] = b.to(dtype)
+    if layers is None:
+        modules = {name.removesuffix(".weight"): weight for name, weight in load_file(base / WEIGHTS).items()}
+        layers = {
+            name: (weight.shape[0], weight.shape[1])
+            for name, weight in modules.items()
+            if name.rpartition(".")[2] in targets
+        }
+    else:
+        targets = list(layers)
+    for module, (rows, columns) in sorted(layers.items()):
+        a = torch.randn(rank, columns, generator=generator) * columns**-0.5
+        b = torch.randn(rows, rank, generator=generator) * rank**-0.5 * rank / alpha / 2
+        saved[f"base_model.model.{module}.lora_A.weight"] = a.to(dtype)
+        saved[f"base_model.model.{module}.lora_B.weight"] = b.to(dtype)
     saved |= {name: tensor for name, tensor in (tensors or {}).items() if tensor is not None}
     for name in [name for name, tensor in (tensors or {}).items() if tensor is None]:
         del saved[name]
@@ -73,14 +83,22 @@ def save_adapter(
 def save_merged(folder: Path, base: Path, adapter: Path) -> Path:
     """Saves the checkpoint whose weights are W + scale * B A, in fp32; returns its folder."""
     shutil.copytree(base, folder)
+    weights = load_file(base / WEIGHTS)
+    for module, change in merged_changes(adapter).items():
+        weights[f"{module}.weight"] = (weights[f"{module}.weight"].double() + change).float()
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder
+
+
+def merged_changes(adapter: Path) -> dict[str, torch.Tensor]:
+    """Returns scale * B A of each linear layer that an adapter changes, in fp64."""
     config = json.loads((adapter / CONFIG_FILE).read_text())
     divisor = config["r"] ** 0.5 if config["use_rslora"] else config["r"]
     scale = config["lora_alpha"] / divisor
-    change, weights = load_file(adapter / WEIGHTS_FILE), load_file(base / "model.safetensors")
-    for name in [name for name in change if name.endswith(".lora_A.weight")]:
+    matrices = load_file(adapter / WEIGHTS_FILE)
+    changes = {}
+    for name in [name for name in matrices if name.endswith(".lora_A.weight")]:
         module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-        a, b = change[name].double(), change[name.replace("lora_A", "lora_B")].double()
-        weight = weights[f"{module}.weight"].double() + scale * (b @ a)
-        weights[f"{module}.weight"] = weight.float()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+        a, b = matrices[name].double(), matrices[name.replace("lora_A", "lora_B")].double()
+        changes[module] = scale * (b @ a)
+    return changes
