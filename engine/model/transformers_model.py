@@ -103,7 +103,7 @@ class TransformersModel(AdaptableModel):
         )
         self._model = _random(config, dtype, seed) if stored is None else _loaded(config, dtype, stored)
         _fix_longrope(config, self._model, max_model_len)
-        self._states = RequestStates(self._model, config.stateful_layers)
+        self._states = RequestStates(self._model, config.stateful_layers, self._adapters.select)
         with contextlib.nullcontext() if stored is None else stored.stand_in(self._model):
             _check_tokens_are_separate(config, self._model, self._states)
             try:

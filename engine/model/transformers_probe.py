@@ -162,7 +162,7 @@ class TransformersConfig:
                 for name, module in model.named_modules()
                 if type(module) is torch.nn.Linear and module is not head
             },
-            adaptable_layers=linear.adaptable(2, stateful),
+            adaptable_layers=linear.adaptable(2),
             experts=experts_shapes(model),
             quantized=read_quantization_config(transformers_fields(CheckpointFolder(path).config())),
             num_parameters=sum(part.numel() for part in model.parameters()) + (head.weight.numel() if is_tied else 0),

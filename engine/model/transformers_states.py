@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
@@ -23,6 +23,9 @@ _NUM_STATES = 8  # most states of one kind in one layer
 _NUM_CHECKED, _TOLERANCE = 6, 1e-4  # tokens of the check, and the part of a result that rounding may change
 _FP32_BYTES = 4
 _UNUSED: Any = DummyLayer()  # type: ignore[no-untyped-call]  # of a cache: holds nothing
+
+OnRows: TypeAlias = Callable[[Sequence[int] | None], None]
+"""Called with the tokens of the step that are computed next; None: all."""
 
 _log = logging.getLogger(__name__)
 
@@ -96,16 +99,19 @@ class RequestStates:
 
     Attributes:
         groups: the rows of the step, as layers compute them.
+        on_rows: see `OnRows`.
         uncalled: linear layers within these layers that have not been called: their weights are used in other ways.
     """
 
-    def __init__(self, model: Any, layers: Sequence[StatefulLayer]) -> None:
+    def __init__(self, model: Any, layers: Sequence[StatefulLayer], on_rows: OnRows = lambda _: None) -> None:
         """Replaces `forward` of the layers.
 
         Args:
             model: with values.
             layers: result of the probe.
+            on_rows: is called before a layer computes some tokens of the step, and after all.
         """
+        self.on_rows = on_rows
         modules = [model.get_submodule(layer.name) for layer in layers]
         linear = [part for module in modules for part in module.modules() if isinstance(part, torch.nn.Linear)]
         self._layers = [_Layer(module, self) for module in modules]
@@ -118,7 +124,12 @@ class RequestStates:
         """Sets the rows of a step."""
         together = [span for span in spans if span.num_tokens == 1 and not span.is_first]
         groups = [
-            _Group(slice(part.first, part.end), slice(part.slot, part.slot + 1), is_first=part.is_first)
+            _Group(
+                slice(part.first, part.end),
+                slice(part.slot, part.slot + 1),
+                is_first=part.is_first,
+                places=range(part.first, part.end),
+            )
             for span in spans
             if span.num_tokens > 1 or span.is_first
             for part in self._parts(span)
@@ -128,7 +139,7 @@ class RequestStates:
             if device.type == "cuda":  # from pinned memory, for which the host does not wait
                 tokens_and_slots = tokens_and_slots.pin_memory().to(device, non_blocking=True)
             tokens, slots = tokens_and_slots
-            groups.append(_Group(tokens, slots, is_first=False))
+            groups.append(_Group(tokens, slots, is_first=False, places=tuple(span.first for span in together)))
         self.groups = tuple(groups)
 
     def _parts(self, span: Span) -> Iterable[Span]:
@@ -172,11 +183,13 @@ class _Group:
         tokens: of the batch.
         slots: of their states.
         is_first: whether they have no state yet.
+        places: the tokens, known on the host.
     """
 
     tokens: slice | torch.Tensor
     slots: slice | torch.Tensor
     is_first: bool
+    places: Sequence[int] = ()
 
     def take(self, batch: torch.Tensor) -> torch.Tensor:
         """[1, T, ...] -> [rows, tokens of a row, ...]"""
@@ -211,11 +224,13 @@ class _Layer:
         for group in self._states.groups:
             state = self._state(group)
             own_args, own_kwargs = _map((args, kwargs), batch_shape, group.take)
+            self._states.on_rows(group.places)
             rows = self._call(_cache(self.module, state), *own_args, **own_kwargs)
             self._keep(group, state)
             if joined is None:
                 joined = rows.new_zeros(*batch_shape, *rows.shape[2:])
             group.put(joined, rows)
+        self._states.on_rows(None)
         return joined
 
     def allocate(self, num_slots: int, device: torch.device) -> None:

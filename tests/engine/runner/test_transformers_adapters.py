@@ -25,8 +25,8 @@ FAMILIES = {**TRANSFORMERS_FAMILIES, **STATEFUL_FAMILIES}
 WITHOUT = {"GPT-2"}
 """Families without linear layers of torch."""
 # Layers in all places; experts; shared experts of flattened tokens; keys and values from a latent vector, which come
-# with a dimension more; feed-forward networks of flattened tokens; layers with state.
-IN_EVERY_RUN = ("Command R", "Gemma 4", "OLMoE", "Qwen2-MoE", "DeepSeek-V2", "OPT", "Qwen3.5", "LFM2")
+# with a dimension more; feed-forward networks of flattened tokens; layers with state, of Jamba token by token.
+IN_EVERY_RUN = ("Command R", "Gemma 4", "OLMoE", "Qwen2-MoE", "DeepSeek-V2", "OPT", "Qwen3.5", "Jamba")
 
 MakeFamily = Callable[..., Path]
 
@@ -172,30 +172,19 @@ def serve_all(engine, prompts) -> list[list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "error"),
+    ("name", "target", "names"),
     [
-        (
-            "Qwen3.5",
-            "in_proj_qkv",
-            r"target_modules names 'in_proj_qkv', the linear layers of this model that",
-        ),
-        (
-            "LFM2",
-            "out_proj",
-            r"layers\.0\.conv\.out_proj.* changes none of the \d+ linear layers",
-        ),
-        (
-            "OLMoE",
-            "gate_up_proj",
-            r"target_modules names 'gate_up_proj', .* change are q_proj, k_proj, v_proj, o_proj$",
-        ),
-        ("OLMoE", "lm_head", r"names 'lm_head', .* change are q_proj, k_proj, v_proj, o_proj$"),
+        ("OLMoE", "gate_up_proj", "q_proj, k_proj, v_proj, o_proj"),
+        ("OLMoE", "lm_head", "q_proj, k_proj, v_proj, o_proj"),
+        ("ModernBERT decoder", "lm_head.dense", "q_proj, k_proj, v_proj, Wo, Wi"),
+        ("Command A MoE", "mlp.gate", "q_proj, k_proj, v_proj, o_proj"),
     ],
 )
-def test_layers_that_adapters_cannot_change_are_refused_by_name(name, target, error, make_family, tmp_path):
+def test_layers_that_adapters_cannot_change_are_refused_by_name(name, target, names, make_family, tmp_path):
+    """Experts, the output head, and layers that get the last tokens only."""
     base = make_family(name)
-    layers = {f"model.layers.0.{'conv' if name == 'LFM2' else 'x'}.{target}": (64, 64)}
-    folder = save_adapter(tmp_path / "adapter", base, layers=layers, target_modules=[target])
+    folder = save_adapter(tmp_path / "adapter", base, layers={f"model.{target}": (64, 64)}, target_modules=[target])
     shapes = TransformersConfig.from_dir(base).projection_shapes()
+    error = f"target_modules names '{target}', the linear layers of this model that adapters can change are {names}$"
     with pytest.raises(CheckpointError, match=error):
         LoraAdapter.open("tuned", folder, shapes)
