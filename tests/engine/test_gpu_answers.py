@@ -4,13 +4,14 @@ tests/engine/test_gpu_serving.py serves requests, on a real GPU too.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine.core.request import Adapter, Request, RequestId, SamplingParams
 from engine.errors import ConfigError
@@ -18,7 +19,7 @@ from engine.parallel.group import SingleRank
 from engine.startup.rank import RankTask
 from kernels.check import kernel_cases
 from kernels.gpu.prefill_plan import PrefillPlan, prefill_plan
-from tests.support.engine.adapters import save_adapter, save_merged
+from tests.support.engine.adapters import WEIGHTS, save_adapter, save_merged
 from tests.support.engine.families import STATEFUL_FAMILIES, TRANSFORMERS_FAMILIES, family_config, save_family
 from tests.support.engine.float_checkpoints import quantise_floats
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
@@ -143,18 +144,43 @@ def test_adapters_give_the_tokens_of_merged_checkpoints(
         "engine.startup.kernel_check.kernel_cases",
         lambda *of: [case for case in kernel_cases(*of) if case.kernel == "add_adapters"],
     )
-    targets = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
+    check_adapters(model_dir, tmp_path, kernel_check="fail", **fields)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Command R", "LFM2"])
+def test_so_do_those_of_models_that_transformers_computes(gpu: SimpleNamespace, tmp_path: Path, family: str) -> None:
+    """In recorded steps, and in layers with state, which compute the tokens of one request at a time."""
+    prefix, fields = {**TRANSFORMERS_FAMILIES, **STATEFUL_FAMILIES}[family]
+    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]} if family == "LFM2" else {}
+    save_family(tmp_path / "base", family_config(prefix, **{**fields, "num_hidden_layers": 1, **layers}))
+    (tmp_path / "base" / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    check_adapters(
+        tmp_path / "base", tmp_path, ("in_proj", "q_proj", "v_proj", "o_proj", "out_proj", "down_proj", "w2")
+    )
+    assert bool(FakeGraphs.seen) == (family == "Command R")
+
+
+def check_adapters(
+    model_dir: Path,
+    folder: Path,
+    targets: Sequence[str] = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"),
+    **fields: object,
+) -> None:
+    """Serves two adapters and the model; compares the tokens with those of merged checkpoints on a CPU."""
+    modules = {name.removesuffix(".weight").rpartition(".")[2] for name in load_file(model_dir / WEIGHTS)}
+    of_first, of_second = ([one for one in names if one in modules] for names in (targets, ("k_proj", "up_proj", "w1")))
+    FakeGraphs.seen.clear()
     adapters = [
-        save_adapter(tmp_path / "a", model_dir, rank=4, targets=targets),
-        save_adapter(tmp_path / "b", model_dir, rank=24, seed=2, targets=("k_proj", "up_proj")),
+        save_adapter(folder / "a", model_dir, rank=4, targets=of_first),
+        save_adapter(folder / "b", model_dir, rank=24, seed=2, targets=of_second),
     ]
-    merged = [save_merged(tmp_path / f"merged-{adapter.name}", model_dir, adapter) for adapter in adapters]
+    merged = [save_merged(folder / f"merged-{adapter.name}", model_dir, adapter) for adapter in adapters]
     parts = build(
         model_dir,
         lora=tuple(f"{adapter.name}={adapter}" for adapter in adapters),
         num_gpu_blocks_override=40,
         max_num_seqs=3,
-        kernel_check="fail",
         **fields,
     )
     digests = {adapter.name: adapter.sha256 for adapter in parts.info.adapters}
@@ -165,8 +191,8 @@ def test_adapters_give_the_tokens_of_merged_checkpoints(
         parts.scheduler.add_request(Request(RequestId(1 + number), prompt_ids, params, arrival_s=0.0, adapter=adapter))
     tokens = run_to_the_end(parts)
     assert len({tuple(answer) for answer in tokens.values()}) == 3
-    for number, folder in enumerate((merged[0], model_dir, merged[1])):
-        alone = build(folder, num_gpu_blocks_override=40, device="cpu")
+    for number, one in enumerate((merged[0], model_dir, merged[1])):
+        alone = build(one, num_gpu_blocks_override=40, device="cpu")
         params = SamplingParams(seed=0, max_tokens=5, temperature=0.0, ignore_end_token=True)
         alone.scheduler.add_request(Request(RequestId(1), tuple(range(5, 14)), params, arrival_s=0.0))
         assert tokens[1 + number] == run_to_the_end(alone)[1]
