@@ -8,7 +8,7 @@ is read, and what would change the model in another way is refused.
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from engine.model.checkpoint_file import open_regular, parse_json, read_open_fil
 from engine.model.config_fields import ConfigFields
 from engine.model.safetensors_file import read_open_header
 from engine.model.tensor_entry import TensorEntry
+from engine.model.text_part import decoder_name
 from kernels.interface import LowRank
 
 CONFIG_FILE = "adapter_config.json"
@@ -247,12 +248,17 @@ def _checked_tensors(
     path: Path, file: BufferedReader, rank: int, layers: Mapping[str, tuple[int, int]]
 ) -> dict[str, TensorEntry]:
     """Returns the matrices in a file, after checking their names, types, shapes and places."""
-    tensors = read_open_header(path, file, MAX_HEADER_BYTES + _HEADER_BYTES_PER_TENSOR * 2 * len(layers))
+    header = read_open_header(path, file, MAX_HEADER_BYTES + _HEADER_BYTES_PER_TENSOR * 2 * len(layers))
     shapes = {
         name: shape
         for layer, (rows, columns) in layers.items()
         for name, shape in zip(_tensor_names(layer), ((rank, columns), (rows, rank)), strict=True)
     }
+    tensors: dict[str, TensorEntry] = {}
+    for stored, entry in header.items():
+        if (name := _own_name(stored, shapes)) in tensors:
+            raise CheckpointError(f"{path}: tensor {stored} is there under another name too")
+        tensors[name] = entry
     for name, entry in tensors.items():
         if name not in shapes:
             raise CheckpointError(
@@ -273,6 +279,14 @@ def _checked_tensors(
         end = entry.stop
     file.seek(0)
     return tensors
+
+
+def _own_name(name: str, names: Collection[str]) -> str:
+    """Returns the name of a tensor in an adapter of the decoder, if it is named as in one of a model for images too."""
+    if name in names:
+        return name
+    own = f"{_PREFIX}{decoder_name(name.removeprefix(_PREFIX))}"
+    return own if own in names else name
 
 
 def _check_modules(

@@ -168,10 +168,11 @@ def decoder_names(path: Path) -> Callable[[str], str | None]:
         return lambda name: name
     fields = ConfigFields.from_file(config_path)
     is_part = _text_part(fields) is not None or transformers_text(fields) is not None
-    return _decoder_name if is_part else lambda name: name
+    return decoder_name if is_part else lambda name: name
 
 
-def _decoder_name(name: str) -> str | None:
+def decoder_name(name: str) -> str | None:
+    """Returns the decoder's name of a tensor of a checkpoint for text and images; None: one for images or sound."""
     if name.startswith(_OTHER_PREFIXES):
         return None
     for prefix, replacement in _DECODER_NAMES.items():

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
@@ -212,6 +212,27 @@ def test_an_adapter_that_does_not_fit_is_refused_with_the_field_and_the_numbers(
         open_adapter(folder, base)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_an_adapter_of_a_model_for_images_too_is_one_of_its_text_part(prefix, base, tmp_path):
+    of_text = save_adapter(tmp_path / "text", base, targets=ALL)
+    tensors = load_file(of_text / WEIGHTS_FILE)
+    renamed = {name.replace(".model.model.", f".model.{prefix}"): tensor for name, tensor in tensors.items()}
+    assert not renamed.keys() & tensors.keys()
+    whole = save_adapter(tmp_path / "whole", base, targets=ALL, tensors={**dict.fromkeys(tensors), **renamed})
+    wanted, found = open_adapter(of_text, base).read(), open_adapter(whole, base).read()
+    assert found.keys() == wanted.keys()
+    for name, change in wanted.items():
+        assert torch.equal(found[name].a, change.a)
+        assert torch.equal(found[name].b, change.b)
+    twice = save_adapter(tmp_path / "twice", base, targets=ALL, tensors={A: tensors[A].clone(), **renamed})
+    with pytest.raises(CheckpointError, match=r"lora_[AB].weight is there under another name too$"):
+        open_adapter(twice, base)
+    name = "base_model.model.model.visual.blocks.0.attn.qkv.lora_A.weight"
+    images = save_adapter(tmp_path / "images", base, targets=ALL, tensors={name: torch.zeros(4, 64)})
+    with pytest.raises(CheckpointError, match=f"tensor {re.escape(name)} changes none of the 14 linear layers"):
+        open_adapter(images, base)
 
 
 def test_files_that_are_missing_truncated_or_hostile_get_one_line(base, tmp_path):
