@@ -53,6 +53,10 @@ class ConfigFields:
         """Returns a copy in which these fields have other values."""
         return ConfigFields(self._source, {**dict.fromkeys(self._nulls), **self._values, **values})
 
+    def is_null(self, name: str) -> bool:
+        """Whether the object has the field, and null as its value."""
+        return name in self._nulls
+
     def __contains__(self, name: str) -> bool:
         return name in self._values
 

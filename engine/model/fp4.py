@@ -5,13 +5,12 @@ tells how their tensors differ. Inputs of products are not rounded, so scales fo
 `input_global_scale`) are not used.
 """
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.model.config_fields import ConfigFields
-from engine.model.module_patterns import is_selected, module_patterns, targeted_modules
+from engine.model.module_patterns import ModulePattern, is_selected, module_patterns, targeted_modules
 from kernels.fp4_groups import MXFP4_GROUP_SIZE, NVFP4_GROUP_SIZE
 
 Layout = Literal["modelopt", "nvfp4", "mxfp4"]
@@ -34,8 +33,8 @@ class Fp4Weights:
     """
 
     layout: Layout
-    exceptions: tuple[re.Pattern[str], ...] = ()
-    only: tuple[re.Pattern[str], ...] | None = None
+    exceptions: tuple[ModulePattern, ...] = ()
+    only: tuple[ModulePattern, ...] | None = None
     num_bits = 4
 
     @property
@@ -54,7 +53,7 @@ class Fp4Weights:
         return self.layout == "mxfp4"
 
     @classmethod
-    def from_modelopt(cls, section: ConfigFields, exceptions: tuple[re.Pattern[str], ...]) -> "Fp4Weights":
+    def from_modelopt(cls, section: ConfigFields, exceptions: tuple[ModulePattern, ...]) -> "Fp4Weights":
         """Reads the settings of ModelOpt's NVFP4.
 
         Raises: CheckpointError: a field is not supported.

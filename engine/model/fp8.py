@@ -8,11 +8,10 @@ token and 128 inputs. This is at least as exact as a static scale for a whole te
 for activations, keys and values are not used.
 """
 
-import re
 from dataclasses import dataclass
 
 from engine.model.config_fields import ConfigFields
-from engine.model.module_patterns import is_selected, module_patterns, targeted_modules
+from engine.model.module_patterns import ModulePattern, is_selected, module_patterns, targeted_modules
 from kernels.fp8_block import BLOCK
 
 
@@ -27,10 +26,10 @@ class Fp8Weights:
         only: patterns for the names of the layers that are; None: all others.
     """
 
-    exceptions: tuple[re.Pattern[str], ...]
+    exceptions: tuple[ModulePattern, ...]
     has_blocks: bool = False
     scale_name: str = "weight_scale"
-    only: tuple[re.Pattern[str], ...] | None = None
+    only: tuple[ModulePattern, ...] | None = None
 
     @classmethod
     def from_fp8(cls, section: ConfigFields) -> "Fp8Weights":
@@ -47,7 +46,8 @@ class Fp8Weights:
         if has_blocks and scheme != "dynamic":
             raise section.error("activation_scheme", f"is {scheme!r}, supported with weight_block_size is dynamic")
         exceptions = module_patterns(section, "modules_to_not_convert") + module_patterns(section, "ignored_layers")
-        return cls(exceptions, has_blocks, "weight_scale_inv" if has_blocks else "weight_scale")
+        is_of_transformers = has_blocks or section.is_null("weight_block_size")  # a field that AutoFP8 does not write
+        return cls(exceptions, has_blocks, "weight_scale_inv" if is_of_transformers else "weight_scale")
 
     @classmethod
     def from_compressed_tensors(cls, section: ConfigFields, group: ConfigFields) -> "Fp8Weights":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.model.config_fields import ConfigFields
-from engine.model.module_patterns import is_selected, module_patterns, skipped_modules, targeted_modules
+from engine.model.module_patterns import ModulePattern, is_selected, module_patterns, skipped_modules, targeted_modules
 
 Layout = Literal["gptq", "awq", "packed", "int8"]
 
@@ -48,8 +48,8 @@ class IntWeights:
     layout: Layout
     num_bits: int
     group_size: int | None
-    exceptions: tuple[re.Pattern[str], ...] = ()
-    only: tuple[re.Pattern[str], ...] | None = None
+    exceptions: tuple[ModulePattern, ...] = ()
+    only: tuple[ModulePattern, ...] | None = None
     has_zero_points: bool = True
     stored_zero: int = 0
     has_input_order: bool = False
@@ -196,7 +196,7 @@ def _refuse_head(section: ConfigFields, field: str = "lm_head") -> None:
         raise section.error(field, "is true: a quantised output head is not supported")
 
 
-def _blocks(section: ConfigFields) -> tuple[re.Pattern[str], ...] | None:
+def _blocks(section: ConfigFields) -> tuple[ModulePattern, ...] | None:
     """Reads which blocks AutoRound has quantised: names, in a list or with commas; None: all."""
     field = next((name for name in _BLOCKS if name in section), None)
     if field is None:
@@ -206,7 +206,7 @@ def _blocks(section: ConfigFields) -> tuple[re.Pattern[str], ...] | None:
     return module_patterns(section, field)
 
 
-def _layers_in_16_bits(section: ConfigFields) -> tuple[re.Pattern[str], ...]:
+def _layers_in_16_bits(section: ConfigFields) -> tuple[ModulePattern, ...]:
     """Reads AutoRound's settings of single layers, named or by a pattern, which may leave some in 16 bits.
 
     Raises: CheckpointError: a layer has other settings than 16 bits or those of all.

@@ -1,6 +1,9 @@
 """Lists of module names in `quantization_config`, compiled to patterns that cannot take exponential time."""
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 from engine.model.config_fields import ConfigFields
 from engine.model.text_part import stored_names
@@ -13,7 +16,43 @@ _REPEAT = re.compile(r"[*+?{]")
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 
 
-def module_patterns(section: ConfigFields, field: str) -> tuple[re.Pattern[str], ...]:
+class ModulePattern(Protocol):
+    """What selects modules by their names: a regular expression, or `ModuleNames`."""
+
+    def match(self, module: str, /) -> object | None:
+        """Returns None if the module is not selected."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleNames:
+    """Selects modules that have one of these names, with any parents, and those below them.
+
+    However many names there are, a module takes as many look-ups as its own name has runs of parts: checkpoints list
+    thousands of names and have tens of thousands of experts.
+    """
+
+    names: frozenset[str]
+
+    def match(self, module: str, /) -> str | None:
+        """Returns the name by which a module is selected; None: it is not."""
+        return next((run for run in _runs(module) if run in self.names), None)
+
+
+def _runs(module: str) -> Iterator[str]:
+    """Returns each part of a name, and each sequence of them: a.b -> a, a.b, b."""
+    parts = module.split(".")
+    for start in range(len(parts)):
+        for stop in range(start + 1, len(parts) + 1):
+            yield ".".join(parts[start:stop])
+
+
+def num_names(patterns: tuple[ModulePattern, ...]) -> int:
+    """Returns how many names and patterns there are."""
+    return sum(len(pattern.names) if isinstance(pattern, ModuleNames) else 1 for pattern in patterns)
+
+
+def module_patterns(section: ConfigFields, field: str) -> tuple[ModulePattern, ...]:
     """Compiles a list of names of layers or their parents, suffixes of such names, and patterns after "re:".
 
     A `*` in a name stands for any characters, and a dot at its end for nothing. Names may be in lists of their own.
@@ -31,11 +70,14 @@ def module_patterns(section: ConfigFields, field: str) -> tuple[re.Pattern[str],
     names = [name for name in names if not name.startswith("re:")]
     if complex_name := next((name for name in names if name.count("*") > _MAX_WILDCARDS), None):
         raise section.error(field, f"has the name {complex_name!r}, supported are {_MAX_WILDCARDS} of '*'")
-    plain = (re.escape(name.rstrip(".")).replace(r"\*", ".*") for name in names)
-    return _compiled(section, field, patterns) + tuple(re.compile(rf"(.*\.)?{name}(\.|$)") for name in plain)
+    names = [name.rstrip(".") for name in names]
+    plain = frozenset(name for name in names if "*" not in name)
+    wild = (re.escape(name).replace(r"\*", ".*") for name in names if "*" in name)
+    of_names = *((ModuleNames(plain),) if plain else ()), *(re.compile(rf"(.*\.)?{name}(\.|$)") for name in wild)
+    return *_compiled(section, field, patterns), *of_names
 
 
-def skipped_modules(section: ConfigFields, field: str) -> tuple[re.Pattern[str], ...]:
+def skipped_modules(section: ConfigFields, field: str) -> tuple[ModulePattern, ...]:
     """Compiles rules of GPTQModel that skip modules: an object whose names are patterns after "-:".
 
     Raises: CheckpointError: another rule, or see `module_patterns`.
@@ -52,7 +94,7 @@ def skipped_modules(section: ConfigFields, field: str) -> tuple[re.Pattern[str],
     return _compiled(section, field, [rule.removeprefix("-:") for rule in rules])
 
 
-def targeted_modules(group: ConfigFields) -> tuple[re.Pattern[str], ...] | None:
+def targeted_modules(group: ConfigFields) -> tuple[ModulePattern, ...] | None:
     """Compiles the `targets` of compressed-tensors; None: all linear layers.
 
     Raises: CheckpointError: see `module_patterns`.
@@ -60,14 +102,14 @@ def targeted_modules(group: ConfigFields) -> tuple[re.Pattern[str], ...] | None:
     return None if "Linear" in group.raw("targets", ["Linear"]) else module_patterns(group, "targets")
 
 
-def is_selected(module: str, exceptions: tuple[re.Pattern[str], ...], only: tuple[re.Pattern[str], ...] | None) -> bool:
+def is_selected(module: str, exceptions: tuple[ModulePattern, ...], only: tuple[ModulePattern, ...] | None) -> bool:
     """Whether a module is none of the exceptions and one of `only`; None: all others.
 
     A checkpoint with images lists the modules of its text part by the names that it stores them under.
     """
     names = stored_names(module)
 
-    def is_listed(patterns: tuple[re.Pattern[str], ...]) -> bool:
+    def is_listed(patterns: tuple[ModulePattern, ...]) -> bool:
         return any(pattern.match(name) for pattern in patterns for name in names)
 
     return (only is None or is_listed(only)) and not is_listed(exceptions)

@@ -1,10 +1,9 @@
 """Experts of a checkpoint in MXFP4, as gpt-oss is published; see `kernels.microscaled_weights`."""
 
-import re
 from dataclasses import dataclass
 
 from engine.model.config_fields import ConfigFields
-from engine.model.module_patterns import module_patterns
+from engine.model.module_patterns import ModulePattern, module_patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +14,7 @@ class Mxfp4Weights:
         exceptions: patterns for the names of other modules.
     """
 
-    exceptions: tuple[re.Pattern[str], ...] = ()
+    exceptions: tuple[ModulePattern, ...] = ()
     num_bits = 4
     has_microscaled_experts = True
 

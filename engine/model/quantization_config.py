@@ -10,7 +10,7 @@ from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
 from engine.model.modelopt import read_modelopt
-from engine.model.module_patterns import MAX_NAMES
+from engine.model.module_patterns import MAX_NAMES, num_names
 from engine.model.mxfp4 import Mxfp4Weights
 
 QuantizedWeights: TypeAlias = Fp8Weights | IntWeights | GgufWeights | Mxfp4Weights | Fp4Weights
@@ -69,8 +69,8 @@ def _compressed_tensors(section: ConfigFields) -> QuantizedWeights:
             )
     only = [weights.only for weights in found]
     of_some = None if None in only else tuple(pattern for patterns in only for pattern in patterns or ())
-    if of_some is not None and len(of_some) > MAX_NAMES:
-        raise section.error("config_groups", f"has {len(of_some)} targets, at most {MAX_NAMES} are allowed")
+    if of_some is not None and (number := num_names(of_some)) > MAX_NAMES:
+        raise section.error("config_groups", f"has {number} targets, at most {MAX_NAMES} are allowed")
     return replace(found[0], only=of_some)
 
 

@@ -93,7 +93,7 @@ def test_modules_of_any_group_are_quantised(path, groups, held, not_held):
             "format is 'nvfp4-pack-quantized', supported with integers are pack-quantized, int-quantized",
         ),
         (
-            in_groups(Scheme("packed").config, *[["model.a"] * 2049] * 2),
+            in_groups(Scheme("packed").config, *[[f"model.{n}" for n in range(2049)]] * 2),
             "config_groups has 4098 targets, at most 4096 are allowed",
         ),
         (in_groups(Scheme("packed").config, *[ATTENTION] * 65), "config_groups has 65 groups, supported are 1 to 64"),
