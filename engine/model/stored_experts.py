@@ -91,6 +91,11 @@ class _SeparateExperts:
 
         self._gate_up, self._down = layers(hidden, {gate: inner, up: inner}), layers(inner, {down: hidden})
 
+    def are_quantized_as(self, matrices: Collection[str]) -> bool:
+        """Whether the quantised projections are those whose names are in `matrices`."""
+        layers = *self._gate_up, *self._down
+        return all(layer.is_quantized == (name in matrices) for layer in layers for name in layer.projection_shapes())
+
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         parts: dict[str, CheckpointPart] = {}
         for layer in (*self._gate_up, *self._down):
@@ -140,6 +145,7 @@ def find_experts(
     name: str,
     shape: ExpertsShape,
     tensors: Collection[str],
+    modules: Collection[str],
     quantized: QuantizedWeights | None,
     matrices: Collection[str],
     *,
@@ -152,6 +158,7 @@ def find_experts(
         name: of the module.
         shape: of its experts.
         tensors: names of all tensors of the checkpoint.
+        modules: names of all modules that have them.
         quantized: how it quantises linear layers; None: it does not.
         matrices: names of the modules that it quantises.
         dtype: dtype of matrices that are not quantised.
@@ -164,11 +171,13 @@ def find_experts(
             return _JointExperts(gate_up, down, shape, dtype, device)
     for prefix in (name, f"{parent.rpartition('.')[0]}.{_OLD_PARENT}.{last}"):
         for projections in _PROJECTIONS:
+            if f"{prefix}.{shape.num_experts - 1}.{projections[0]}" not in modules:
+                continue
             stored = quantized if f"{prefix}.0.{projections[0]}" in matrices else None
             try:
                 experts = _SeparateExperts(prefix, projections, shape, stored, dtype, device)
             except CheckpointError:  # blocks or groups that do not divide the matrices
                 continue
-            if all(part in tensors for part in experts.checkpoint_parts()):
+            if experts.are_quantized_as(matrices) and all(part in tensors for part in experts.checkpoint_parts()):
                 return experts
     return None

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from engine.errors import CheckpointError
 from engine.model.family import Gate
 from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape, PackedLayers
 from kernels.interface import ExpertChoice, Experts, KernelOps, Routing
@@ -21,6 +22,7 @@ EXPERTS = "chairlift"
 PROBED_EXPERTS = "chairlift-probe"
 """The same for a model without values."""
 
+_MAX_EXPERTS = 65536  # of a module; more would take memory before a file tells how many there are
 _GATES: dict[Gate, Any] = {
     "silu_and_mul": functional.silu,
     "gelu_and_mul": lambda x: functional.gelu(x, approximate="tanh"),
@@ -61,13 +63,19 @@ def set_experts(module: Any, mixture: PackedMixture) -> None:
 
 
 def experts_shapes(model: Any) -> dict[str, ExpertsShape]:
-    """Returns the modules of experts that `KernelOps` can compute, by name, of a probed model."""
+    """Returns the modules of experts that `KernelOps` can compute, by name, of a probed model.
+
+    Raises: CheckpointError: a module has too many.
+    """
     shapes = {}
     for name, module in model.named_modules():
         top_k = getattr(module, "chairlift_top_k", None)
-        gate = _gate_of(module)
-        if top_k is not None and gate is not None:
-            num_experts, hidden, inner = module.down_proj.shape
+        if top_k is None or not {GATE_UP, DOWN} <= module._parameters.keys():
+            continue
+        num_experts, hidden, inner = module.down_proj.shape
+        if num_experts > _MAX_EXPERTS:
+            raise CheckpointError(f"{name} has {num_experts} experts, at most {_MAX_EXPERTS} are supported")
+        if (gate := _gate_of(module)) is not None:
             shapes[name] = ExpertsShape(num_experts, top_k, hidden, inner, gate)
     return shapes
 
@@ -77,7 +85,7 @@ def _gate_of(module: Any) -> Gate | None:
 
     Its own code finds out, with weights of few inputs and outputs.
     """
-    if not {GATE_UP, DOWN} <= module._parameters.keys() or not hasattr(module.forward, "__wrapped__"):
+    if not hasattr(module.forward, "__wrapped__"):
         return None
     num_experts, hidden, inner = len(module.down_proj), 6, 4
     generator = torch.Generator().manual_seed(0)

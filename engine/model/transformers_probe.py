@@ -21,7 +21,7 @@ from engine.model.implementation import CACHED_LAYERS, STATEFUL_LAYERS
 from engine.model.linear import Kept
 from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.quantization_config import QuantizedWeights, read_quantization_config
-from engine.model.stored_experts import ExpertsShape
+from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape
 from engine.model.tensor_entry import TensorEntry
 from engine.model.text_part import transformers_fields, transformers_text
 from engine.model.transformers_adapters import LinearProbe
@@ -128,6 +128,7 @@ class TransformersConfig:
                 logits = forward(model, torch.zeros(2, dtype=torch.int64), torch.arange(2), torch.arange(1))
                 stateful = states.layers()
                 _check_modules(model, stateful)
+            experts = experts_shapes(model)
         except CheckpointError as error:
             raise refusal(path, str(error)) from error
         except Exception as error:  # of any code of transformers
@@ -163,7 +164,7 @@ class TransformersConfig:
                 if type(module) is torch.nn.Linear and module is not head
             },
             adaptable_layers=linear.adaptable(2),
-            experts=experts_shapes(model),
+            experts=experts,
             quantized=read_quantization_config(transformers_fields(CheckpointFolder(path).config())),
             num_parameters=sum(part.numel() for part in model.parameters()) + (head.weight.numel() if is_tied else 0),
             hidden_size=text.hidden_size,
@@ -191,7 +192,8 @@ class TransformersConfig:
         layers = {f"{name}.weight" for name in self.linear_layers}
 
         def counts(name: str, tensor: TensorEntry) -> bool:
-            return name in layers or ".experts." in name or tensor.shape[:1] == (self.shape.vocab_size,)
+            is_of_experts = ".experts." in name and name.endswith((".weight", GATE_UP, DOWN))  # no scales of integers
+            return name in layers or is_of_experts or tensor.shape[:1] == (self.shape.vocab_size,)
 
         return dtype_name(exact_dtype(self.path, counts))
 

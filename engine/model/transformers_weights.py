@@ -7,7 +7,7 @@ format of the checkpoint. What transformers converts in ways of its own it gets 
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +20,15 @@ from engine.model.checkpoint_part import CheckpointPart, Span
 from engine.model.fp8 import Fp8Weights
 from engine.model.linear import Linear
 from engine.model.quantization_config import QuantizedWeights
-from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape, PackedLayers, find_experts
+from engine.model.safetensors_file import FP8_NAME
+from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape, PackedLayers, StoredExperts, find_experts
 from engine.model.stored_matrix import StoredMatrix, allocate_matrix, check_matrix, stored_shape
+from engine.model.tensor_entry import TensorEntry
 from engine.model.weights import WeightsReader, is_kv_scale
 from kernels.families import reference_ops
 from kernels.interface import KernelOps, LinearWeights
 
+_FLOATS_OF_8_BITS = (FP8_NAME, "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _HOST, _META = torch.device("cpu"), torch.device("meta")
 
 
@@ -43,11 +46,11 @@ class LinearShape(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a tensor is, and its shape."""
+    """Where a tensor is: its file, its name there, and its entry in the header."""
 
     file: Path
     name: str
-    shape: tuple[int, ...]
+    entry: TensorEntry
 
 
 class TransformersWeights:
@@ -83,7 +86,8 @@ class TransformersWeights:
         """
         self._quantized, self._model_dtype = quantized, model_dtype
         self._places = _places(path)
-        self._matrices = self._quantized_matrices()
+        modules = {name.rpartition(".")[0] for name in self._places}
+        self._matrices = self._quantized_matrices(modules)
         self.layers: dict[str, Linear] = {}
         for name, shape in layers.items():
             stored = quantized if name in self._matrices else None
@@ -91,11 +95,13 @@ class TransformersWeights:
             is_there = all(part in self._places for part in layer.checkpoint_parts())
             if is_there and layer.is_quantized == (stored is not None):
                 self.layers[name] = layer
-        found = {
-            name: find_experts(name, shape, self._places, quantized, self._matrices, dtype=dtype, device=device)
-            for name, shape in experts.items()
-        }
-        self.experts = {name: stored for name, stored in found.items() if stored is not None}
+        self.experts: dict[str, StoredExperts] = {}
+        for name, of_module in experts.items():
+            found = find_experts(
+                name, of_module, self._places, modules, quantized, self._matrices, dtype=dtype, device=device
+            )
+            if found is not None:
+                self.experts[name] = found
         parts: dict[str, CheckpointPart] = {}
         for layer in self.layers.values():
             parts |= layer.checkpoint_parts()
@@ -105,7 +111,10 @@ class TransformersWeights:
         self._merged = self._matrices.keys() - self._packed
         for name in self._merged:
             parts |= self._allocate(name, _META).parts()
-        self._reader, self._lock = WeightsReader(path, parts, is_subset=True), threading.Lock()
+        self._others = {name: place for name, place in self._places.items() if self._is_read_by_transformers(name)}
+        for place in self._others.values():
+            _check_is_no_code(place)
+        self._reader, self._lock = WeightsReader(path, parts, others=self._others), threading.Lock()
         generator = torch.Generator().manual_seed(0)
         sizes: dict[str, tuple[int, ...]] = {f"{name}.weight": layers[name][:2] for name in self.layers}
         for name in self.experts:
@@ -119,16 +128,11 @@ class TransformersWeights:
     def state_dict(self) -> dict[str, Any]:
         """Returns what transformers loads: tensors, or what `[...]` reads from a file, in any thread."""
         files: dict[Path, Any] = {
-            file: safe_open(file, framework="pt") for file in {place.file for place in self._places.values()}
+            file: safe_open(file, framework="pt") for file in {place.file for place in self._others.values()}
         }
         values: dict[str, Any] = {**self._stand_ins}
         values |= {f"{name}.weight": _Dequantized(self, name) for name in self._merged}
-        for name, place in self._places.items():
-            module, _, last = name.rpartition(".")
-            is_of_matrix = module in self._packed or module in self._merged
-            if not is_kv_scale(name) and (not is_of_matrix or last == "bias"):
-                values[name] = files[place.file].get_slice(place.name)
-        return values
+        return values | {name: files[place.file].get_slice(place.name) for name, place in self._others.items()}
 
     def check_stand_ins(self, model: Any) -> None:
         """Checks that transformers has not computed a parameter from what stands in for the matrices of a layer.
@@ -199,14 +203,28 @@ class TransformersWeights:
             check_matrix(self._quantized, rows, columns, is_reordered=False)
         return allocate_matrix(self._quantized, rows, columns, torch.float32, device)
 
-    def _quantized_matrices(self) -> dict[str, tuple[int, int]]:
-        """Returns the quantised matrices of the files, with their rows and columns."""
+    def _is_read_by_transformers(self, name: str) -> bool:
+        """Whether a tensor is none of a packed or dequantised matrix, nor one that is not used.
+
+        Biases of dequantised matrices are.
+        """
+        module, _, last = name.rpartition(".")
+        is_of_merged = module in self._merged and last != "bias"
+        return not (module in self._packed or is_of_merged or is_kv_scale(name))
+
+    def _quantized_matrices(self, modules: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Returns the quantised matrices of the files, with their rows and columns.
+
+        Raises: CheckpointError: one has no rows or no columns.
+        """
         if self._quantized is None:
             return {}
-        shapes = {name: place.shape for name, place in self._places.items()}
-        modules = {name.rpartition(".")[0] for name in shapes}
+        shapes = {name: place.entry.shape for name, place in self._places.items()}
         found = {module: stored_shape(self._quantized, module, shapes) for module in modules}
-        return {module: shape for module, shape in found.items() if shape is not None}
+        matrices = {module: shape for module, shape in found.items() if shape is not None}
+        if empty := next((module for module, shape in matrices.items() if 0 in shape), None):
+            raise CheckpointError(f"quantization_config: {empty} has a matrix of {list(matrices[empty])} numbers")
+        return matrices
 
 
 class _Dequantized:
@@ -237,14 +255,35 @@ def linear_layer(
 
 
 def _places(path: Path) -> dict[str, _Place]:
+    """Returns the tensors of a checkpoint by their names in the decoder.
+
+    Raises: CheckpointError: a file is broken, or two tensors have one name.
+    """
     checkpoint = open_checkpoint(path)
     name_of = checkpoint.decoder_names()
-    return {
-        name: _Place(file, stored, entry.shape)
-        for file in checkpoint.weights_files()
-        for stored, entry in checkpoint.tensors(file).items()
-        if (name := name_of(stored)) is not None
-    }
+    places: dict[str, _Place] = {}
+    for file in checkpoint.weights_files():
+        for stored, entry in checkpoint.tensors(file).items():
+            name = name_of(stored)
+            if name is None:
+                continue
+            if (other := places.get(name)) is not None:
+                raise CheckpointError(f"{file}: tensor {stored} is in {other.file.name} too, as {other.name}")
+            places[name] = _Place(file, stored, entry)
+    return places
+
+
+def _check_is_no_code(place: _Place) -> None:
+    """Checks that a tensor for transformers is not of codes, which it would take as the numbers themselves.
+
+    Raises: CheckpointError: it is: its scales are missing, or its layout is not known.
+    """
+    entry = place.entry
+    is_matrix = len(entry.shape) >= 2 and (entry.dtype in _FLOATS_OF_8_BITS or place.name.endswith(".weight"))
+    if is_matrix and entry.dtype in (*_FLOATS_OF_8_BITS, "I8", "U8"):
+        raise CheckpointError(
+            f"{place.file}: tensor {place.name} is {entry.dtype} without the scales that quantization_config requires"
+        )
 
 
 def _selection(num_rows: int, num_columns: int) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -32,8 +32,16 @@ _DESCRIPTION = {".gguf": "the metadata"}
 """What says which shapes a model has, if it is not config.json."""
 
 _KV_SCALE = re.compile(
-    r"model\.layers\.\d+\.self_attn\.(k_scale|v_scale|kv_scale|[kv]_proj\.(output_scale|[kv]_scale))"
+    r"model\.layers\.\d+\.self_attn\."
+    r"(k_scale|v_scale|kv_scale|(k|v|kv_a|kv_b)_proj(_with_mqa)?\.(output_scale|[kv]_scale))"
 )
+
+_ACTIVATION_SCALES = {
+    "input_scale": "weight_scale",
+    "input_global_scale": "weight_global_scale",
+    "activation_scale": "weight_scale_inv",
+}
+"""Names of scales of activations, and of those of weights beside them."""
 
 _SCALES = (
     ".weight_scale", ".weight_scale_2", ".weight_global_scale", ".input_scale", ".input_global_scale", ".k_scale",
@@ -76,7 +84,7 @@ class WeightsReader:
         parts: dict[str, CheckpointPart],
         names: Container[str] | None = None,
         *,
-        is_subset: bool = False,
+        others: Container[str] = (),
         progress: Progress | None = None,
     ) -> None:
         """Checks the checkpoint.
@@ -85,15 +93,13 @@ class WeightsReader:
             path: the checkpoint.
             parts: name in the checkpoint -> part of each parameter of the model; their tensors are not used.
             names: those that will be filled; None: all.
-            is_subset: whether the model has other tensors too, which are read in another way.
+            others: names in the decoder of tensors that are read in another way.
             progress: called after each tensor.
         Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another
             shape, or one that the model does not have; NaN or infinity.
         """
         self._checkpoint = open_checkpoint(path)
-        shards, self._stored_names, num_activation_scales, num_kv_scales = check_weights(
-            path, parts, is_subset=is_subset
-        )
+        shards, self._stored_names, num_activation_scales, num_kv_scales = check_weights(path, parts, others)
         if num_activation_scales:
             _log.info(
                 "%d scales of activations (input_scale) in the checkpoint are not used: where products round "
@@ -174,11 +180,11 @@ def check_headers(path: Path) -> None:
         checkpoint.tensors(file)
 
 
-def check_weights(path: Path, parts: dict[str, CheckpointPart], *, is_subset: bool = False) -> CheckedWeights:
+def check_weights(path: Path, parts: dict[str, CheckpointPart], others: Container[str] = ()) -> CheckedWeights:
     """Checks all headers and the beginning of each tensor, and returns what to read.
 
     Args:
-        path, parts, is_subset: see `WeightsReader`.
+        path, parts, others: see `WeightsReader`.
     Raises: CheckpointError: see `WeightsReader`.
     """
     shards: dict[Path, dict[str, int]] = {}
@@ -196,11 +202,13 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart], *, is_subset: bo
                 name = EMBEDDING_WEIGHT
             if name is None:
                 continue
+            if name in others:
+                continue
             if name not in parts:
                 is_activation_scale = _is_activation_scale(name, parts)
                 num_activation_scales += is_activation_scale
                 num_kv_scales += is_kv_scale(name)
-                is_known = is_subset or is_activation_scale or is_kv_scale(name) or _is_ignorable(name)
+                is_known = is_activation_scale or is_kv_scale(name) or _is_ignorable(name)
                 if not is_known and not _is_redundant(file, name, entry, parts):
                     raise CheckpointError(f"{file}: tensor {stored} is not part of this architecture")
                 continue
@@ -223,9 +231,8 @@ def is_kv_scale(name: str) -> bool:
 
 
 def _is_activation_scale(name: str, parts: Container[str]) -> bool:
-    of_weights = {"input_scale": "weight_scale", "input_global_scale": "weight_global_scale"}
     module, _, last = name.rpartition(".")
-    return last in of_weights and f"{module}.{of_weights[last]}" in parts
+    return last in _ACTIVATION_SCALES and f"{module}.{_ACTIVATION_SCALES[last]}" in parts
 
 
 def exact_dtype(path: Path, counts: Callable[[str, TensorEntry], bool] | None = None) -> torch.dtype:

@@ -170,13 +170,13 @@ def test_nested_settings_in_config_json_are_read(path):
     assert not quantized.holds("lm_head")
 
 
-def test_models_of_transformers_have_the_format_of_the_file_too(path):
+def test_models_of_transformers_have_the_settings_of_the_file_too(path):
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"architectures": ["CohereForCausalLM"]}))
     (path / SETTINGS).write_text(json.dumps(of_file("FP8")))
     assert choose_implementation(path, "auto") == "transformers"
-    (path / SETTINGS).write_text(json.dumps(of_file("W4A8_AWQ")))
-    with pytest.raises(CheckpointError, match="quant_algo"):
+    (path / SETTINGS).write_text(json.dumps(of_file("MIXED_PRECISION")))
+    with pytest.raises(CheckpointError, match="quant_algo is 'MIXED_PRECISION', supported of modelopt are"):
         choose_implementation(path, "auto")
 
 

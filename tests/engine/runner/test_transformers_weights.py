@@ -218,3 +218,135 @@ def test_a_broken_matrix_is_named(make_family, transformers_on):
     save_file(tensors, quantised / "model.safetensors")
     with pytest.raises(CheckpointError, match=rf"tensor {name} has shape \[1, 128\], config.json requires \[2, 128\]"):
         transformers_on(quantised, reference_ops())
+
+
+EXPERT = "model.layers.1.mlp.experts.{}.gate_proj"
+QUERIES = "model.layers.1.self_attn.q_proj"
+
+
+@pytest.fixture
+def experts_in_blocks(make_family, tmp_path) -> Path:
+    """A folder with layers and experts in 8-bit floats with scales per block."""
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128}
+    return save_block_scaled(make_family("OLMoE", **sizes), tmp_path / "blocks", twin=tmp_path / "twin")
+
+
+def without(name: str) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Removes a tensor."""
+    return lambda tensors: {other: tensor for other, tensor in tensors.items() if other != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            without(EXPERT.format(2) + ".weight_scale_inv"),
+            f"tensor {EXPERT.format(2)}.weight is F8_E4M3 without the scales that quantization_config requires",
+        ),
+        (
+            without(EXPERT.format(0) + ".weight_scale_inv"),
+            f"tensor {EXPERT.format(0)}.weight is F8_E4M3 without the scales that quantization_config requires",
+        ),
+        (
+            without(QUERIES + ".weight_scale_inv"),
+            f"tensor {QUERIES}.weight is F8_E4M3, supported for this tensor are F32, F16, BF16",
+        ),
+        (
+            lambda tensors: tensors | {f"{QUERIES}.pre_quant_scale": torch.ones(128)},
+            f"tensor {QUERIES}.pre_quant_scale is not part of this architecture",
+        ),
+        (
+            lambda tensors: tensors | {f"{QUERIES}.bias": torch.ones(128)},
+            f"tensor {QUERIES}.bias is not part of this architecture",
+        ),
+        (
+            lambda tensors: (
+                tensors
+                | {
+                    "mtp.weight": torch.empty(0, 0, dtype=torch.float8_e4m3fn),
+                    "mtp.weight_scale_inv": torch.empty(0, 0),
+                }
+            ),
+            r"quantization_config: mtp has a matrix of \[0, 0\] numbers",
+        ),
+    ],
+)
+def test_tensors_that_would_be_taken_for_others_are_named(change, message, experts_in_blocks, transformers_on):
+    file = experts_in_blocks / "model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=message):
+        transformers_on(experts_in_blocks, reference_ops())
+
+
+def test_a_tensor_in_two_files_is_refused(experts_in_blocks, transformers_on):
+    """transformers reads the norm, so that no reader of ours would see the second one."""
+    file, name = experts_in_blocks / "model.safetensors", "model.norm.weight"
+    tensors = load_file(file)
+    file.unlink()
+    save_file(tensors, experts_in_blocks / "a.safetensors", {"format": "pt"})
+    save_file({name: tensors[name] + 1}, experts_in_blocks / "b.safetensors", {"format": "pt"})
+    index = {"weight_map": dict.fromkeys(tensors, "a.safetensors") | {name: "b.safetensors"}}
+    (experts_in_blocks / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=f"b.safetensors: tensor {name} is in a.safetensors too, as {name}"):
+        transformers_on(experts_in_blocks, reference_ops())
+
+
+def test_two_tensors_with_one_name_in_the_decoder_are_refused(make_family, transformers_on, tmp_path):
+    save_as_part(tmp_path / "whole", make_family("Qwen3.5"), "Qwen3_5ForConditionalGeneration", "qwen3_5")
+    file = tmp_path / "whole" / "model.safetensors"
+    tensors = load_file(file)
+    own, other = "model.language_model.norm.weight", "language_model.model.norm.weight"
+    save_file(tensors | {other: tensors[own] + 1}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"tensor {own} is in model.safetensors too, as {other}"):
+        transformers_on(tmp_path / "whole", reference_ops())
+
+
+def test_experts_are_read_as_they_are_stored_whatever_a_list_says(experts_in_blocks, check, tmp_path):
+    """Layers are too."""
+    config = json.loads((experts_in_blocks / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"] = ["experts", "self_attn"]
+    (experts_in_blocks / "config.json").write_text(json.dumps(config))
+    check(experts_in_blocks, tmp_path / "twin")
+
+
+def test_floats_of_8_bits_of_ministral_3(make_family, check, tmp_path):
+    """As it is published: one scale per tensor, by the name that transformers has for scales of blocks."""
+    original = make_family("Ministral 3", intermediate_size=128)
+    quantised, twin = quantise(original, "modelopt fp8")
+    names = {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}
+    tensors = {}
+    for name, tensor in load_file(quantised / "model.safetensors").items():
+        module, _, last = name.rpartition(".")
+        if last not in ("k_scale", "v_scale"):
+            tensors[f"{module}.{names.get(last, last)}"] = tensor
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    save_as_part(tmp_path / "whole", quantised, "Mistral3ForConditionalGeneration", "mistral3")
+    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    del config["text_config"]["quantization_config"]
+    config["quantization_config"] = {
+        "activation_scheme": "static",
+        "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+        "quant_method": "fp8",
+        "weight_block_size": None,
+    }
+    (tmp_path / "whole" / "config.json").write_text(json.dumps(config))
+    check(tmp_path / "whole", twin)
+
+
+def test_scales_of_experts_do_not_widen_matrices_in_16_bits(make_family):
+    quantised, _ = quantise(make_family("OLMoE", **SIZES), Scheme("awq", group_size=16))
+    tensors = {
+        name: tensor.half() if name.endswith(".scales") else tensor.bfloat16() if tensor.is_floating_point() else tensor
+        for name, tensor in load_file(quantised / "model.safetensors").items()
+    }
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    assert TransformersConfig.from_dir(quantised).exact_dtype() == "bfloat16"
+
+
+def test_a_huge_number_of_experts_is_refused(make_family):
+    """Before anything is allocated for each of them."""
+    original = make_family("OLMoE")
+    config = json.loads((original / "config.json").read_text())
+    (original / "config.json").write_text(json.dumps(config | {"num_experts": 10**9}))
+    with pytest.raises(CheckpointError, match="has 1000000000 experts, at most 65536 are supported"):
+        TransformersConfig.from_dir(original)
