@@ -80,6 +80,8 @@ def module_patterns(section: ConfigFields, field: str) -> tuple[ModulePattern, .
 def skipped_modules(section: ConfigFields, field: str) -> tuple[ModulePattern, ...]:
     """Compiles rules of GPTQModel that skip modules: an object whose names are patterns after "-:".
 
+    Other rules are of modules with settings of their own; those that have none, as of Qwen3.5, change nothing.
+
     Raises: CheckpointError: another rule, or see `module_patterns`.
     """
     rules = section.raw(field, {})
@@ -87,11 +89,11 @@ def skipped_modules(section: ConfigFields, field: str) -> tuple[ModulePattern, .
         raise section.error(field, f"is {rules!r}, expected an object of rules")
     if len(rules) > MAX_NAMES:
         raise section.error(field, f"has {len(rules)} entries, at most {MAX_NAMES} are allowed")
-    if other := next((rule for rule in rules if not rule.startswith("-:")), None):
+    if other := next((rule for rule, own in rules.items() if own and not rule.startswith("-:")), None):
         raise section.error(
             field, f"has other settings for {other!r}, supported are the same for all modules, and '-:' that skips some"
         )
-    return _compiled(section, field, [rule.removeprefix("-:") for rule in rules])
+    return _compiled(section, field, [rule.removeprefix("-:") for rule in rules if rule.startswith("-:")])
 
 
 def targeted_modules(group: ConfigFields) -> tuple[ModulePattern, ...] | None:

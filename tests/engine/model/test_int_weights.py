@@ -198,6 +198,7 @@ def targets(*names, scheme="packed"):
         (Scheme("packed"), targets("re:.*self_attn.*", "re:.*(gate|up)_proj$")),
         (Scheme("int8", num_bits=8), targets("re:.*self_attn.*", "mlp.gate_proj", "mlp.up_proj", scheme="int8")),
         (Scheme("gptq"), {"dynamic": {"-:.*\\.down_proj": {}, "-:.*\\.router": None}}),
+        (Scheme("gptq"), {"dynamic": {"lm_head": {}, "+:model\\.embed_tokens": None, "-:.*\\.down_proj": {}}}),
         (Scheme("awq"), {"modules_to_not_convert": ["lm_head", "mlp.down_proj"]}),
         (Scheme("awq"), {"modules_to_not_convert": ["model.layers.*.mlp.down_proj", "lm_head"]}),
         (Scheme("awq"), {"modules_to_not_convert": [f"model.layers.{layer}.mlp.down_proj." for layer in range(3)]}),
