@@ -12,8 +12,10 @@ import torch
 from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, Span
 from engine.model.family import Gate
+from engine.model.fp8 import Fp8Weights
 from engine.model.linear import Linear
 from engine.model.quantization_config import QuantizedWeights
+from kernels.fp8_weights import FP8_DTYPE
 from kernels.interface import KernelOps, LinearWeights
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
@@ -112,33 +114,65 @@ class _SeparateExperts:
 
 
 class _JointExperts:
-    """Two tensors for all experts of a layer, in the shapes of the parameters, not quantised."""
+    """Two tensors for all experts of a layer, in the shapes of the parameters; or 8-bit floats with a scale per row."""
 
-    def __init__(self, gate_up: str, down: str, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        gate_up: str,
+        down: str,
+        shape: ExpertsShape,
+        quantized: Fp8Weights | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self._shapes = {
             gate_up: (shape.num_experts, 2 * shape.inner, shape.hidden),
             down: (shape.num_experts, shape.hidden, shape.inner),
         }
-        self._dtype, self._device = dtype, device
+        self._quantized, self._dtype, self._device = quantized, dtype, device
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
-        return {
-            name: CheckpointPart.whole(torch.empty(shape, dtype=self._dtype, device="meta"))
-            for name, shape in self._shapes.items()
-        }
+        parts: dict[str, CheckpointPart] = {}
+        for name, shape in self._shapes.items():
+            parts |= self._allocate(name, shape, Span.whole(shape[0]), torch.device("meta"))
+        return parts
+
+    def _allocate(
+        self, name: str, shape: tuple[int, int, int], experts: Span, device: torch.device
+    ) -> dict[str, CheckpointPart]:
+        """Returns the weights of some experts, and their scales if they are quantised, uninitialised."""
+        _, num_rows, num_columns = shape
+
+        def part(num_columns: int, dtype: torch.dtype) -> CheckpointPart:
+            values = torch.empty(experts.size, num_rows, num_columns, dtype=dtype, device=device)
+            return CheckpointPart(values, (experts, Span.whole(num_rows), Span.whole(num_columns)))
+
+        if self._quantized is None:
+            return {name: part(num_columns, self._dtype)}
+        scales = _scales_of(name, self._quantized)
+        return {name: part(num_columns, FP8_DTYPE), scales: part(1, torch.float32)}
 
     def pack(self, ops: KernelOps, fill: Fill) -> PackedLayers:
-        def packed(name: str, num_experts: int, num_rows: int, num_columns: int) -> list[LinearWeights]:
+        def packed(name: str, shape: tuple[int, int, int]) -> list[LinearWeights]:
             layers = []
-            for expert in range(num_experts):
-                weight = torch.empty(1, num_rows, num_columns, dtype=self._dtype, device=self._device)
-                spans = Span(num_experts, expert, 1), Span.whole(num_rows), Span.whole(num_columns)
-                fill({name: CheckpointPart(weight, spans)})
-                layers.append(ops.pack_linear(weight[0], None))
+            for expert in range(shape[0]):
+                parts = self._allocate(name, shape, Span(shape[0], expert, 1), self._device)
+                fill(parts)
+                weight, *scales = (part.tensor[0] for part in parts.values())
+                layers.append(
+                    ops.pack_quantized(weight, scales[0], None, self._dtype)
+                    if scales
+                    else ops.pack_linear(weight, None)
+                )
             return layers
 
-        gate_up, down = (packed(name, *shape) for name, shape in self._shapes.items())
+        gate_up, down = (packed(name, shape) for name, shape in self._shapes.items())
         return PackedLayers(gate_up, down)
+
+
+def _scales_of(weight: str, quantized: Fp8Weights) -> str:
+    """Returns the name of the scales of all experts, beside that of their weights."""
+    return f"{weight.rpartition('.')[0]}.{quantized.scale_name}"
 
 
 def find_experts(
@@ -168,7 +202,10 @@ def find_experts(
     for templates in _JOINT:
         gate_up, down = (template.format(name=name, parent=parent) for template in templates)
         if gate_up in tensors and down in tensors:
-            return _JointExperts(gate_up, down, shape, dtype, device)
+            of_rows = quantized if isinstance(quantized, Fp8Weights) and not quantized.has_blocks else None
+            if of_rows is not None and not all(_scales_of(weight, of_rows) in tensors for weight in (gate_up, down)):
+                of_rows = None
+            return _JointExperts(gate_up, down, shape, of_rows, dtype, device)
     for prefix in (name, f"{parent.rpartition('.')[0]}.{_OLD_PARENT}.{last}"):
         for projections in _PROJECTIONS:
             if f"{prefix}.{shape.num_experts - 1}.{projections[0]}" not in modules:

@@ -333,6 +333,38 @@ def test_floats_of_8_bits_of_ministral_3(make_family, check, tmp_path):
     check(tmp_path / "whole", twin)
 
 
+def test_floats_of_8_bits_of_experts_in_one_tensor(make_family, check, tmp_path):
+    """As Granite 4 is published: scales of llm-compressor, [experts, rows, 1]."""
+    original = make_family("Granite 4")
+    stored, plain = {}, {}
+    for name, tensor in load_file(original / "model.safetensors").items():
+        stored[name] = plain[name] = tensor
+        if name.endswith(("_proj.weight", "put_linear.weight")):
+            scales = tensor.abs().amax(dim=-1, keepdim=True) / 448
+            stored[name] = (tensor / scales).to(torch.float8_e4m3fn)
+            stored[f"{name}_scale"] = scales
+            plain[name] = stored[name].float() * scales
+    assert {tensor.ndim for name, tensor in stored.items() if name.endswith("weight_scale")} == {2, 3}
+    for folder, tensors in (("quantised", stored), ("twin", plain)):
+        shutil.copytree(original, tmp_path / folder)
+        save_file(tensors, tmp_path / folder / "model.safetensors", {"format": "pt"})
+    numbers = {"num_bits": 8, "type": "float", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": numbers | {"strategy": "channel"},
+        "input_activations": numbers | {"strategy": "token", "dynamic": True},
+    }
+    section = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*block_sparse_moe.router"],
+    }
+    config = json.loads((original / "config.json").read_text())
+    (tmp_path / "quantised" / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+    check(tmp_path / "quantised", tmp_path / "twin")
+
+
 def test_scales_of_experts_do_not_widen_matrices_in_16_bits(make_family):
     quantised, _ = quantise(make_family("OLMoE", **SIZES), Scheme("awq", group_size=16))
     tensors = {
