@@ -192,8 +192,15 @@ def _loaded(config: TransformersConfig, dtype: torch.dtype, stored: Transformers
             attn_implementation=ATTENTION,
             experts_implementation=EXPERTS,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # and refused below, by their names
         )
-        for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if wrong := sorted(info["mismatched_keys"]):
+            name, stored_shape, shape = wrong[0]
+            raise CheckpointError(
+                f"tensor {name} has shape {list(stored_shape)}, config.json requires {list(shape)}; "
+                f"{len(wrong)} tensors have another shape"
+            )
+        for kind in ("missing_keys", "unexpected_keys"):
             if names := sorted(map(str, info[kind])):
                 problem = f"{len(names)} tensors are {kind.removesuffix('_keys')}, the first is {names[0]}"
                 if kind != "unexpected_keys":
@@ -258,6 +265,8 @@ def _check_tokens_are_separate(config: TransformersConfig, model: Any, states: R
         }
     except Exception as error:  # of any code of transformers
         raise refusal(config.path, f"transformers cannot compute it: {first_line(error)}") from error
+    if not expected.isfinite().all():
+        raise refusal(config.path, "the logits of a token are not finite: a tensor holds NaN or too large numbers")
     for what, result in others.items():
         change = (expected - result).abs().max()
         if not change <= 16 * torch.finfo(model.dtype).eps * expected.abs().max():

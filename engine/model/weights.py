@@ -203,6 +203,8 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart], others: Containe
             if name is None:
                 continue
             if name in others:
+                if name.endswith(".weight"):  # not masks, which may be infinite
+                    sampled[stored] = entry
                 continue
             if name not in parts:
                 is_activation_scale = _is_activation_scale(name, parts)

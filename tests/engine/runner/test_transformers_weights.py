@@ -278,6 +278,31 @@ def test_tensors_that_would_be_taken_for_others_are_named(change, message, exper
         transformers_on(experts_in_blocks, reference_ops())
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "model.norm.weight",
+            lambda norm: norm[:3].clone(),
+            r"model.norm.weight has shape \[3\], config.json requires \[128\]",
+        ),
+        ("model.norm.weight", lambda norm: norm.fill_(float("nan")), "model.norm.weight holds NaN or infinity"),
+        (
+            "lm_head.weight",
+            lambda rows: rows.index_fill_(0, torch.tensor([len(rows) - 1]), float("inf")),
+            "the logits of a token are not finite: a tensor holds NaN or too large numbers",
+        ),
+    ],
+)
+def test_a_tensor_that_transformers_reads_is_named_too(name, change, message, experts_in_blocks, transformers_on):
+    """But for single numbers, of which the model's results tell."""
+    file = experts_in_blocks / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {name: change(tensors[name])}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=message):
+        transformers_on(experts_in_blocks, reference_ops())
+
+
 def test_a_tensor_in_two_files_is_refused(experts_in_blocks, transformers_on):
     """transformers reads the norm, so that no reader of ours would see the second one."""
     file, name = experts_in_blocks / "model.safetensors", "model.norm.weight"
