@@ -7,7 +7,7 @@ format of the checkpoint. What transformers converts in ways of its own it gets 
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,7 +111,9 @@ class TransformersWeights:
         self._merged = self._matrices.keys() - self._packed
         for name in self._merged:
             parts |= self._allocate(name, _META).parts()
-        self._others = {name: place for name, place in self._places.items() if self._is_read_by_transformers(name)}
+        self._others = {
+            name: place for name, place in self._places.items() if self._is_read_by_transformers(name, parts)
+        }
         for place in self._others.values():
             _check_is_no_code(place)
         self._reader, self._lock = WeightsReader(path, parts, others=self._others), threading.Lock()
@@ -203,14 +205,15 @@ class TransformersWeights:
             check_matrix(self._quantized, rows, columns, is_reordered=False)
         return allocate_matrix(self._quantized, rows, columns, torch.float32, device)
 
-    def _is_read_by_transformers(self, name: str) -> bool:
+    def _is_read_by_transformers(self, name: str, parts: Container[str]) -> bool:
         """Whether a tensor is none of a packed or dequantised matrix, nor one that is not used.
 
-        Biases of dequantised matrices are.
+        Biases of dequantised matrices are, and those of packed ones that the model has: in `parts`.
         """
         module, _, last = name.rpartition(".")
-        is_of_merged = module in self._merged and last != "bias"
-        return not (module in self._packed or is_of_merged or is_kv_scale(name))
+        if last == "bias" and (name in parts or module in self._merged):
+            return True
+        return not (module in self._packed or module in self._merged or is_kv_scale(name))
 
     def _quantized_matrices(self, modules: Iterable[str]) -> dict[str, tuple[int, int]]:
         """Returns the quantised matrices of the files, with their rows and columns.

@@ -93,7 +93,7 @@ class WeightsReader:
             path: the checkpoint.
             parts: name in the checkpoint -> part of each parameter of the model; their tensors are not used.
             names: those that will be filled; None: all.
-            others: names in the decoder of tensors that are read in another way.
+            others: names in the decoder of tensors that are read in another way, or in another way too.
             progress: called after each tensor.
         Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another
             shape, or one that the model does not have; NaN or infinity.
@@ -202,7 +202,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart], others: Containe
                 name = EMBEDDING_WEIGHT
             if name is None:
                 continue
-            if name in others:
+            if name in others and name not in parts:
                 if name.endswith(".weight"):  # not masks, which may be infinite
                     sampled[stored] = entry
                 continue

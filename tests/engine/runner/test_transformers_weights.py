@@ -88,6 +88,7 @@ def quantise(original: Path, scheme: Scheme | FloatLayout) -> tuple[Path, Path]:
     ("name", "scheme"),
     [
         ("Command R", Scheme("awq")),
+        ("GLM", Scheme("awq", group_size=16)),  # biases
         ("Qwen3.5", Scheme("gptq", shuffled=True)),  # layers with state
         ("OLMoE", Scheme("packed", group_size=16)),  # experts
         ("Qwen3.5-MoE", Scheme("gptq", group_size=16)),
