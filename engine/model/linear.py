@@ -1,6 +1,6 @@
 """Linear layers: loaded in the format of the checkpoint, then packed for the operations, one matrix at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol, TypeAlias
 
 import torch
@@ -77,6 +77,11 @@ class Linear:
         below = {name: rows for name, _, rows in stacked(self._out_features)}
         self.adapters = LinearAdapters(in_features.total, below, row_order)
         check_matrix(self._quantized, self._out_features, in_features, is_reordered=row_order is not None)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of its projections in the checkpoint."""
+        return self._out_features.keys()
 
     @property
     def is_quantized(self) -> bool:

@@ -96,7 +96,7 @@ class _SeparateExperts:
     def are_quantized_as(self, matrices: Collection[str]) -> bool:
         """Whether the quantised projections are those whose names are in `matrices`."""
         layers = *self._gate_up, *self._down
-        return all(layer.is_quantized == (name in matrices) for layer in layers for name in layer.projection_shapes())
+        return all(layer.is_quantized == (name in matrices) for layer in layers for name in layer.names)
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         parts: dict[str, CheckpointPart] = {}
