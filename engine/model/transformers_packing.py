@@ -47,20 +47,20 @@ def pack_model(
     Raises: CheckpointError: a file cannot be read.
     """
 
-    def matrix(weight: torch.Tensor) -> LinearWeights:
-        return ops.pack_linear(weight.detach().to(device, dtype).contiguous(), None)
+    def packed(weight: torch.Tensor, bias: torch.Tensor | None = None, *, for_logits: bool = False) -> LinearWeights:
+        weight, bias = weight.detach().to(device, dtype), None if bias is None else bias.detach().to(device, dtype)
+        return ops.pack_linear(weight.contiguous(), bias, for_logits=for_logits)
 
     def linear(name: str, layer: Any) -> LinearWeights:
         if stored is not None and name in stored.layers:
             return stored.pack(name, ops)
-        weight = layer.weight.detach().t() if isinstance(layer, Conv1D) else layer.weight.detach()  # Conv1D: [in, out]
-        bias = None if layer.bias is None else layer.bias.detach().to(device, dtype)
-        return ops.pack_linear(weight.to(device, dtype).contiguous(), bias, for_logits=layer is head)
+        weight = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight  # Conv1D: [in, out]
+        return packed(weight, layer.bias, for_logits=layer is head)
 
     def mixture(name: str, module: Any) -> PackedLayers:
         if stored is not None and name in stored.experts:
             return stored.pack_experts(name, ops)
-        gate_up, down = ([matrix(weight) for weight in getattr(module, part)] for part in (GATE_UP, DOWN))
+        gate_up, down = ([packed(weight) for weight in getattr(module, part)] for part in (GATE_UP, DOWN))
         return PackedLayers(gate_up, down)
 
     head = model.get_output_embeddings()

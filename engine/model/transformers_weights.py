@@ -88,13 +88,15 @@ class TransformersWeights:
         self._places = _places(path)
         modules = {name.rpartition(".")[0] for name in self._places}
         self._matrices = self._quantized_matrices(modules)
+        parts: dict[str, CheckpointPart] = {}
         self.layers: dict[str, Linear] = {}
         for name, shape in layers.items():
             stored = quantized if name in self._matrices else None
             layer = linear_layer(name, shape, stored, dtype, device)
-            is_there = all(part in self._places for part in layer.checkpoint_parts())
-            if is_there and layer.is_quantized == (stored is not None):
+            of_layer = layer.checkpoint_parts()
+            if layer.is_quantized == (stored is not None) and all(part in self._places for part in of_layer):
                 self.layers[name] = layer
+                parts |= of_layer
         self.experts: dict[str, StoredExperts] = {}
         for name, of_module in experts.items():
             found = find_experts(
@@ -102,11 +104,7 @@ class TransformersWeights:
             )
             if found is not None:
                 self.experts[name] = found
-        parts: dict[str, CheckpointPart] = {}
-        for layer in self.layers.values():
-            parts |= layer.checkpoint_parts()
-        for stored_experts in self.experts.values():
-            parts |= stored_experts.checkpoint_parts()
+                parts |= found.checkpoint_parts()
         self._packed = {name.rpartition(".")[0] for name in parts}
         self._merged = self._matrices.keys() - self._packed
         for name in self._merged:

@@ -26,6 +26,7 @@ from engine.startup.served_model import shard_shape
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import KernelOps
 from tests.support.engine.fake_model import Answer, AnswerLedger
+from tests.support.engine.families import FAMILIES, family_config, save_family
 
 NEAR_TIE = 1e-4
 
@@ -245,6 +246,19 @@ def prompt() -> Callable[..., Prompt]:
 def engine_on() -> Callable[..., TinyEngine]:
     """engine_on(checkpoint folder, ops, device=None, group=SINGLE_RANK) -> TinyEngine."""
     return TinyEngine
+
+
+@pytest.fixture(scope="session")
+def make_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """make_family(name, **fields) -> folder of a checkpoint in float32, in a new folder of its own."""
+
+    def make(name: str, **fields: Any) -> Path:
+        prefix, own = FAMILIES[name]
+        path = tmp_path_factory.mktemp("family") / prefix
+        save_family(path, family_config(prefix, **{**own, **fields}))
+        return path
+
+    return make
 
 
 @pytest.fixture(scope="session")

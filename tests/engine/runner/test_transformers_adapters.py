@@ -2,9 +2,8 @@
 
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,31 +15,16 @@ from engine.model.lora import LoraAdapter
 from engine.model.transformers_probe import TransformersConfig
 from kernels.families import cpu_ops, reference_ops
 from tests.support.engine.adapters import merged_changes, save_adapter
-from tests.support.engine.families import STATEFUL_FAMILIES, TRANSFORMERS_FAMILIES, family_config, save_family
+from tests.support.engine.families import FAMILIES
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 
 NUM_TOKENS = 8
 GREEDY = SamplingParams(seed=0, max_tokens=NUM_TOKENS, temperature=0.0, ignore_end_token=True, top_logprobs=1)
-FAMILIES = {**TRANSFORMERS_FAMILIES, **STATEFUL_FAMILIES}
 WITHOUT = {"GPT-2"}
 """Families without linear layers of torch."""
 # Layers in all places; experts; shared experts of flattened tokens; keys and values from a latent vector, which come
 # with a dimension more; feed-forward networks of flattened tokens; layers with state, of Jamba token by token.
 IN_EVERY_RUN = ("Command R", "Gemma 4", "OLMoE", "Qwen2-MoE", "DeepSeek-V2", "OPT", "Qwen3.5", "Jamba")
-
-MakeFamily = Callable[..., Path]
-
-
-@pytest.fixture
-def make_family(tmp_path: Path) -> MakeFamily:
-    """make_family(name, **fields) -> folder of a checkpoint."""
-
-    def make(name: str, **fields: Any) -> Path:
-        prefix, own = FAMILIES[name]
-        save_family(tmp_path / "base", family_config(prefix, **{**own, **fields}))
-        return tmp_path / "base"
-
-    return make
 
 
 @pytest.fixture

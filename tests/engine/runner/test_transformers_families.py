@@ -1,8 +1,6 @@
 """Every family that transformers computes, through scheduler, runner and paged cache: tokens of transformers alone."""
 
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,36 +8,13 @@ import torch
 from engine.core.request import SamplingParams
 from engine.model.implementation import choose_implementation
 from kernels.families import cpu_ops
-from tests.support.engine.families import (
-    STATEFUL_FAMILIES,
-    TRANSFORMERS_FAMILIES,
-    family_config,
-    save_as_part,
-    save_family,
-    save_with_images,
-)
+from tests.support.engine.families import FAMILIES, save_as_part, save_with_images
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(seed=0, max_tokens=NUM_TOKENS, temperature=0.0, ignore_end_token=True, top_logprobs=1)
-FAMILIES = {**TRANSFORMERS_FAMILIES, **STATEFUL_FAMILIES}
 # Experts, sinks, windows; learned positions, transposed and tied weights; layers with state, which Jamba continues by
 # single tokens only.
 IN_EVERY_RUN = ("gpt-oss", "GPT-2", "Jamba", "LFM2", "Qwen3.5")
-
-MakeFamily = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def make_family(tmp_path_factory: pytest.TempPathFactory) -> MakeFamily:
-    """make_family(name, **fields) -> folder of a checkpoint."""
-
-    def make(name: str, **fields: object) -> Path:
-        prefix, own = FAMILIES[name]
-        path = tmp_path_factory.mktemp("family") / prefix
-        save_family(path, family_config(prefix, **{**own, **fields}))
-        return path
-
-    return make
 
 
 @pytest.fixture(scope="module")

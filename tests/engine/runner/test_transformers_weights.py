@@ -19,33 +19,14 @@ from engine.model.transformers_probe import TransformersConfig
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import LinearWeights
 from kernels.reference.ops import ReferenceOps
-from tests.support.engine.families import (
-    STATEFUL_FAMILIES,
-    TRANSFORMERS_FAMILIES,
-    family_config,
-    save_as_part,
-    save_family,
-)
+from tests.support.engine.families import save_as_part
 from tests.support.engine.float_checkpoints import FloatLayout, quantise_floats
 from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.engine.weights import PeakBytes, save_block_scaled
 
-FAMILIES = {**TRANSFORMERS_FAMILIES, **STATEFUL_FAMILIES}
 SIZES = {"intermediate_size": 128, "moe_intermediate_size": 64, "q_lora_rank": 32, "kv_lora_rank": 32}
 LENGTHS = (1, 7, 40)
 GREEDY = SamplingParams(seed=0, max_tokens=8, temperature=0.0, ignore_end_token=True, top_logprobs=1)
-
-
-@pytest.fixture
-def make_family(tmp_path: Path) -> Callable[..., Path]:
-    """make_family(name, **fields) -> folder of a checkpoint in float32."""
-
-    def make(name: str, **fields: Any) -> Path:
-        prefix, own = FAMILIES[name]
-        save_family(tmp_path / "original", family_config(prefix, **{**own, **fields}))
-        return tmp_path / "original"
-
-    return make
 
 
 @pytest.fixture

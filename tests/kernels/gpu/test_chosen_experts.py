@@ -9,7 +9,7 @@ from kernels.gpu.ops import GpuOps
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ExpertChoice, Routing
 from tests.support.kernels.batches import assert_same_bits
-from tests.support.kernels.mixtures import exact_chosen_mixture, random_choice
+from tests.support.kernels.mixtures import assert_lists_every_pair, exact_chosen_mixture, random_choice
 
 NUM_EXPERTS, HIDDEN, INNER = 7, 64, 96
 SHAPES = (2 * INNER, HIDDEN), (HIDDEN, INNER)
@@ -52,17 +52,7 @@ def test_every_pair_is_in_one_tile_of_its_expert(device, seed, num_tokens, top_k
     choice = random_choice(seed, num_tokens, top_k, NUM_EXPERTS)
     rows = rows_of_choice(on(device, choice), NUM_EXPERTS, block_m)
     assert torch.equal(rows.weights.cpu(), choice.weights)
-    expert_of, pairs = choice.experts.flatten(), rows.pairs.cpu()
-    assert pairs.tolist() == expert_of.argsort(stable=True).tolist()
-    listed = []
-    for expert, first, end in rows.tiles.tolist():
-        if expert >= 0:
-            assert first < end <= first + block_m
-            assert expert_of[pairs[first:end]].eq(expert).all()
-            listed += range(first, end)
-    assert listed == list(range(len(pairs)))
-    full_or_last = -(-expert_of.bincount(minlength=NUM_EXPERTS) // block_m)
-    assert (rows.tiles[:, 0] >= 0).sum() == full_or_last.sum()
+    assert_lists_every_pair(rows, choice.experts.flatten(), NUM_EXPERTS, block_m)
 
 
 @pytest.mark.parametrize("num_experts", [1, 300])

@@ -11,7 +11,7 @@ from kernels.microscaled_weights import MicroscaledWeights
 from kernels.reference.ops import ReferenceOps
 from tests.support.engine.weights import quantized_in_blocks
 from tests.support.kernels.batches import assert_close, assert_same_bits
-from tests.support.kernels.mixtures import exact_mixture
+from tests.support.kernels.mixtures import assert_lists_every_pair, exact_mixture
 
 NUM_EXPERTS, HIDDEN, INNER = 7, 48, 40
 ROUTINGS = [
@@ -39,18 +39,7 @@ def test_every_pair_is_in_one_tile_of_its_expert(device, seed, num_tokens, routi
     if routing.normalizes:
         weights /= weights.sum(dim=1, keepdim=True)
     torch.testing.assert_close(rows.weights.cpu(), weights, rtol=1e-5, atol=1e-6)
-    expert_of = chosen.flatten()
-    pairs = rows.pairs.cpu()
-    assert pairs.tolist() == expert_of.argsort(stable=True).tolist()
-    listed = []
-    for expert, first, end in rows.tiles.tolist():
-        if expert >= 0:
-            assert first < end <= first + block_m
-            assert expert_of[pairs[first:end]].eq(expert).all()
-            listed += range(first, end)
-    assert listed == list(range(len(pairs)))
-    full_or_last = -(-expert_of.bincount(minlength=NUM_EXPERTS) // block_m)
-    assert (rows.tiles[:, 0] >= 0).sum() == full_or_last.sum()
+    assert_lists_every_pair(rows, chosen.flatten(), NUM_EXPERTS, block_m)
 
 
 def test_equal_logits_choose_the_first_experts_and_nan_spoils_its_token_only(device):

@@ -171,6 +171,9 @@ STATEFUL_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The same for families whose layers keep state besides keys and values."""
 
+FAMILIES = {**TRANSFORMERS_FAMILIES, **STATEFUL_FAMILIES}
+"""Both."""
+
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "BLOOM": ("Bloom", {"n_layer": 2, "n_head": 4}),
     "Falcon": ("Falcon", {}),

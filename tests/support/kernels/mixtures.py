@@ -2,10 +2,14 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from kernels.interface import ExpertChoice, Routing
+
+if TYPE_CHECKING:  # and with it Triton, which a CPU does not need
+    from kernels.gpu.expert_rows import ExpertRows
 
 _LAST = 2.0**-24
 """Half the distance of fp32 numbers above 1: a rounding."""
@@ -23,6 +27,24 @@ def random_choice(seed: int, num_tokens: int, top_k: int, num_experts: int) -> E
     weights = 2.5 * torch.randn(num_tokens, top_k, generator=generator)
     weights[torch.rand(weights.shape, generator=generator) < 0.1] = 0
     return ExpertChoice(experts, weights)
+
+
+def assert_lists_every_pair(rows: "ExpertRows", expert_of: torch.Tensor, num_experts: int, block_m: int) -> None:
+    """Checks a work list: each pair is in one tile of its expert, sorted, in as few tiles of block_m as that takes.
+
+    expert_of: [pairs], the expert of each.
+    """
+    pairs = rows.pairs.cpu()
+    assert pairs.tolist() == expert_of.argsort(stable=True).tolist()
+    listed: list[int] = []
+    for expert, first, end in rows.tiles.tolist():
+        if expert >= 0:
+            assert first < end <= first + block_m
+            assert expert_of[pairs[first:end]].eq(expert).all()
+            listed += range(first, end)
+    assert listed == list(range(len(pairs)))
+    full_or_last = -(-expert_of.bincount(minlength=num_experts) // block_m)
+    assert (rows.tiles[:, 0] >= 0).sum() == full_or_last.sum()
 
 
 def exact_mixture(
