@@ -147,7 +147,14 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
         gc.collect()
         gc.freeze()  # what is there now stays: later collections need not walk it
         notify_ready(service.instance_id)  # before a frontend can attach: a supervisor knows every instance that serves
-        engine = Engine(service, io, parts, step_log, integrity_check_interval_s=config.integrity_check_interval_s)
+        engine = Engine(
+            service,
+            io,
+            parts,
+            step_log,
+            coalescing=CoalescePolicy(config.coalesce_ms / 1000),
+            integrity_check_interval_s=config.integrity_check_interval_s,
+        )
         signals.control(engine)
         _log.info("ready in %s", startup.end())
         _log.info("serving on %s, model %s", io.address, parts.info.model)
@@ -168,16 +175,15 @@ def _services(config: EngineConfig) -> tuple[EngineService, Callable[[grpc.aio.S
 
     Raises: ConfigError: the package of another API is not installed.
     """
-    coalescing = CoalescePolicy(config.coalesce_ms / 1000)
     if config.api == "chairlift":
-        return EngineService(config.log_stats_interval_s, coalescing), lambda _: None
+        return EngineService(config.log_stats_interval_s), lambda _: None
     try:
         from engine.serving.vllm.service import serve_vllm
     except ImportError as error:
         raise ConfigError(
             f"--api vllm needs the package smg-grpc-proto ({error}): install chairlift[engines]"
         ) from None
-    return serve_vllm(config.log_stats_interval_s, coalescing)
+    return serve_vllm(config.log_stats_interval_s)
 
 
 def _watchdog(engine: Engine, config: EngineConfig, end: Callable[[EngineError], None]) -> Watchdog:

@@ -21,7 +21,6 @@ from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutpu
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.serving.coalescing import CoalescePolicy
 from engine.serving.engine import STOP_GRACE_S, Engine
 from engine.serving.io_thread import IoThread
 from engine.serving.matcher_compiler import MatcherCompiler
@@ -175,7 +174,7 @@ def _services(*, serves_vllm: bool) -> tuple[EngineService, Callable[[grpc.aio.S
         return EngineService(), lambda _: None
     from engine.serving.vllm.service import serve_vllm  # needs the extra `engines`
 
-    return serve_vllm(0.0, CoalescePolicy())
+    return serve_vllm(0.0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ from typing import ParamSpec, Protocol
 
 from engine.errors import DeviceError, IntegrityError, StepError
 from engine.interfaces import Inbox
+from engine.serving.coalescing import CoalescePolicy, ReportOutbox
 from engine.serving.parts import EngineParts
 from engine.serving.server import EngineService
 from engine.serving.step_log import StepLog
@@ -44,17 +45,28 @@ class Engine:
         parts: EngineParts,
         step_log: StepLog | None = None,
         *,
+        coalescing: CoalescePolicy | None = None,
         integrity_check_interval_s: float = 0.0,
     ) -> None:
-        """Opens the service for frontends; `run` starts the step loop."""
+        """Opens the service for frontends; `run` starts the step loop.
+
+        Args:
+            service: opened once `run` can be called.
+            io: runs the service.
+            parts: loaded.
+            step_log: gets every step.
+            coalescing: when the reports of several steps are delivered together; None: never.
+            integrity_check_interval_s: see `StepLoop`.
+        """
         self._service = service
         self._io = io
+        self._outbox = ReportOutbox(io.call, service.deliver, coalescing or CoalescePolicy())
         inbox = Inbox()
         self._loop = StepLoop(
             parts.scheduler,
             parts.runner,
             inbox,
-            lambda report: io.call(service.deliver, report),
+            self._outbox.put,
             on_step=step_log.write if step_log is not None else None,
             num_late_compiles=parts.num_late_compiles,
             integrity_check_interval_s=integrity_check_interval_s,
@@ -81,12 +93,15 @@ class Engine:
             if not is_reported:
                 _log.exception("step %d failed", loop.snapshot.engine_step + 1)
             with contextlib.suppress(RuntimeError):  # the event loop may have ended
+                self._outbox.flush()
                 detail = str(error) if isinstance(error, IntegrityError) else f"step failed: {error}"
                 self._io.call(self._service.fail, detail)
             if is_reported:
                 raise
             raise StepError(str(error)) from error
         finally:
+            with contextlib.suppress(RuntimeError):
+                self._outbox.flush()
             self._io.stop(STOP_GRACE_S)
             self._grammars.close()
         if self._io.has_failed:

@@ -3,8 +3,7 @@
 The rows of several steps are merged and a new status replaces an unsent one, so that a slow receiver costs memory only
 for its tokens, and that is bounded. `server.py` takes the next message and writes it; no sockets here.
 
-Steps in quick succession may also be merged for a receiver that keeps up (coalescing): where a CPU serves many streams
-of a small model, one message per step costs a fifth to a third of the time. See `coalescing.py`.
+Steps whose reports come together (`coalescing.py`) are merged too.
 """
 
 import asyncio
@@ -17,7 +16,6 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.outputs import RequestOutput
 from engine.interfaces import LoopSnapshot
 from engine.serving.client_errors import CallRefused
-from engine.serving.coalescing import CoalescePolicy, Hold
 from engine.serving.packing import StepColumns, load_message
 
 # StepResults a frontend may leave unacknowledged before the rows of further steps are merged.
@@ -85,14 +83,9 @@ class Outgoing:
 
     Order: an admission precedes everything else about its handles; within a request, rows come in order and the
     completion last.
-
-    Args:
-        coalescing: when to merge steps although the receiver keeps up.
     """
 
-    def __init__(self, coalescing: CoalescePolicy | None = None) -> None:
-        self._hold = Hold(coalescing or CoalescePolicy(), self._send_now)
-        self._is_urgent = False  # something unsent must be sent now
+    def __init__(self) -> None:
         self._merged_steps: set[int] = set()  # steps with rows in the columns
         self._wake = asyncio.Event()
         self._accepted: list[int] = []
@@ -133,36 +126,26 @@ class Outgoing:
         self._columns.add(handle, epoch, output)
         self._newest = (snapshot, sampled_at_ns)
         self._merged_steps.add(snapshot.engine_step)
-        if output.time is not None or output.completion is not None or output.prompt_logprobs is not None:
-            self._is_urgent = True
         num_unsent = self._num_full_tokens + self._columns.num_tokens + self._columns.num_prompt_values
         if num_unsent > MAX_UNSENT_TOKENS:
             detail = f"{num_unsent} tokens are unread, at most {MAX_UNSENT_TOKENS} are kept"
             self.refuse(CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, detail))
 
     def end_step(self) -> None:
-        """Sends the rows of a step after all have been added, or holds them until the next step."""
+        """Sends the rows of a step after all have been added."""
         if not self._columns:
             return
         if self._columns.num_values >= MAX_MESSAGE_VALUES:
             self._full.append(self._to_message())
             self._num_full_tokens += _num_tokens(self._full[-1])
-            self._send_now()
-            return
-        if self._newest is not None and not self._is_urgent and self._closes_at_s is None:
-            last = self._newest[0]
-            if self._hold.keeps(
-                num_rows=self._columns.num_rows, step_s=last.step_us / 1e6, slack_s=last.stats.min_slack_s
-            ):
-                return
-        self._send_now()
+        self._wake.set()
 
     def complete(self, completion: pb.Completion) -> None:
         """Adds the completion of a request that ended outside a step."""
         if self._refusal is not None:
             return
         self._columns.add_completion(completion)
-        self._send_now()
+        self._wake.set()
 
     def has_unsent_end(self, handle: int) -> bool:
         """Whether the completion of the handle is unsent, so that the frontend cannot reuse it yet."""
@@ -208,7 +191,7 @@ class Outgoing:
     def close(self, linger_s: float = LINGER_S) -> None:
         """Sends everything regardless of the window; ends the stream once acknowledged or after `linger_s`."""
         self._closes_at_s = asyncio.get_running_loop().time() + linger_s
-        self._send_now()
+        self._wake.set()
 
     async def next_message(self) -> pb.AttachResponse | None:
         """Waits for the next message to send; None ends the stream.
@@ -240,16 +223,9 @@ class Outgoing:
         if self._status is not None:
             status, self._status = self._status, None
             return pb.AttachResponse(status=status)
-        is_urgent = self._is_urgent and (self._full or self._columns)
-        if is_urgent and (self._is_window_open or self._closes_at_s is not None):
+        if (self._full or self._columns) and (self._is_window_open or self._closes_at_s is not None):
             return pb.AttachResponse(step=self._take_step())
         return None
-
-    def _send_now(self) -> None:
-        """Sends held rows as soon as the receiver's window allows."""
-        self._is_urgent = True
-        self._hold.end()
-        self._wake.set()
 
     @property
     def _is_window_open(self) -> bool:
@@ -261,7 +237,6 @@ class Outgoing:
             self._num_full_tokens -= _num_tokens(step)
         else:
             step = self._to_message()
-        self._is_urgent = bool(self._full or self._columns)
         self._sent_step_seq += 1
         step.step_seq = self._sent_step_seq
         return step

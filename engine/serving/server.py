@@ -41,7 +41,6 @@ from engine.interfaces import (
 )
 from engine.serving.adapters import EngineAdapters
 from engine.serving.client_errors import CallRefused
-from engine.serving.coalescing import CoalescePolicy
 from engine.serving.convert import RequestLimits
 from engine.serving.outgoing import STEP_WINDOW, Outgoing, Receiver
 from engine.serving.packing import status_message
@@ -77,7 +76,6 @@ class EngineService(EngineServiceServicer):
     def __init__(
         self,
         log_stats_interval_s: float = 0.0,
-        coalescing: CoalescePolicy | None = None,
         *,
         other_services: Sequence[str] = (),
         on_cache_events: Callable[[Sequence[CacheEvent]], None] = lambda _: None,
@@ -86,12 +84,10 @@ class EngineService(EngineServiceServicer):
 
         Args:
             log_stats_interval_s: seconds between throughput lines; 0 disables them.
-            coalescing: when to merge steps into one message; None: only for a frontend that lags.
             other_services: full names of further services of the same engine, for its health.
             on_cache_events: called with what enters and leaves the prefix cache, if the scheduler records it.
         """
         self._on_cache_events = on_cache_events
-        self._coalescing = coalescing or CoalescePolicy()
         self._log_stats_interval_s = log_stats_interval_s
         self.instance_id = uuid.uuid4().hex
         self.health = Health(SERVICE_NAME, *other_services, process_status_follows=True)
@@ -237,7 +233,7 @@ class EngineService(EngineServiceServicer):
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: "_AttachContext"
     ) -> None:
         """See the proto."""
-        outgoing = Outgoing(self._coalescing)
+        outgoing = Outgoing()
         try:
             session, welcome = await self._open_session(context, outgoing)
         except CallRefused as refusal:

@@ -23,7 +23,6 @@ from engine.core.latency.scheduler import make_scheduler
 from engine.core.latency.step_time import Coefficients, StepTimePrior
 from engine.core.request import SamplingParams
 from engine.interfaces import Command, Inbox
-from engine.serving.coalescing import CoalescePolicy
 from engine.serving.outgoing import Outgoing
 from engine.serving.server import EngineService
 from engine.step_loop import StepLoop
@@ -78,7 +77,7 @@ class Engine:
             add_request(request)
 
         self.scheduler.add_request = add  # type: ignore[method-assign]
-        self.service = EngineService(coalescing=CoalescePolicy(0.0))
+        self.service = EngineService()
         inbox = ReadyInbox()
         self.loop = StepLoop(self.scheduler, runner, inbox, self.service.deliver, clock=time.monotonic)
         parts = replace(
@@ -91,7 +90,7 @@ class Engine:
 
     def attach(self) -> None:
         """Opens the stream of a frontend."""
-        self.outgoing = Outgoing(CoalescePolicy(0.0))
+        self.outgoing = Outgoing()
         self.session = self.service.open_session(self.outgoing, 1)
 
     def detach(self) -> None:

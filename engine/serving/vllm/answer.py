@@ -60,7 +60,6 @@ class Answer:
         num_cached_tokens: prompt tokens from the prefix cache.
         end: how it ended, if it did.
         failure: the status that ends its call.
-        is_urgent: whether its news should be sent without waiting for more.
 
     Args:
         index: see above.
@@ -79,7 +78,6 @@ class Answer:
         self.num_cached_tokens = 0
         self.end: AnswerEnd | None = None
         self.failure: CallRefused | None = None
-        self.is_urgent = False
         self._unsent = Unsent()
         self._stop_texts = stop_texts
         self._min_tokens = min_tokens
@@ -105,14 +103,12 @@ class Answer:
         if output.prompt_logprobs is not None:
             self._unsent.prompt_logprobs.extend(output.prompt_logprobs.tokens)
         self._add_tokens(output)
-        self.is_urgent |= output.time is not None or output.completion is not None or self.end is not None
         if self.is_open and output.completion is not None:
             completion = output.completion
             self.finish(completion.reason, completion.detail, completion.stop_token_id)
 
     def finish(self, reason: EndReason, detail: str, stop_token_id: int | None = None) -> None:
         """Ends the answer as the engine did."""
-        self.is_urgent = True
         if not self.is_open:
             return
         if (finish_reason := _FINISH_REASONS.get(reason)) is not None:
@@ -126,7 +122,6 @@ class Answer:
 
     def reject(self, rejection: pb.Rejection) -> None:
         """Fails the answer, which the engine has not accepted."""
-        self.is_urgent = True
         if not self.is_open:
             return
         if self._is_aborted:
@@ -148,12 +143,11 @@ class Answer:
         """Notes that the end to come is wanted; an answer that the engine does not have ends at once."""
         self._is_aborted = True
         if self.is_open and not self.handle:
-            self.end, self.is_urgent = AnswerEnd("abort"), True
+            self.end = AnswerEnd("abort")
 
     def take(self) -> Unsent:
         """Returns what is to be sent, once."""
         unsent, self._unsent = self._unsent, Unsent()
-        self.is_urgent = False
         return unsent
 
     def _add_tokens(self, output: RequestOutput) -> None:

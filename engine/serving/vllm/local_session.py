@@ -12,7 +12,6 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason
 from engine.core.outputs import RequestOutput
 from engine.interfaces import LoopSnapshot
-from engine.serving.coalescing import CoalescePolicy, Hold
 from engine.serving.outgoing import Receiver
 from engine.serving.session import Session
 from engine.serving.vllm.answer import Answer
@@ -23,7 +22,6 @@ class LocalSession(Receiver):
 
     Args:
         open_session: opens the session of this receiver.
-        coalescing: when the tokens of several steps are sent together, as on the stream of a frontend.
         on_close: called when the engine ends the session.
 
     Invariant: `_calls` holds the answers that the engine has, each with the call's wake-up.
@@ -32,17 +30,12 @@ class LocalSession(Receiver):
     def __init__(
         self,
         open_session: Callable[[Receiver], Session],
-        coalescing: CoalescePolicy,
         on_close: Callable[[], None],
     ) -> None:
         self._on_close = on_close
-        self._hold = Hold(coalescing, self._release)
         self._handles = itertools.count(1)
         self._command_seqs = itertools.count(1)
         self._calls: dict[int, tuple[Answer, Callable[[], None]]] = {}
-        self._held: dict[int, Callable[[], None]] = {}  # calls with news that wait for more
-        self._step_s = 0.0
-        self._slack_s: float | None = None
         self._session = open_session(self)
 
     async def submit(self, answer: Answer, submission: pb.Submission, wake: Callable[[], None]) -> None:
@@ -95,7 +88,6 @@ class LocalSession(Receiver):
         self, handle: int, epoch: int, output: RequestOutput, snapshot: LoopSnapshot, sampled_at_ns: int
     ) -> None:
         """See `Receiver`."""
-        self._step_s, self._slack_s = snapshot.step_us / 1e6, snapshot.stats.min_slack_s
         call = self._calls.get(handle)
         if call is None:
             return
@@ -106,18 +98,10 @@ class LocalSession(Receiver):
             del self._calls[handle]
         elif was_open and not answer.is_open:  # by a stop text, of which the engine knows nothing
             self.forget(answer)
-        if answer.is_urgent:
-            self._held.pop(handle, None)
-            wake()
-        else:
-            self._held[handle] = wake
+        wake()
 
     def end_step(self) -> None:
-        """See `Receiver`. Holds tokens back until the next step where that is due soon enough."""
-        if not self._held:
-            self._hold.end()
-        elif not self._hold.keeps(num_rows=len(self._held), step_s=self._step_s, slack_s=self._slack_s):
-            self._release()
+        """See `Receiver`. Every output has woken its call."""
 
     def complete(self, completion: pb.Completion) -> None:
         """See `Receiver`."""
@@ -146,14 +130,7 @@ class LocalSession(Receiver):
 
     def close(self) -> None:
         """See `Receiver`."""
-        self._release()
         self._on_close()
 
     def _send(self, **command: object) -> None:
         self._session.handle(pb.AttachRequest(command_seq=next(self._command_seqs), **command))  # type: ignore[arg-type]
-
-    def _release(self) -> None:
-        self._hold.end()
-        held, self._held = self._held, {}
-        for wake in held.values():
-            wake()

@@ -18,7 +18,6 @@ from chairlift.service.structured.output_constraint import ConstraintError, Outp
 from engine.errors import InvalidRequest, QueueFull
 from engine.interfaces import EngineState
 from engine.serving.client_errors import CallRefused
-from engine.serving.coalescing import CoalescePolicy
 from engine.serving.convert import RequestLimits
 from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.outgoing import Receiver
@@ -43,15 +42,13 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
     Args:
         engine: the service of the engine, which has the state and the sessions.
         cache_log: what the prefix cache holds.
-        coalescing: when the tokens of several steps are sent together.
 
     Invariant: `_calls` holds the open Generate calls by their request ids, `_aborted` those aborted in preparation.
     """
 
-    def __init__(self, engine: EngineService, cache_log: CacheLog, coalescing: CoalescePolicy) -> None:
+    def __init__(self, engine: EngineService, cache_log: CacheLog) -> None:
         self._engine = engine
         self._cache_log = cache_log
-        self._coalescing = coalescing
         self._session: LocalSession | None = None
         self._calls: dict[str, Call | None] = {}  # None: being prepared
         self._aborted: set[str] = set()
@@ -161,7 +158,7 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
 
     def _local_session(self) -> LocalSession:
         if self._session is None:
-            self._session = LocalSession(self._open_session, self._coalescing, self._cache_log.close)
+            self._session = LocalSession(self._open_session, self._cache_log.close)
         return self._session
 
     def _open_session(self, receiver: Receiver) -> Session:
@@ -190,16 +187,12 @@ class VllmService(vllm_grpc.VllmEngineServicer):  # type: ignore[misc]  # the pa
         return tokenizer.bytes_of
 
 
-def serve_vllm(
-    log_stats_interval_s: float, coalescing: CoalescePolicy
-) -> tuple[EngineService, Callable[[grpc.aio.Server], None]]:
+def serve_vllm(log_stats_interval_s: float) -> tuple[EngineService, Callable[[grpc.aio.Server], None]]:
     """Returns an engine's own service, and what adds vLLM's service of the same engine to its server.
 
     Args:
-        log_stats_interval_s, coalescing: see `EngineService`.
+        log_stats_interval_s: see `EngineService`.
     """
     cache_log = CacheLog()
-    engine = EngineService(
-        log_stats_interval_s, coalescing, other_services=(SERVICE_NAME,), on_cache_events=cache_log.add
-    )
-    return engine, VllmService(engine, cache_log, coalescing).add_to
+    engine = EngineService(log_stats_interval_s, other_services=(SERVICE_NAME,), on_cache_events=cache_log.add)
+    return engine, VllmService(engine, cache_log).add_to

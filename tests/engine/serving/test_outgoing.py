@@ -20,7 +20,6 @@ from engine.core.outputs import (
 from engine.core.request import RequestId
 from engine.interfaces import LoopSnapshot
 from engine.serving.client_errors import CallRefused
-from engine.serving.coalescing import CoalescePolicy
 from engine.serving.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, Outgoing
 
 SNAPSHOT = LoopSnapshot(9, 9, SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), 11, 12, 13)
@@ -290,16 +289,14 @@ async def test_unsent_admissions_are_bounded() -> None:
     assert not outgoing.is_full
 
 
-HOUR_S = 3600.0
 FAST = dataclasses.replace(SNAPSHOT, step_us=5_000)
 
 
-def step(outgoing: Outgoing, number: int, *, num_streams: int = 8, **fields: object) -> None:
-    """Adds a token for each stream; `fields` belong to the first."""
+def step(outgoing: Outgoing, number: int, *, num_streams: int = 8) -> None:
+    """Adds a token for each stream."""
     snapshot = dataclasses.replace(FAST, engine_step=number)
     for handle in range(1, num_streams + 1):
-        extra = fields if handle == 1 else {}
-        outgoing.add_output(handle, 0, output(number, 5, **extra), snapshot, 1000 + number)
+        outgoing.add_output(handle, 0, output(number, 5), snapshot, 1000 + number)
     outgoing.end_step()
 
 
@@ -316,84 +313,26 @@ async def sent(outgoing: Outgoing) -> pb.StepResult | None:
     return message.step
 
 
-async def test_coalesced_steps_are_one_message_with_their_number() -> None:
-    outgoing = Outgoing(CoalescePolicy(HOUR_S))
-    for number in range(3):
+async def test_steps_that_come_together_are_one_message_with_their_number() -> None:
+    outgoing = Outgoing()
+    for number in range(4):
         step(outgoing, number)
-        assert await sent(outgoing) is None
-    step(outgoing, 3, time=NO_TIME)  # the first stream has news that must not wait: all goes with it
     message = await sent(outgoing)
     assert message is not None
     assert (message.num_steps, message.engine_step, message.sampled_at_ns) == (4, 3, 1003)
     assert list(message.token_counts) == [4] * 8
     step(outgoing, 4)
-    assert await sent(outgoing) is None, "the next ones wait again"
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"num_cached_tokens": 0, "time": NO_TIME},
-        {"completion": RequestCompletion(EndReason.MAX_TOKENS, 1, 0, 1, NO_TIME)},
-        {"completion": RequestCompletion(EndReason.ENGINE_ERROR, 1, 0, 1, NO_TIME)},
-        {"prompt_logprobs": PromptLogprobs(1, (TokenLogprobs(-4.0, (), ()),))},
-        {"time": NO_TIME},  # of a request that has used its last credit, or comes back
-    ],
-)
-async def test_first_tokens_completions_and_the_last_token_of_a_credit_are_sent_at_once(
-    fields: dict[str, object],
-) -> None:
-    outgoing = Outgoing(CoalescePolicy(HOUR_S))
-    step(outgoing, 0, num_streams=20, **fields)
-    assert await sent(outgoing) is not None
-
-
-async def test_tokens_that_are_due_soon_are_sent_at_once() -> None:
-    outgoing = Outgoing(CoalescePolicy(HOUR_S))
-    stats = dataclasses.replace(FAST.stats, min_slack_s=0.03)
-    for handle in range(1, 9):
-        outgoing.add_output(handle, 0, output(0, 5), dataclasses.replace(FAST, stats=stats), 1000)
-    outgoing.end_step()
-    assert await sent(outgoing) is not None
-
-
-async def test_tokens_are_sent_after_the_delay_without_a_further_step() -> None:
-    outgoing = Outgoing(CoalescePolicy(0.02))
-    step(outgoing, 0)
-    message = await outgoing.next_message()
+    message = await sent(outgoing)
     assert message is not None
-    assert message.step.num_steps == 1
-
-
-async def test_a_completion_without_a_step_and_a_closing_stream_send_waiting_rows() -> None:
-    for end in (lambda o: o.complete(pb.Completion(handle=3)), lambda o: o.close()):
-        outgoing = Outgoing(CoalescePolicy(HOUR_S))
-        step(outgoing, 0)
-        assert await sent(outgoing) is None
-        end(outgoing)
-        assert await sent(outgoing) is not None
-
-
-async def test_waiting_rows_do_not_delay_admissions_and_heartbeats() -> None:
-    outgoing = Outgoing(CoalescePolicy(HOUR_S))
-    step(outgoing, 0)
-    outgoing.accept(9)
-    outgoing.set_status(pb.EngineStatus())
-    kinds = []
-    for _ in range(2):
-        message = await outgoing.next_message()
-        assert message is not None
-        kinds.append(message.WhichOneof("event"))
-    assert kinds == ["admission", "status"]
-    assert await sent(outgoing) is None
+    assert message.num_steps == 1
 
 
 async def test_steps_that_wait_for_the_window_are_sent_after_an_acknowledgement() -> None:
-    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    outgoing = Outgoing()
     for number in range(STEP_WINDOW):
-        step(outgoing, number, time=NO_TIME)
+        step(outgoing, number)
         assert await sent(outgoing) is not None
-    step(outgoing, STEP_WINDOW, time=NO_TIME)
+    step(outgoing, STEP_WINDOW)
     step(outgoing, STEP_WINDOW + 1)
     assert await sent(outgoing) is None
     outgoing.acknowledge(1)
@@ -414,7 +353,7 @@ async def test_accepted_and_rejected_submissions_that_are_unsent_count_together(
 
 
 async def test_a_completion_outside_a_step_is_sent_at_once_and_holds_its_handle() -> None:
-    outgoing = Outgoing(CoalescePolicy(1.0))
+    outgoing = Outgoing()
     waiting = asyncio.create_task(outgoing.next_message())
     await asyncio.sleep(0)
     outgoing.complete(pb.Completion(handle=4, reason=pb.COMPLETION_REASON_CANCELLED))

@@ -12,7 +12,6 @@ from engine.core.outputs import SchedulerOutput
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.serving.coalescing import CoalescePolicy
 from engine.serving.engine import Engine
 from engine.serving.listener import Listener
 from engine.serving.matcher_compiler import MatcherCompiler
@@ -134,7 +133,7 @@ async def run_engine(
         serves_vllm: whether vLLM's API is served too.
     Raises: StepError: at the end of the block, if the engine has failed.
     """
-    service, add_services = serve_vllm(0.0, CoalescePolicy()) if serves_vllm else (EngineService(), lambda _: None)
+    service, add_services = serve_vllm(0.0) if serves_vllm else (EngineService(), lambda _: None)
     listener = Listener(service, address, add_services=add_services)
     await listener.start()
     engine = Engine(service, _TestLoopIo(listener), parts, integrity_check_interval_s=integrity_check_interval_s)

@@ -21,7 +21,6 @@ from engine.core.outputs import SchedulerStats
 from engine.demo import MODEL_DIR
 from engine.interfaces import LoopSnapshot
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.serving.coalescing import CoalescePolicy
 from engine.serving.listener import Listener
 from engine.serving.parts import CheckpointInfo
 from engine.serving.vllm.description import LoadMeter, model_info, tokenizer_archive, tokenizer_chunks
@@ -36,7 +35,7 @@ PROMPT = tuple(range(10, 40))
 @pytest.fixture
 async def loading() -> AsyncIterator[Gateway]:
     """An engine that still loads."""
-    service, add_services = serve_vllm(0.0, CoalescePolicy())
+    service, add_services = serve_vllm(0.0)
     listener = Listener(service, "127.0.0.1:0", add_services=add_services)
     await listener.start()
     service.set_loading("loading weights 43 %")
