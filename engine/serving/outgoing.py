@@ -81,14 +81,14 @@ class Receiver(Protocol):
 class Outgoing:
     """The messages to one frontend; lives on the event loop.
 
-    Order: an admission precedes everything else about its handles; within a request, rows come in order and the
-    completion last.
+    Order: an admission precedes everything else about its handles, or the first of that stands for it; within a
+    request, rows come in order and the completion last.
     """
 
     def __init__(self) -> None:
         self._merged_steps: set[int] = set()  # steps with rows in the columns
         self._wake = asyncio.Event()
-        self._accepted: list[int] = []
+        self._accepted: dict[int, None] = {}  # handles without a later event
         self._rejections: list[pb.Rejection] = []
         self._drain_notice: pb.DrainNotice | None = None
         self._status: pb.EngineStatus | None = None
@@ -108,8 +108,8 @@ class Outgoing:
         return self._refusal is not None or len(self._accepted) + len(self._rejections) >= MAX_UNSENT_ADMISSIONS
 
     def accept(self, handle: int) -> None:
-        """Adds an accepted submission."""
-        self._accepted.append(handle)
+        """Adds an accepted submission. An event of it before the next message stands for it."""
+        self._accepted[handle] = None
         self._wake.set()
 
     def reject(self, rejection: pb.Rejection) -> None:
@@ -123,6 +123,7 @@ class Outgoing:
         """Adds the output of a step for one request; `end_step` sends it."""
         if self._refusal is not None:
             return
+        self._accepted.pop(handle, None)
         self._columns.add(handle, epoch, output)
         self._newest = (snapshot, sampled_at_ns)
         self._merged_steps.add(snapshot.engine_step)
@@ -144,6 +145,7 @@ class Outgoing:
         """Adds the completion of a request that ended outside a step."""
         if self._refusal is not None:
             return
+        self._accepted.pop(completion.handle, None)
         self._columns.add_completion(completion)
         self._wake.set()
 
@@ -215,7 +217,7 @@ class Outgoing:
     def _take_message(self) -> pb.AttachResponse | None:
         if self._accepted or self._rejections:
             admission = pb.AdmissionResult(accepted_handles=self._accepted, rejections=self._rejections)
-            self._accepted, self._rejections = [], []
+            self._accepted, self._rejections = {}, []
             return pb.AttachResponse(admission=admission)
         if self._drain_notice is not None:
             notice, self._drain_notice = self._drain_notice, None

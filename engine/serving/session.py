@@ -291,7 +291,6 @@ class Session:
         if self._by_request.get(entry.request_id) is not entry:
             return  # the request ended in the same iteration of the event loop
         self._close(entry.request_id)
-        self.outgoing.accept(entry.handle)
         self._complete(entry, reason, "", queued_s=time.monotonic() - entry.arrival_s)
 
     def _complete(self, entry: OpenRequest, reason: EndReason, detail: str, *, queued_s: float = 0.0) -> None:

@@ -21,7 +21,7 @@ class CommandOutbox:
 
     def __init__(self, *, step_window: int, wake: Callable[[], None]) -> None:
         self._wake = wake
-        # An acknowledgement is sent with other commands, or alone when a quarter of the window is unacknowledged.
+        # An acknowledgement is a message like any other: one is sent when a quarter of the window is unacknowledged.
         self._ack_every = max(1, step_window // 4)
         self._command_seq = 1  # Hello
         self._submissions: list[pb.Submission] = []
@@ -54,7 +54,7 @@ class CommandOutbox:
     def acknowledge(self, step_seq: int) -> None:
         """Notes that all steps up to this one were processed."""
         self._processed_step = step_seq
-        if step_seq - self._acknowledged_step >= self._ack_every:
+        if self._is_ack_due:
             self._wake()
 
     def acknowledge_at_once(self) -> None:
@@ -67,13 +67,16 @@ class CommandOutbox:
 
         Encodes each message only when the iterator reaches it, so that the event loop is not blocked by all of them.
         """
-        has_new_step = self._processed_step > self._acknowledged_step
-        commands = wire.commands(
-            self._submissions, self._cancellations, self._credits, self._processed_step if has_new_step else None
-        )
+        ack = self._processed_step if self._is_ack_due else None
+        commands = wire.commands(self._submissions, self._cancellations, self._credits, ack)
         self._submissions, self._cancellations, self._credits = [], {}, {}
-        self._acknowledged_step = self._processed_step
+        if ack is not None:
+            self._acknowledged_step = ack
         return map(self._numbered, commands)
+
+    @property
+    def _is_ack_due(self) -> bool:
+        return self._processed_step - self._acknowledged_step >= self._ack_every
 
     def _numbered(self, command: pb.AttachRequest) -> pb.AttachRequest:
         self._command_seq += 1

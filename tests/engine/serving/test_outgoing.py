@@ -55,6 +55,22 @@ async def test_admission_comes_first_and_status_is_replaced() -> None:
     assert messages[2].status.engine_step == 2
 
 
+async def test_the_first_event_of_a_handle_stands_for_its_acceptance() -> None:
+    outgoing = Outgoing()
+    for handle in (1, 2, 3, 4):
+        outgoing.accept(handle)
+    outgoing.add_output(1, 0, output(0, 5), SNAPSHOT, 77)
+    outgoing.complete(pb.Completion(handle=3))
+    first = await outgoing.next_message()
+    assert first is not None
+    assert list(first.admission.accepted_handles) == [2, 4]
+    step = await next_step(outgoing)
+    assert list(step.handles) == [1]
+    outgoing.accept(5)
+    outgoing.add_output(5, 0, output(0, 5), SNAPSHOT, 77)
+    assert list((await next_step(outgoing)).handles) == [5], "there is no admission without a handle"
+
+
 async def test_columns_omit_default_values() -> None:
     outgoing = Outgoing()
     outgoing.see_commands(6)

@@ -221,6 +221,9 @@ class AttachClient:
         assert len(counts) == len(epochs) == len(step.start_indices) == num_rows, "columns differ in length"
         assert sum(counts) == len(step.token_ids), "token_counts and token_ids differ"
         assert len(set(step.handles)) == num_rows, "two rows for one handle"
+        told = [*step.handles, *(m.handle for m in step.prompt_logprobs), *(m.handle for m in step.completions)]
+        for handle in told:  # its first event stands for the acceptance, if none came before
+            self.received[handle].is_accepted = True
         self._take_prompt_logprobs(step)
         token_ids = iter(step.token_ids)
         for handle, count, epoch, start in zip(step.handles, counts, epochs, step.start_indices, strict=True):
