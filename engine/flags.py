@@ -220,10 +220,9 @@ class EngineFlags:
     )  # fmt: skip
     coalesce_ms: float = flag(
         25.0, number(0, 1000),
-        "maximum delay in milliseconds to merge several steps into one message; with fewer than 8 streams 0.4 of it, "
-        "for steps shorter than 0.2 of it. First tokens and ends are never delayed. 0 disables merging: more even "
-        "inter-token latency, "
-        "more CPU per token",
+        "maximum delay in milliseconds to merge several steps into one message; with fewer than 8 streams only steps "
+        "shorter than 0.2 of it. First tokens and ends are never delayed. 0 disables merging: more even inter-token "
+        "latency, more CPU per token",
     )  # fmt: skip
     enforce_eager: bool = flag(
         False, switch(), "disable CUDA graphs: less memory and a faster start, slower steps of up to 512 tokens"
