@@ -51,13 +51,19 @@ def emit_call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
 
 
 def emit_prefetch(builder: Any, address: Any) -> None:
-    """Prefetches the cache line at an address. Any address is valid; results do not depend on it."""
+    """Prefetches the cache line at an address into the second-level cache. Any address is valid; results do not depend
+    on it.
+
+    What a tile prefetches is read so late that the first level may have lost it. And there few lines can be on their
+    way: on a Zen 4 the same prefetches into the first level read 9 GB/s of keys and values on one thread instead of 14,
+    and 14 GB/s of fp32 weights for 8 rows instead of 19.
+    """
     pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
     function = builder.module.declare_intrinsic(
         "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
     )
-    read, all_levels, data = i32(0), i32(3), i32(1)
-    builder.call(function, [builder.inttoptr(address, pointer), read, all_levels, data])
+    read, second_level, data = i32(0), i32(2), i32(1)
+    builder.call(function, [builder.inttoptr(address, pointer), read, second_level, data])
 
 
 # Functions of the C library, found by name when a kernel is loaded.
