@@ -100,13 +100,14 @@ class Authority:
         self._name = name
         self.ca = folder / f"{name}.pem"
         self._key = folder / f"{name}.key"
-        _openssl("req", "-x509", "-subj", f"/CN={name}", "-keyout", self._key, "-out", self.ca, *_NEW_KEY)
+        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")  # Python 3.13 and newer trust no other
+        _openssl("req", "-x509", "-subj", f"/CN={name}", "-keyout", self._key, "-out", self.ca, *usage, *_NEW_KEY)
 
     def sign(self, name: str) -> Certificate:
         """A certificate for this machine."""
         made = Certificate(self._folder / f"{self._name}-{name}.pem", self._folder / f"{self._name}-{name}.key")
         request, names = made.cert.with_suffix(".csr"), made.cert.with_suffix(".names")
-        names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
         _openssl("req", "-new", "-subj", f"/CN={name}", "-keyout", made.key, "-out", request, *_NEW_KEY)
         signer = ("-CA", self.ca, "-CAkey", self._key, "-CAcreateserial", "-days", "2", "-extfile", names)
         _openssl("x509", "-req", "-in", request, "-out", made.cert, *signer)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.support.packages import hidden_modules, hiding, requirements
 
@@ -19,7 +20,10 @@ def test_extra_alone_imports_what_it_promises(extra: str, tmp_path: Path) -> Non
     allowed = requirements("chairlift", extra, set()) | {"setuptools", "pip"}
     hidden = hidden_modules(allowed)
     if extra != "engine":
-        assert {"triton", "numba"} <= hidden
+        assert "numba" in hidden
+        assert ("triton" in hidden) == (
+            extra != "transformers" or torch.version.cuda is None
+        )  # PyTorch for CUDA needs it
     assert ("torch" in hidden) == (extra not in ("engine", "transformers"))
     assert ("transformers" in hidden) == (extra != "transformers")
     done = subprocess.run(

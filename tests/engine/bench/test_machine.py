@@ -1,5 +1,6 @@
 """Description and rates of the machine."""
 
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ def test_relevant_cpu_flags_are_kept(tmp_path: Path) -> None:
     assert machine.cpu == "Some CPU 3"
     assert machine.cpu_flags == ("avx2", "avx512_vnni")
     assert machine.usable_cpus >= 1
-    assert machine.versions["torch"] == torch.__version__
+    assert machine.versions["torch"] == metadata.version("torch")
 
 
 def test_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:

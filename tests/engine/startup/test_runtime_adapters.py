@@ -89,7 +89,7 @@ def test_paths_that_lead_out_of_the_folders_are_refused_whether_or_not_they_exis
     paths = ["../outside/a", str(outside), "../nowhere", "/etc", "link", "dangling", "a\0b"]
     paths += [f"with-{CONFIG_FILE}", f"with-{WEIGHTS_FILE}"]
     for path in paths:
-        with pytest.raises(CheckpointError, match=r"is not in a folder of --lora-dir|cannot be read: embedded null"):
+        with pytest.raises(CheckpointError, match=r"is not in a folder of --lora-dir|cannot be read: .*embedded null"):
             adapters(0, "a", path, b"")
     for path in ("circle", "missing", "with/nothing"):
         with pytest.raises((AdapterNotFound, CheckpointError)):

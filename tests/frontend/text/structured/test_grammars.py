@@ -163,7 +163,7 @@ def test_unsatisfiable_schema_is_refused(case, compiled):
 NO_SCHEMA = {
     "no JSON": ("{", "not valid JSON"),
     "no object": ("true", "must be a JSON object"),
-    "nested without end": ('{"not":' * 5000 + "1" + "}" * 5000, "nested too deeply"),
+    "nested without end": ('{"not":' * 100_000 + "1" + "}" * 100_000, "nested too deeply"),
     "nested deeply": ('{"properties":{"a":' * 100 + "{}" + "}}" * 100, "recursion limit"),
     "unknown type": ('{"type": "intger"}', "intger"),
     "reference elsewhere": ('{"$ref": "http://example.com/a"}', "example.com"),
