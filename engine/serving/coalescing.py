@@ -14,7 +14,7 @@ from engine.core.outputs import RequestOutput
 from engine.interfaces import AdmissionReport, CacheReport, Report, StepReport
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CoalescePolicy:
     """How long tokens may wait for those of the next steps.
 

@@ -87,26 +87,31 @@ class Engine:
         """
         loop = self._loop
         try:
-            loop.run()
+            self._run_loop()
         except Exception as error:
             is_reported = isinstance(error, DeviceError | IntegrityError)  # main logs these in one line
             if not is_reported:
                 _log.exception("step %d failed", loop.snapshot.engine_step + 1)
             with contextlib.suppress(RuntimeError):  # the event loop may have ended
-                self._outbox.flush()
                 detail = str(error) if isinstance(error, IntegrityError) else f"step failed: {error}"
                 self._io.call(self._service.fail, detail)
             if is_reported:
                 raise
             raise StepError(str(error)) from error
         finally:
-            with contextlib.suppress(RuntimeError):
-                self._outbox.flush()
             self._io.stop(STOP_GRACE_S)
             self._grammars.close()
         if self._io.has_failed:
             raise StepError("the IO thread failed")
         _log.info("drained: %d requests finished, %d cancelled", loop.num_drained, loop.num_cut)
+
+    def _run_loop(self) -> None:
+        """Runs the step loop; what waits then goes before the news of its end."""
+        try:
+            self._loop.run()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the event loop may have ended
+                self._outbox.flush()
 
     @property
     def num_turns(self) -> int:

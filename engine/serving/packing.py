@@ -58,11 +58,6 @@ class StepColumns:
         return bool(self._rows or self._completions or self._first_tokens or self._prompt_logprobs)
 
     @property
-    def num_rows(self) -> int:
-        """Requests with unsent tokens."""
-        return len(self._rows)
-
-    @property
     def num_values(self) -> int:
         """Unsent tokens and log-probabilities, which make up the size of the message: at most 9 bytes each."""
         return self.num_tokens + self.num_prompt_values + self._num_output_values

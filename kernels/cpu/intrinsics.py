@@ -51,8 +51,7 @@ def emit_call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
 
 
 def emit_prefetch(builder: Any, address: Any) -> None:
-    """Prefetches the cache line at an address into the second-level cache. Any address is valid; results do not depend
-    on it.
+    """Prefetches a cache line into the second-level cache. Any address is valid, and results do not depend on it.
 
     What a tile prefetches is read so late that the first level may have lost it. And there few lines can be on their
     way: on a Zen 4 the same prefetches into the first level read 9 GB/s of keys and values on one thread instead of 14,

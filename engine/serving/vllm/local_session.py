@@ -27,11 +27,7 @@ class LocalSession(Receiver):
     Invariant: `_calls` holds the answers that the engine has, each with the call's wake-up.
     """
 
-    def __init__(
-        self,
-        open_session: Callable[[Receiver], Session],
-        on_close: Callable[[], None],
-    ) -> None:
+    def __init__(self, open_session: Callable[[Receiver], Session], on_close: Callable[[], None]) -> None:
         self._on_close = on_close
         self._handles = itertools.count(1)
         self._command_seqs = itertools.count(1)

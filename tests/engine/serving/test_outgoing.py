@@ -305,12 +305,9 @@ async def test_unsent_admissions_are_bounded() -> None:
     assert not outgoing.is_full
 
 
-FAST = dataclasses.replace(SNAPSHOT, step_us=5_000)
-
-
 def step(outgoing: Outgoing, number: int, *, num_streams: int = 8) -> None:
     """Adds a token for each stream."""
-    snapshot = dataclasses.replace(FAST, engine_step=number)
+    snapshot = dataclasses.replace(SNAPSHOT, engine_step=number)
     for handle in range(1, num_streams + 1):
         outgoing.add_output(handle, 0, output(number, 5), snapshot, 1000 + number)
     outgoing.end_step()
