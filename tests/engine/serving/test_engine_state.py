@@ -1,6 +1,7 @@
 """What frontends learn of the state of an engine over real gRPC: heartbeats, failures, drain, stalls."""
 
 import itertools
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.outputs import SchedulerOutput
 from engine.errors import StepError
+from engine.serving.coalescing import CoalescePolicy
 from tests.support.engine.client import AttachClient, submission
 from tests.support.engine.fake_engine import fake_engine_parts, run_engine
 from tests.support.engine.fake_model import FakeModel
@@ -56,15 +58,24 @@ async def test_a_failed_row_ends_only_its_request() -> None:
 
 
 @pytest.mark.usefixtures("no_linger")
-async def test_a_failed_step_ends_every_request_and_the_engine() -> None:
+@pytest.mark.parametrize("coalescing", [None, CoalescePolicy(3600.0)], ids=["at once", "tokens wait"])
+async def test_a_failed_step_ends_every_request_and_the_engine(coalescing: CoalescePolicy | None) -> None:
+    has_first = threading.Event()
+
     def on_step(plan: SchedulerOutput) -> None:
+        if plan.step == 2:  # later tokens wait, if they may, when the first ones have gone
+            assert has_first.wait(30)
         if plan.step == 5:
             raise RuntimeError("the device is gone")
 
-    engine = run_engine(fake_engine_parts(model=ENDLESS, on_step=on_step))
+    engine = run_engine(fake_engine_parts(model=ENDLESS, on_step=on_step), coalescing=coalescing)
     server = await engine.__aenter__()
     async with AttachClient.open(server.address, acks=False) as client:
-        answers = await client.generate(submission(1, [1], 30), submission(2, [2], 30))
+        await client.submit(submission(1, [1], 30), submission(2, [2], 30))
+        await client.until(lambda: all(client.received[handle].token_ids for handle in (1, 2)))
+        has_first.set()
+        answers = await client.ended(1, 2)
+        assert [len(answer.token_ids) for answer in answers] == [4, 4], "tokens of the steps before are lost"
         with pytest.raises(EOFError):
             await client.until(lambda: False)
     with pytest.raises(StepError, match="the device is gone"):

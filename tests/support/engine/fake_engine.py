@@ -12,6 +12,7 @@ from engine.core.outputs import SchedulerOutput
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
 from engine.model.tokenizer_files import TokenizerFiles
+from engine.serving.coalescing import CoalescePolicy
 from engine.serving.engine import Engine
 from engine.serving.listener import Listener
 from engine.serving.matcher_compiler import MatcherCompiler
@@ -121,6 +122,7 @@ async def run_engine(
     parts: EngineParts,
     address: str = "127.0.0.1:0",
     *,
+    coalescing: CoalescePolicy | None = None,
     integrity_check_interval_s: float = 0.0,
     serves_vllm: bool = False,
 ) -> AsyncIterator[RunningEngine]:
@@ -129,14 +131,20 @@ async def run_engine(
     Args:
         parts: the engine.
         address: "host:port" or "unix:/path".
-        integrity_check_interval_s: see `EngineConfig`.
+        coalescing, integrity_check_interval_s: see `Engine`.
         serves_vllm: whether vLLM's API is served too.
     Raises: StepError: at the end of the block, if the engine has failed.
     """
     service, add_services = serve_vllm(0.0) if serves_vllm else (EngineService(), lambda _: None)
     listener = Listener(service, address, add_services=add_services)
     await listener.start()
-    engine = Engine(service, _TestLoopIo(listener), parts, integrity_check_interval_s=integrity_check_interval_s)
+    engine = Engine(
+        service,
+        _TestLoopIo(listener),
+        parts,
+        coalescing=coalescing,
+        integrity_check_interval_s=integrity_check_interval_s,
+    )
     running = asyncio.create_task(asyncio.to_thread(engine.run))
     try:
         yield RunningEngine(listener.address, engine)
