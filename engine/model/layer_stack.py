@@ -87,7 +87,7 @@ class LayerStack:
             x = self._ops.rms_norm(residual, first_norm.weight, self.eps, for_linear=True)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [last_norm]
         for layer, kv_cache, next_norm in zip(self.layers, kv_caches, next_norms, strict=True):
-            x = layer.attention(x, positions, kv_cache, metadata, adapted)
+            x = layer.attend(x, positions, kv_cache, metadata, adapted)
             for_linear = layer.feed_forward.is_linear_input
             x, residual = self._added(x, residual, layer.mlp_norm, for_linear=for_linear)
             x = layer.mlp(x, adapted)
