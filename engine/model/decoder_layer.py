@@ -1,12 +1,14 @@
-"""One layer of the decoder: attention and a feed-forward network, with RMSNorms before or around each."""
+"""One layer of the decoder: attention, or what stands for it, and a feed-forward network, with RMSNorms around each."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 
 from engine.model.attention import Attention
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span
 from engine.model.config import ModelConfig
+from engine.model.delta_net import DeltaNet
 from engine.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 from engine.model.linear import Linear
 from engine.model.norm import Norm
@@ -15,6 +17,44 @@ from engine.model.stacked_linear import StackedLinear
 from engine.parallel.group import ParallelGroup
 from kernels.interface import KernelOps, KVCache, LinearInput
 from kernels.metadata import AdaptedTokens, AttentionMetadata
+
+
+class Mixer(Protocol):
+    """The part of a layer in which tokens of a request see those before them."""
+
+    @property
+    def has_kv_cache(self) -> bool:
+        """Whether it keeps keys and values."""
+        ...
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All linear layers, in the order in which they are loaded."""
+        ...
+
+    def own_parts(self) -> dict[str, CheckpointPart]:
+        """Returns name in the checkpoint -> the part of a parameter that it fills, without norms and `linears`."""
+        ...
+
+    def load(self, fill: Fill, recall: Recall) -> None:
+        """Fills its own parts, then loads and packs one linear layer at a time."""
+        ...
+
+    def allocate_states(self, num_slots: int, /) -> None:
+        """Allocates what it keeps of `num_slots` requests besides keys and values."""
+        ...
+
+    def __call__(
+        self,
+        x: LinearInput,
+        positions: torch.Tensor,
+        kv_cache: KVCache | None,
+        metadata: AttentionMetadata,
+        adapted: AdaptedTokens | None,
+        /,
+    ) -> torch.Tensor:
+        """Normalised input [T, hidden] -> [T, hidden], of which ranks compute terms of a sum."""
+        ...
 
 
 class DecoderLayer:
@@ -58,8 +98,10 @@ class DecoderLayer:
                 row_order=row_order,
             )
 
-        def norm(name: str, size: int = config.hidden_size, scale: float = 1.0) -> Norm:
-            made = Norm(size, offset=traits.norm_offset, scale=scale, dtype=dtype, device=device)
+        def norm(
+            name: str, size: int = config.hidden_size, *, scale: float = 1.0, order: torch.Tensor | None = None
+        ) -> Norm:
+            made = Norm(size, offset=traits.norm_offset, scale=scale, order=order, dtype=dtype, device=device)
             self._norms[name] = made
             return made
 
@@ -77,7 +119,12 @@ class DecoderLayer:
             self._mlp_output_norm = norm(names.behind_mlp, scale=scale)
         else:
             self.mlp_norm = norm("post_attention_layernorm")
-        self.attention = Attention(config, index, rotary, ops, sharding, linear, norm, device=device)
+        heads = traits.delta_rules[index] if traits.delta_rules else None
+        self.mixer: Mixer
+        if heads is None:
+            self.mixer = Attention(config, index, rotary, ops, sharding, linear, norm, device=device)
+        else:
+            self.mixer = DeltaNet(config, index, heads, ops, linear, device=device)
         mixture = traits.mixtures[index] if traits.mixtures else None
         self.feed_forward: FeedForward
         if mixture is None:
@@ -107,46 +154,43 @@ class DecoderLayer:
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills; linear layers are without memory."""
-        parts = self._own_parts() | self.feed_forward.own_parts()
+        parts = self._norm_parts() | self.mixer.own_parts() | self.feed_forward.own_parts()
         for linear in self.linears:
             parts |= linear.checkpoint_parts()
         return parts
 
     def load(self, fill: Fill, recall: Recall) -> None:
-        """Fills norms and what attention has besides, then loads and packs one linear layer at a time."""
-        fill(self._own_parts())
+        """Fills norms, then loads attention and feed-forward network."""
+        fill(self._norm_parts())
         for norm in self._norms.values():
             norm.finish()
-        for linear in self.attention.linears:
-            linear.load(self._ops, fill, recall)
+        self.mixer.load(fill, recall)
         self.feed_forward.load(fill, recall)
 
     @property
     def linears(self) -> tuple[Linear | StackedLinear, ...]:
         """All linear layers, in the order in which they are loaded."""
-        return *self.attention.linears, *self.feed_forward.linears
+        return *self.mixer.linears, *self.feed_forward.linears
 
     @property
     def adaptable(self) -> tuple[Linear, ...]:
         """Linear layers that adapters can change."""
-        return *self.attention.linears, *self.feed_forward.adaptable
+        return *self.mixer.linears, *self.feed_forward.adaptable
 
-    def _own_parts(self) -> dict[str, CheckpointPart]:
-        norms = {
-            f"{self._prefix}{name}.weight": CheckpointPart.whole(norm.weight) for name, norm in self._norms.items()
-        }
-        return norms | self.attention.own_parts()
+    def _norm_parts(self) -> dict[str, CheckpointPart]:
+        norms = self._norms.items()
+        return {f"{self._prefix}{name}.weight": CheckpointPart.whole(norm.weight) for name, norm in norms}
 
-    def attend(
+    def mix(
         self,
         x: LinearInput,
         positions: torch.Tensor,
-        kv_cache: KVCache,
+        kv_cache: KVCache | None,
         metadata: AttentionMetadata,
         adapted: AdaptedTokens | None,
     ) -> torch.Tensor:
-        """Normalised input [T, hidden] -> [T, hidden]; writes keys and values of the step, then reads the cache."""
-        terms = self.attention(x, positions, kv_cache, metadata, adapted)
+        """Normalised input [T, hidden] -> [T, hidden]; a cache, or states, get what the step adds."""
+        terms = self.mixer(x, positions, kv_cache, metadata, adapted)
         return self._normed(self._group.all_reduce(terms), self._attention_output_norm)
 
     def mlp(self, x: LinearInput, adapted: AdaptedTokens | None) -> torch.Tensor:
