@@ -63,6 +63,7 @@ def delta_rule(
     heads, num_tokens = weights.heads, x.shape[0]
     rows = token_rows(metadata, num_tokens)
     mixed = torch.empty(num_tokens, heads.num_channels, dtype=torch.float32, device=x.device)
+    results = torch.empty(num_tokens, heads.value_size, dtype=torch.float32, device=x.device)
     factors = torch.empty(num_tokens, 2 * heads.num_value_heads, dtype=torch.float32, device=x.device)
     mix, block_t, follow, num_parts = _bind(heads)
     batch = metadata.query_start_loc, metadata.seq_lens, slots
@@ -90,10 +91,11 @@ def delta_rule(
         *batch,
         states.conv,
         states.recurrent,
+        results,
         x.stride(0),
     )
     return gated_norm(
-        mixed[:, 2 * heads.key_size :],
+        results,
         x[:, heads.num_channels :],
         weights.norm,
         weights.eps,
@@ -323,6 +325,7 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
     slots_ptr,
     conv_states_ptr,
     recurrent_ptr,
+    results_ptr,
     x_stride,
     NUM_KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -333,9 +336,9 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
     BLOCK_W: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Updates BLOCK_V columns of the state of a head by the tokens of a row, whose values become results.
+    """Updates BLOCK_V columns of the state of a head by the tokens of a row, and writes their results.
 
-    Nobody else reads these values. Also keeps the last inputs of a part of the convolution, which has read the former.
+    Also keeps the last inputs of a part of the convolution, which has read the former.
     """
     GROUPS: tl.constexpr = NUM_VALUE_HEADS // NUM_KEY_HEADS
     KEY_SIZE: tl.constexpr = NUM_KEY_HEADS * KEY_DIM
@@ -369,6 +372,7 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
         token_ptr = mixed_ptr + first.to(tl.int64) * NUM_CHANNELS
         q_ptrs = token_ptr + head // GROUPS * KEY_DIM + keys
         v_ptrs = token_ptr + 2 * KEY_SIZE + head * VALUE_DIM + columns
+        result_ptrs = results_ptr + first.to(tl.int64) * (NUM_VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + columns
         factor_ptr = factors_ptr + first.to(tl.int64) * (2 * NUM_VALUE_HEADS) + head
         has_next = first < end
         next_q = tl.load(q_ptrs, mask=has_next, other=0.0)
@@ -378,7 +382,6 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
         next_beta = tl.load(factor_ptr + NUM_VALUE_HEADS, mask=has_next, other=0.0)
         for token in range(first, end):
             q, k, v, decay, beta = next_q, next_k, next_v, next_decay, next_beta
-            out_ptrs = v_ptrs
             q_ptrs += NUM_CHANNELS
             v_ptrs += NUM_CHANNELS
             factor_ptr += 2 * NUM_VALUE_HEADS
@@ -391,6 +394,7 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
             # two sums of the old state, which do not wait for each other: the new state has S^T q = g S^T q + (q k) c
             by_k, by_q = tl.sum(state * k[:, None], axis=0), tl.sum(state * q[:, None], axis=0)
             change = beta * (v - decay * by_k)
-            tl.store(out_ptrs, decay * by_q + tl.sum(q * k, axis=0) * change)
+            tl.store(result_ptrs, decay * by_q + tl.sum(q * k, axis=0) * change)
+            result_ptrs += NUM_VALUE_HEADS * VALUE_DIM
             state = decay * state + k[:, None] * change[None, :]
         tl.store(state_ptrs, state)
