@@ -349,20 +349,6 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
         first, end = tl.load(query_start_loc_ptr + row), tl.load(query_start_loc_ptr + 1 + row)
         slot = tl.load(slots_ptr + row).to(tl.int64)
         is_continued = seq_len > end - first
-        _keep_inputs(
-            x_ptr,
-            conv_states_ptr,
-            slot,
-            first,
-            end,
-            is_continued,
-            x_stride,
-            part,
-            CONV_WIDTH,
-            NUM_CHANNELS,
-            BLOCK_W,
-            BLOCK_C,
-        )
         head = part // (VALUE_DIM // BLOCK_V)
         keys = tl.arange(0, KEY_DIM)
         columns = part % (VALUE_DIM // BLOCK_V) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -380,6 +366,20 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
         next_v = tl.load(v_ptrs, mask=has_next, other=0.0)
         next_decay = tl.load(factor_ptr, mask=has_next, other=0.0)
         next_beta = tl.load(factor_ptr + NUM_VALUE_HEADS, mask=has_next, other=0.0)
+        _keep_inputs(
+            x_ptr,
+            conv_states_ptr,
+            slot,
+            first,
+            end,
+            is_continued,
+            x_stride,
+            part,
+            CONV_WIDTH,
+            NUM_CHANNELS,
+            BLOCK_W,
+            BLOCK_C,
+        )
         for token in range(first, end):
             q, k, v, decay, beta = next_q, next_k, next_v, next_decay, next_beta
             q_ptrs += NUM_CHANNELS

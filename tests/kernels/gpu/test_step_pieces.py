@@ -57,7 +57,8 @@ def normal(seed, *shape):
 class DeltaModel:
     """Two layers with states, one of attention between them, and logits of all that they return."""
 
-    def __init__(self):
+    def __init__(self, is_quantized):
+        self.is_quantized = is_quantized
         self.weights = [
             DeltaWeights(
                 HEADS,
@@ -79,7 +80,8 @@ class DeltaModel:
         for layer in range(2):
             columns = x[:, :NUM_COLUMNS], x[:, NUM_COLUMNS:]
             x = ops.delta_rule(*columns, self.weights[layer], self.states[layer], inputs.metadata)
-            if isinstance(x, QuantizedRows):
+            assert isinstance(x, QuantizedRows) == self.is_quantized
+            if self.is_quantized:
                 x = x.dequantized(torch.float32)
             if layer == 0:
                 x = attend(x.view(len(x), 1, 16), None, inputs.metadata) @ self.mixes[1]
@@ -135,12 +137,11 @@ def test_recorded_steps_update_states_as_others_do(device, graphs, quantizes):
     eager, recorded = (
         GpuOps(device, TARGETS["sm_90"], num_processors=132, quantize_inputs=quantizes) for _ in range(2)
     )
-    models, seen = (DeltaModel(), DeltaModel()), []
+    models = DeltaModel(quantizes), DeltaModel(quantizes)
     buffers = make_step_buffers(4, 8, 1)
     buffers = replace(buffers, metadata=replace(buffers.metadata, state_slots=torch.zeros(4, dtype=torch.int32)))
 
     def attend(q, _cache, metadata, *, out=None, **_options):
-        seen.append(metadata.num_reqs)
         return 2 * q.flatten(1) if out is None else out.copy_(2 * q.flatten(1))
 
     recorded._attention = attend
