@@ -46,6 +46,35 @@ def test_each_attention_gets_the_blocks_of_its_group(graphs):
     assert all(call[3] is metadata.derived for call in seen)  # plans of the batch are made once for all groups
 
 
+@pytest.mark.parametrize("quantize", [None, torch.float8_e4m3fn])
+def test_layers_and_sizes_share_the_memory_of_their_inputs_and_results(graphs, quantize):
+    """Tensors of each layer and size that stay in use until the replay would add up."""
+    recorder = PieceRecorder(torch.cuda.graph_pool_handle(), torch.device("cpu"))
+    weights, seen = DeltaModel(False).weights[0], []
+
+    def compute(x, gates, _weights, _states, *, metadata, out, quantize, group_size):
+        parts = (out,) if quantize is None else (out.values, out.scales)
+        assert metadata.num_reqs == 2
+        assert all(len(part) == len(x) for part in (gates, *parts))
+        seen.append(([tensor.data_ptr() for tensor in (x, gates, *parts)], x[0, 0].item(), gates[0, 0].item()))
+
+    def step(inputs):
+        for layer in range(2):
+            x, gates = (inputs.positions[:, None] + 10 * layer + torch.zeros(1, n) for n in (NUM_COLUMNS, 2))
+            recorder.delta_rule(compute, x, gates, weights, None, inputs.metadata, quantize=quantize)
+        return torch.zeros(2, 5)
+
+    buffers = make_inputs(first_block=10)
+    pieces = [
+        recorder.record(step, replace(buffers, positions=buffers.positions[:num_tokens])) for num_tokens in (4, 3)
+    ]
+    for number, recorded in enumerate(pieces):
+        buffers.positions.fill_(number)
+        recorded.replay(buffers.metadata)
+    assert [call[1:] for call in seen] == [(0, 0), (10, 10), (1, 1), (11, 11)]
+    assert all(call[0] == seen[0][0] for call in seen)
+
+
 HEADS = DeltaHeads(num_key_heads=1, key_dim=16, num_value_heads=1, value_dim=16, conv_width=4)
 NUM_COLUMNS = HEADS.num_channels + HEADS.value_size
 
