@@ -97,7 +97,7 @@ def has_native_text(fields: ConfigFields) -> bool:
     part = _text_part(fields)
     if part is None or "text_config" not in fields:
         return part is not None
-    return fields.section("text_config").raw("model_type", part.model_type) == part.model_type
+    return bool(fields.section("text_config").raw("model_type", part.model_type) == part.model_type)
 
 
 def transformers_fields(fields: ConfigFields) -> ConfigFields:

@@ -9,7 +9,8 @@ import torch
 from kernels.bench.case import Case, Prepared, num_copies, relative_error
 from kernels.bench.device import BenchDevice
 from kernels.bench.dims import Dims
-from kernels.delta_rule import DeltaHeads, DeltaStates, DeltaWeights
+from kernels.delta_heads import DeltaHeads
+from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.gpu.delta_rule import delta_rule
 from kernels.metadata import AttentionMetadata
 from kernels.reference.delta_rule import delta_rule as reference_delta_rule

@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.delta_rule import NORM_EPS, DeltaHeads, DeltaStates, DeltaWeights, check_delta
+from kernels.delta_heads import DeltaHeads
+from kernels.delta_rule import NORM_EPS, DeltaStates, DeltaWeights, check_delta
 from kernels.gpu.gated_norm import gated_norm
 from kernels.gpu.launch import BoundKernel
 from kernels.gpu.quantize import QuantizedRows

@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from kernels.delta_rule import DeltaHeads, DeltaStates, DeltaWeights
+from kernels.delta_heads import DeltaHeads
+from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.dtypes import dtype_name
 from kernels.fp8_block import BLOCK
 from kernels.gpu.delta_rule import delta_rule

@@ -42,7 +42,7 @@ def delta_rule(
 def _next(mixed: torch.Tensor, gates: torch.Tensor, weights: DeltaWeights, state: torch.Tensor) -> torch.Tensor:
     """Updates the state [num_value_heads, key_dim, value_dim] by a token; returns [num_value_heads, value_dim]."""
     heads = weights.heads
-    q, k, v = mixed.split((heads.key_size, heads.key_size, heads.value_size))
+    q, k, v = torch.split(mixed, [heads.key_size, heads.key_size, heads.value_size])
     groups = heads.num_value_heads // heads.num_key_heads
     q, k = (_unit(part.view(-1, heads.key_dim)).repeat_interleave(groups, dim=0) for part in (q, k))
     b, a = gates.chunk(2)
@@ -50,7 +50,8 @@ def _next(mixed: torch.Tensor, gates: torch.Tensor, weights: DeltaWeights, state
     state *= decay[:, None, None]
     error = v.view(heads.num_value_heads, -1) - torch.einsum("hkv,hk->hv", state, k)
     state += k[:, :, None] * (b.sigmoid()[:, None] * error)[:, None]
-    return torch.einsum("hkv,hk->hv", state, q) * heads.key_dim**-0.5
+    result: torch.Tensor = torch.einsum("hkv,hk->hv", state, q) * heads.key_dim**-0.5
+    return result
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,18 @@ import torch
 
 from engine.runner.step_buffers import StepLayout, StepSections
 
-LAYOUT = StepLayout(max_num_seqs=5, max_num_tokens=70, max_blocks=9, has_adapters=True)
+LAYOUT = StepLayout(max_num_seqs=5, max_num_tokens=70, max_blocks=9, has_adapters=True, has_state=True)
 TYPES = {
-    torch.int32: ["query_start_loc", "seq_lens", "ints", "forced_ids", "bias_start", "bias_ids", "block_table"],
+    torch.int32: [
+        "query_start_loc",
+        "seq_lens",
+        "state_slots",
+        "ints",
+        "forced_ids",
+        "bias_start",
+        "bias_ids",
+        "block_table",
+    ],
     torch.int64: [
         "logits_indices",
         "longs",

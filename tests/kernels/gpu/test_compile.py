@@ -356,7 +356,8 @@ def test_a_layer_compiles_for_columns_of_wider_rows_and_for_the_copies_of_record
         tmp_path,
         "",
         """
-        from kernels.delta_rule import DeltaHeads, DeltaStates, DeltaWeights
+        from kernels.delta_heads import DeltaHeads
+        from kernels.delta_rule import DeltaStates, DeltaWeights
         from kernels.gpu.ops import GpuOps
         from kernels.metadata import AttentionMetadata
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from kernels.delta_rule import DeltaHeads, DeltaStates, DeltaWeights
+from kernels.delta_heads import DeltaHeads
+from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.gpu.delta_rule import delta_rule
 from kernels.gpu.token_rows import token_rows
 from kernels.metadata import AttentionMetadata

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.delta_rule import DeltaHeads, DeltaStates, DeltaWeights
+from kernels.delta_heads import DeltaHeads
+from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.step_pieces import PieceRecorder
