@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from loadgen.cli.flags import ExitStatus, Flag, add_flags
+from chairlift.service.flag_kinds import ANY_TEXT, integer, switch
+from chairlift.service.flags import Flag
+from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
     Outcome,
@@ -19,7 +21,7 @@ from loadgen.cli.run_options import (
     run_and_report,
     target_spec,
 )
-from loadgen.cli.values import at_least_one
+from loadgen.cli.values import FILE
 from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, asked_rate, describe, workload
 from loadgen.comparison import servers
 from loadgen.comparison.ab import AbRuns, Turn, ab, turns
@@ -38,13 +40,13 @@ class _System(NamedTuple):
 
 
 _SERVER_FLAGS = (
-    Flag("--target-a", "URL of server A, see --target of `run`", str, "URL"),
-    Flag("--target-b", "URL of server B", str, "URL"),
-    Flag("--label-a", "label of A in the report (default: a)", str, "TEXT"),
-    Flag("--label-b", "label of B in the report (default: b)", str, "TEXT"),
-    Flag("--servers", "TOML file with the commands that start both servers, see below", Path),
-    Flag("--repeats", "pairs of runs (default: 5)", at_least_one, default=5),
-    Flag("--force", "compare even if a run is INVALID; the report notes it", bool),
+    Flag("--target-a", "URL of server A, see --target of `run`", ANY_TEXT, "URL"),
+    Flag("--target-b", "URL of server B", ANY_TEXT, "URL"),
+    Flag("--label-a", "label of A in the report (default: a)", ANY_TEXT, "TEXT"),
+    Flag("--label-b", "label of B in the report (default: b)", ANY_TEXT, "TEXT"),
+    Flag("--servers", "TOML file with the commands that start both servers, see below", FILE),
+    Flag("--repeats", "pairs of runs (default: 5)", integer(1), default=5),
+    Flag("--force", "compare even if a run is INVALID; the report notes it", switch()),
 )
 
 
@@ -61,7 +63,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_flags(parser.add_argument_group("servers"), _SERVER_FLAGS)
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
-    add_flags(parser, [Flag("--concurrency", "closed loop with this many requests in flight", at_least_one)])
+    add_flags(parser, [Flag("--concurrency", "closed loop with this many requests in flight", integer(1))])
     add_run_arguments(parser, with_target=False)
     parser.set_defaults(run=run)
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from chairlift.service.flag_kinds import integer, repeated, switch
+from chairlift.service.flags import Flag
 from loadgen.checks.selfcheck import judge
-from loadgen.cli.flags import SEVERAL, Flag, add_flags
+from loadgen.cli.flags import add_flags
 from loadgen.cli.result_folder import result_folder
-from loadgen.cli.values import at_least_one, duration_s, slo
+from loadgen.cli.values import DURATION, FOLDER, SLO
 from loadgen.comparison.bootstrap import RESAMPLES
 from loadgen.comparison.compare import Side, compare
 from loadgen.errors import OptionError
@@ -20,12 +22,12 @@ from loadgen.report.comparison_text import comparison_lines
 from loadgen.store import load
 
 _FLAGS = (
-    Flag("--warmup", "exclude this first part (default: as in the first run)", duration_s),
-    Flag("--goodput", "latency limits of goodput (default: as in the first run)", slo, more=SEVERAL),
-    Flag("--force", "compare even if workloads differ or a run is INVALID; the report notes it", bool),
-    Flag("--resamples", "bootstrap resamples (default: 10000)", at_least_one, default=RESAMPLES),
-    Flag("--seed", "random seed of the bootstrap (default: 0)", int, default=0),
-    Flag("--result-dir", "folder for the report (default: loadgen-results/compare-TIME)", Path, "DIR"),
+    Flag("--warmup", "exclude this first part (default: as in the first run)", DURATION),
+    Flag("--goodput", "latency limits of goodput (default: as in the first run)", repeated(SLO, takes_several=True)),
+    Flag("--force", "compare even if workloads differ or a run is INVALID; the report notes it", switch()),
+    Flag("--resamples", "bootstrap resamples (default: 10000)", integer(1), default=RESAMPLES),
+    Flag("--seed", "random seed of the bootstrap (default: 0)", integer(0), default=0),
+    Flag("--result-dir", "folder for the report (default: loadgen-results/compare-TIME)", FOLDER),
 )
 
 

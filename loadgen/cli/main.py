@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from chairlift.service.flags import FlagParser
 from chairlift.service.standard_streams import open_closed_streams
-from loadgen.cli.flags import ExitStatus, Parser
+from loadgen.cli.flags import ExitStatus
 from loadgen.cli.printing import outlasting_readers
 from loadgen.errors import LoadgenError
 from loadgen.target.base import without_credentials
@@ -66,7 +67,7 @@ def _run(name: str, arguments: list[str], program: str) -> int:
         print(f"chairlift-loadgen: {f'unknown verb {name!r}' if name else 'which verb?'}\n{_usage()}", file=sys.stderr)
         return ExitStatus.FAILED
     try:
-        parser = Parser(prog=program)
+        parser = FlagParser(program)
         module = importlib.import_module(f"loadgen.cli.{name.replace('-', '_')}")
         module.add_parser(parser.add_subparsers(required=True, metavar="VERB"))
         options = parser.parse_args(arguments)

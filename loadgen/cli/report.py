@@ -6,9 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from chairlift.service.flags import Flag
 from loadgen.checks.selfcheck import judge
-from loadgen.cli.flags import ExitStatus, Flag, add_flags
+from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.run_options import STRICT_FLAG, add_measure_arguments
+from loadgen.cli.values import FOLDER
 from loadgen.errors import OptionError
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.samples import samples_of
@@ -28,7 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the run")
     group = parser.add_argument_group("results")
     add_measure_arguments(group)
-    add_flags(group, [Flag("--result-dir", "folder for the reports (default: DIR)", Path, "OTHER"), STRICT_FLAG])
+    add_flags(group, [Flag("--result-dir", "folder for the reports (default: DIR)", FOLDER, "OTHER"), STRICT_FLAG])
     parser.set_defaults(run=run, warmup=None, goodput=None, metric_percentiles=None)
 
 

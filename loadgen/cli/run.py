@@ -2,12 +2,13 @@
 
 import argparse
 
-from loadgen.cli.flags import Flag, add_flags
+from chairlift.service.flag_kinds import integer
+from chairlift.service.flags import Flag
+from loadgen.cli.flags import add_flags
 from loadgen.cli.run_options import (
     add_run_arguments,
     run_or_describe,
 )
-from loadgen.cli.values import at_least_one
 from loadgen.cli.workload_options import add_synthetic_arguments, workload
 from loadgen.errors import OptionError
 
@@ -21,7 +22,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_synthetic_arguments(parser)
     text = "closed loop with this many requests in flight; a slow server lowers its own load"
-    add_flags(parser, [Flag("--concurrency", text, at_least_one)])
+    add_flags(parser, [Flag("--concurrency", text, integer(1))])
     add_run_arguments(parser)
     parser.set_defaults(run=run)
 

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.cli.flags import SEVERAL, ExitStatus, Flag, add_flags
+from chairlift.service.flag_kinds import ANY_TEXT, integer, switch
+from chairlift.service.flags import Flag
+from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
     add_run_arguments,
     measure_options,
     run_and_report,
 )
-from loadgen.cli.values import at_least_one, duration_s, positive, slo
+from loadgen.cli.values import DURATION, POSITIVE
 from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, describe, workload
 from loadgen.errors import OptionError
 from loadgen.report.sweep_files import PAGE, write_sweep
@@ -30,18 +32,13 @@ from loadgen.target.base import without_credentials
 from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, limit
 
-
-def _retries(text: str) -> int:
-    return 0 if text == "0" else at_least_one(text)
-
-
 _LEVEL_FLAGS = (
-    Flag("--level-duration", "approximate duration of each load level (default: all requests at each)", duration_s),
-    Flag("--bisect", "search between load levels for the highest load within the limits", bool),
-    Flag("--precision", "--bisect: relative precision (default: 0.05)", positive, "SHARE", 0.05),
-    Flag("--probes", "--bisect: maximum runs per limit (default: 8)", at_least_one, default=8),
-    Flag("--retries", "maximum repetitions of an INVALID load level (default: 1)", _retries, "N", 1),
-    Flag("--keep-going", "continue beyond saturation", bool),
+    Flag("--level-duration", "approximate duration of each load level (default: all requests at each)", DURATION),
+    Flag("--bisect", "search between load levels for the highest load within the limits", switch()),
+    Flag("--precision", "--bisect: relative precision (default: 0.05)", POSITIVE, "SHARE", 0.05),
+    Flag("--probes", "--bisect: maximum runs per limit (default: 8)", integer(1), default=8),
+    Flag("--retries", "maximum repetitions of an INVALID load level (default: 1)", integer(0), default=1),
+    Flag("--keep-going", "continue beyond saturation", switch()),
 )
 
 
@@ -58,26 +55,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_flags(
         loads,
         [
-            Flag("--rates", "open loop: request rates, in requests/s on average", str, "LEVELS"),
-            Flag("--concurrencies", "closed loop: numbers of requests in flight", str, "LEVELS"),
+            Flag("--rates", "open loop: request rates, in requests/s on average", ANY_TEXT, "LEVELS"),
+            Flag("--concurrencies", "closed loop: numbers of requests in flight", ANY_TEXT, "LEVELS"),
         ],
     )
     add_flags(group, _LEVEL_FLAGS)
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
     add_run_arguments(parser)
-    add_flags(
-        parser,
-        [
-            Flag(
-                "--slo",
-                "alias of --goodput",
-                slo,
-                default=argparse.SUPPRESS,
-                more={"dest": "goodput", **SEVERAL},
-            )
-        ],
-    )
     parser.set_defaults(run=run)
 
 

@@ -2,16 +2,23 @@
 
 import pytest
 
+from chairlift.service.flag_kinds import integer, switch
+from chairlift.service.flags import Flag, FlagParser
 from loadgen.cli import compare, report, run, simulate, sweep
-from loadgen.cli.flags import Flag, Parser, add_flags
+from loadgen.cli.flags import add_flags
 
 
 def test_switches_that_are_on_can_be_turned_off_and_a_flag_is_added_once() -> None:
-    parser = Parser()
+    parser = FlagParser("program")
     add_flags(
-        parser, [Flag("--on", "x", bool, default=True), Flag("--off", "x", bool), Flag("--n", "x", int, default=2)]
+        parser,
+        [
+            Flag("--on", "x", switch(), default=True),
+            Flag("--off", "x", switch()),
+            Flag("--n", "x", integer(0), default=2),
+        ],
     )
-    add_flags(parser, [Flag("--n", "y", int, default=9)])
+    add_flags(parser, [Flag("--n", "y", integer(0), default=9)])
     assert vars(parser.parse_args([])) == {"on": True, "off": False, "n": 2}
     assert vars(parser.parse_args(["--no-on", "--off", "--n", "3"])) == {"on": False, "off": True, "n": 3}
     with pytest.raises(SystemExit):
@@ -20,7 +27,7 @@ def test_switches_that_are_on_can_be_turned_off_and_a_flag_is_added_once() -> No
 
 @pytest.mark.parametrize("verb", [["run"], ["sweep", "--rates", "1"], ["report", "x"], ["compare", "x"]])
 def test_limits_of_several_flags_all_count(verb: list[str]) -> None:
-    parser = Parser()
+    parser = FlagParser("program")
     verbs = parser.add_subparsers()
     for module in (run, sweep, report, compare):
         module.add_parser(verbs)
@@ -33,7 +40,7 @@ def test_limits_of_several_flags_all_count(verb: list[str]) -> None:
 
 
 def test_policies_of_several_flags_all_count() -> None:
-    parser = Parser()
+    parser = FlagParser("program")
     simulate.add_parser(parser.add_subparsers())
     options = parser.parse_args(["simulate", "--trace", "x", "--policy", "fcfs", "slo", "--policy", "static"])
     assert options.policy == ["fcfs", "slo", "static"]

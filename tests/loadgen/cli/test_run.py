@@ -56,7 +56,7 @@ def test_a_tag_without_a_value_is_refused_before_anything_is_run(capsys: pytest.
         with pytest.raises(SystemExit, match="2"):
             main(["run", "--target", server.url, *_FLAGS, "--random-input-len", "5", "--tag", "gpu"])
         assert not server.record.answered()
-    assert "argument --tag: 'gpu' is not KEY=VALUE" in capsys.readouterr().err
+    assert "--tag is gpu, it must be KEY=VALUE" in capsys.readouterr().err
 
 
 def test_the_run_is_kept_if_the_servers_metrics_are_gone_after_it(
