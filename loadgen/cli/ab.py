@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from chairlift.service.flag_kinds import ANY_TEXT, integer, switch
-from chairlift.service.flags import Flag
+from chairlift.service.flags import Flag, FlagParser
 from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
@@ -21,8 +21,10 @@ from loadgen.cli.run_options import (
     run_and_report,
     target_spec,
 )
+from loadgen.cli.synthetic_options import asked_rate
 from loadgen.cli.values import FILE
-from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, asked_rate, describe, workload
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, workload
+from loadgen.cli.workload_text import describe
 from loadgen.comparison import servers
 from loadgen.comparison.ab import AbRuns, Turn, ab, turns
 from loadgen.comparison.compare import Side, compare
@@ -50,11 +52,10 @@ _SERVER_FLAGS = (
 )
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "ab",
-        help="compare two servers with the same requests, alternating",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Runs A B, B A, A B, ... with the same requests within a pair and fresh prompts for each, and\n"
         "compares them request by request. Servers are there already, or are started for each run and then stopped.",
         epilog=f"--servers FILE. {servers.__doc__}",
@@ -65,7 +66,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_synthetic_arguments(parser)
     add_flags(parser, [Flag("--concurrency", "closed loop with this many requests in flight", integer(1))])
     add_run_arguments(parser, with_target=False)
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 from typing import cast
 
 from chairlift.service.flag_kinds import choice, switch
-from chairlift.service.flags import Flag
+from chairlift.service.flags import Flag, FlagParser
 from loadgen.cli.flags import add_flags
 from loadgen.cli.values import DURATION
 from loadgen.run.calibrate import Protocol, calibrate
@@ -23,16 +23,15 @@ _FLAGS = (
 )
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "calibrate",
-        help="measure the ceiling of the load generator on this machine",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Finds how many messages a second this machine can take in before its own load shows in the "
         "latencies, and how exactly known latencies are found again. Leave it alone meanwhile: a minute or two.",
     )
     add_flags(parser, _FLAGS)
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

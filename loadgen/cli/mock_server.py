@@ -6,7 +6,7 @@ import signal
 from typing import cast
 
 from chairlift.service.flag_kinds import ANY_TEXT, choice, integer
-from chairlift.service.flags import Flag
+from chairlift.service.flags import Flag, FlagParser
 from loadgen.cli.flags import add_flags
 from loadgen.cli.values import DURATION, SHARE
 from loadgen.errors import TargetError
@@ -41,11 +41,10 @@ _BEHAVIOUR = (
 """Fields of MockBehaviour that have a flag: what values there are, and what the help says."""
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "mock-server",
-        help="run a server without a model, with exact latencies",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Serves answers at times that are chosen here. DURATION is as 50ms, 2s; without a unit, seconds.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -53,7 +52,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     for name, kind, what in _BEHAVIOUR:
         flag = "--" + name.removesuffix("_s").replace("_", "-")
         add_flags(parser, [Flag(flag, what, kind, default=getattr(_USUAL, name))])
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chairlift.service.flags import Flag
+from chairlift.service.flags import Flag, FlagParser
 from loadgen.checks.selfcheck import judge
 from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.run_options import STRICT_FLAG, add_measure_arguments
@@ -19,11 +19,10 @@ from loadgen.report.terminal import print_summary
 from loadgen.store import RUN, load
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "report",
-        help="recreate the reports of a run from its records",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Reads the records of a run, measures and judges it anew, prints the summary and writes "
         "result.json, report.html and the pictures. Warm-up, limits and percentiles are the run's unless given here.",
     )
@@ -31,7 +30,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     group = parser.add_argument_group("results")
     add_measure_arguments(group)
     add_flags(group, [Flag("--result-dir", "folder for the reports (default: DIR)", FOLDER, "OTHER"), STRICT_FLAG])
-    parser.set_defaults(run=run, warmup=None, goodput=None, metric_percentiles=None)
+    parser.set_defaults(warmup=None, goodput=None, metric_percentiles=None)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

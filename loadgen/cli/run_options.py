@@ -16,9 +16,9 @@ from loadgen.checks.selfcheck import Verdict, judge
 from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.latency_target_flags import LATENCY_TARGET_FLAGS, service_mix
 from loadgen.cli.result_folder import result_folder
+from loadgen.cli.synthetic_options import asked_rate
 from loadgen.cli.values import DURATION, FILE, FOLDER, PERCENTILES, SHARE, SLO, TAG
-from loadgen.cli.workload_options import asked_rate, describe
-from loadgen.cli.workload_text import overlong_warning
+from loadgen.cli.workload_text import describe, overlong_warning
 from loadgen.errors import OptionError, ResultError, TargetError
 from loadgen.host import describe_host
 from loadgen.measure.metrics import MeasureOptions, Metrics, measure

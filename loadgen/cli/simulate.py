@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chairlift.service.flag_kinds import ANY_TEXT, choice, integer, notation, number, repeated, switch
-from chairlift.service.flags import Flag
+from chairlift.service.flags import Flag, FlagParser
 from chairlift.service.service_classes import ServiceClass
 from loadgen.atomic_file import writing_to
 from loadgen.cli.flags import add_flags
@@ -87,11 +87,10 @@ class _Engine(NamedTuple):
     fit: Fit | None
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "simulate",
-        help="simulate an engine or a fleet in virtual time",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Replays a trace in virtual time: the scheduler, block pool and placement of production, with a\n"
         "model of step times in place of the device. With --step-log and no --trace: only fits that model.",
         epilog=f"baselines: {', '.join(BASELINES)}",
@@ -101,7 +100,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_flags(parser.add_argument_group("fleet"), _FLEET_FLAGS)
     add_flags(parser.add_argument_group("requests"), _REQUEST_FLAGS)
     add_flags(parser.add_argument_group("output"), _OUTPUT_FLAGS)
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

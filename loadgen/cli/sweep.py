@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from chairlift.service.flag_kinds import ANY_TEXT, integer, switch
-from chairlift.service.flags import Flag
+from chairlift.service.flags import Flag, FlagParser
 from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
@@ -19,7 +19,8 @@ from loadgen.cli.run_options import (
     run_and_report,
 )
 from loadgen.cli.values import DURATION, POSITIVE
-from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, describe, workload
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, workload
+from loadgen.cli.workload_text import describe
 from loadgen.errors import OptionError
 from loadgen.report.sweep_files import PAGE, write_sweep
 from loadgen.report.sweep_text import sweep_lines
@@ -42,11 +43,10 @@ _LEVEL_FLAGS = (
 )
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "sweep",
-        help="run several load levels: latency, goodput, and the highest load within the limits",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Runs the workload at each load level in ascending order, with new prompts, until the server is "
         "saturated. LEVELS is 1,2,4 or FROM:TO:xFACTOR (1:64:x1.5) or FROM:TO:+STEP (1:8:+1).",
     )
@@ -63,7 +63,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
     add_run_arguments(parser)
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from chairlift.service.flags import FlagParser
-from loadgen.cli.synthetic_options import SYNTHETIC_FLAGS
+from loadgen.cli.synthetic_options import SYNTHETIC_FLAGS, asked_rate
 from loadgen.cli.trace_options import TRACE_FLAGS
-from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, asked_rate, describe, workload
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, workload
+from loadgen.cli.workload_text import describe
 from loadgen.errors import OptionError, TraceError
 from loadgen.trace.oracle import ideal_reuse
 from loadgen.trace.stats import arrival_statistics
