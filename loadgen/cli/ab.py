@@ -15,8 +15,10 @@ from chairlift.service.flags import Flag, FlagParser
 from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
+    CONCURRENCY_FLAG,
     Outcome,
     add_run_arguments,
+    check_run_flags,
     measure_options,
     run_and_report,
     target_spec,
@@ -64,7 +66,7 @@ def make_parser(prog: str) -> FlagParser:
     add_flags(parser.add_argument_group("servers"), _SERVER_FLAGS)
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
-    add_flags(parser, [Flag("--concurrency", "closed loop with this many requests in flight", integer(1))])
+    add_flags(parser, [CONCURRENCY_FLAG])
     add_run_arguments(parser, with_target=False)
     return parser
 
@@ -74,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
     systems = _systems(options)
     requests = workload(options)
     specs = [target_spec(options, system.url) for system in systems]
+    check_run_flags(options)
     one_server = options.servers is None and _same_server(systems[0].url, systems[1].url)
     print(describe(requests, asked_rate(options)))
     print(f"{options.repeats} pairs of runs: {systems[0].label} is A, {systems[1].label} is B, in turn A B B A ...")

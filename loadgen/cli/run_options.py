@@ -49,6 +49,9 @@ class Outcome(NamedTuple):
     folder: Path
 
 
+CONCURRENCY_FLAG = Flag(
+    "--concurrency", "closed loop with this many requests in flight; a slow server lowers its own load", integer(1)
+)
 STRICT_FLAG = Flag("--strict", "exit with status 3 when the run is INVALID", switch())
 _TARGET_FLAGS = (
     Flag(
@@ -187,8 +190,21 @@ def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSp
     )
 
 
+def check_run_flags(options: argparse.Namespace) -> None:
+    """Refuses flags of `add_run_arguments` that contradict each other, before anything is printed or run.
+
+    Raises: OptionError: as `target_spec` and `run_options`.
+    """
+    if hasattr(options, "target"):
+        target_spec(options)
+    run_options(options)
+
+
 def run_options(options: argparse.Namespace, salt: str | None = None) -> RunOptions:
-    """Returns how to send: prompts are new unless a salt is given here or by flag."""
+    """Returns how to send: prompts are new unless a salt is given here or by flag.
+
+    Raises: OptionError: flags contradict each other, or a file of service classes cannot be used.
+    """
     return RunOptions(
         workers=options.workers,
         concurrency=getattr(options, "concurrency", None),
@@ -284,8 +300,11 @@ def _metrics_after(url: str, spec: TargetSpec, console: Console) -> str:
 def run_or_describe(workload: Trace, options: argparse.Namespace, verb: str) -> int:
     """Describes the workload of `replay` or `run` and, without `--dry-run`, runs it into a folder.
 
-    Raises: as `result_folder` and `run_and_report`.
+    Raises:
+        OptionError: flags contradict each other, or the URL is of no API.
+        LoadgenError: as `result_folder` and `run_and_report`.
     """
+    check_run_flags(options)
     print(describe(workload, asked_rate(options)))
     if options.dry_run:
         return 0

@@ -15,6 +15,7 @@ from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
     add_run_arguments,
+    check_run_flags,
     measure_options,
     run_and_report,
 )
@@ -75,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
     if options.bisect and not limits:
         raise OptionError("--bisect needs limits to look for, as --slo ttft:500 tpot:50")
     at = _workloads(options, axis, loads)
+    check_run_flags(options)
     print(f"{len(loads)} load levels: {', '.join(f'{load:g}' for load in loads)} {UNITS[axis]}; the first runs")
     print(describe(at(loads[0])))
     if options.dry_run:

@@ -118,6 +118,27 @@ def test_targets_of_every_request_are_judged_without_a_file(capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--target", "ftp://h:1"], "--target ftp://h:1: must begin with"),
+        (["--target", "grpc://h:1", "--api", "chat"], "--api chat: a target grpc: speaks grpc"),
+        (
+            ["--max-concurrency", "8", "--concurrency", "4"],
+            "concurrency 4 makes a closed loop, max_concurrency 8 limits",
+        ),
+        (["--max-retries", "1"], "--max-retries needs targets"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_is_printed(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--num-prompts", "12", "--dry-run", *flags]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
         (["--max-retries", "1"], "--max-retries needs targets"),
         (["--mix", "a=1"], "--mix needs --service-classes"),
         (["--service-classes", "none.toml"], "none.toml: No such file"),
