@@ -120,7 +120,7 @@ def _steady(run: RunData, metrics: Metrics) -> Finding:
 def _saturation(run: RunData, metrics: Metrics, samples: Samples) -> Finding:
     check, title = "saturation", "load and latency steady"
     if run.settings.get("closed_loop"):
-        return not_judged(check, title, None, "", "a closed loop cannot pile up")
+        return not_judged(check, title, None, "", "a closed loop cannot build a queue")
     found = saturation(run, samples, metrics.steady.span)
     if found is None:
         return not_judged(check, title, None, "", "too few requests to see a trend")

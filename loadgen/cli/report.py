@@ -1,4 +1,4 @@
-"""`report`: a run's reports once more, from its records, with other limits, percentiles or warm-up if wanted."""
+"""`report`: recomputes the reports of a run from its records, with other limits, percentiles or warm-up if given."""
 
 import argparse
 from dataclasses import replace

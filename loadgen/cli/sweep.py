@@ -114,7 +114,7 @@ def _run_once(options: argparse.Namespace, axis: Axis, load: float, requests: Tr
     name, take = f"{axis}-{load:g}", 1
     while (folder / name).exists():
         name, take = f"{axis}-{load:g}-take-{take + 1}", take + 1
-    print(f"{load:g} {UNITS[axis]}{', once more' if take > 1 else ''}", flush=True)
+    print(f"{load:g} {UNITS[axis]}{', again' if take > 1 else ''}", flush=True)
     chosen = argparse.Namespace(**{**vars(options), "concurrency": int(load) if axis == "concurrency" else None})
     salt = None if options.prompt_salt is None else f"{options.prompt_salt}-{name}"  # never the same in two runs
     with part_of_results(folder / name) as own:

@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 def whole_run(ended_s: float) -> Span:
-    """Returns the span from the first arrival to the last status."""
+    """Returns the span from the start of the run to its last status."""
     return Span(0.0, ended_s, steady=False)
 
 

@@ -123,7 +123,7 @@ def goodput_by_load(sweep: Sweep, slo: Mapping[str, float]) -> Picture:
 
 
 def throughput_by_interactivity(sweep: Sweep) -> Picture:
-    """What the server delivers to all, against what one reader sees; every dot is a load."""
+    """What the server delivers to all, against what one user sees; every dot is a load."""
     with styled():
         figure = new_figure(4.0)
         axes = figure.subplots()
@@ -148,7 +148,7 @@ def throughput_by_interactivity(sweep: Sweep) -> Picture:
             axes.set_xlim(left=0)
         _label_loads(axes, shown)
         axes.grid(visible=True, axis="both")
-        axes.set_xlabel("tokens per second that one reader sees (1 / TPOT p50)")
+        axes.set_xlabel("tokens per second and user (1 / TPOT p50)")
         headline(axes, ("Output tokens per second, all readers", INK), (f"numbers: {UNITS[sweep.axis]}", MUTED))
     return Picture(
         name="sweep-pareto",

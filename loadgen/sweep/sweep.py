@@ -20,7 +20,7 @@ class Sweep:
 
     Attributes:
         axis: what the load is.
-        load levels: by ascending load; those of one load in the order in which they were run.
+        load_levels: by ascending load; those of one load in the order in which they were run.
         answers: one for each target; empty without limits.
         stopped: why not all loads were run; "" if it was.
         failure: what broke the sweep off; "" if nothing did.

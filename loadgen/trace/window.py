@@ -69,7 +69,7 @@ def at_rate(trace: Trace, rate: float) -> Trace:
     if not (rate > 0 and np.isfinite(rate)):
         raise OptionError(f"rate is {rate:g} requests per second, must be above 0 and finite")
     if trace.span_s == 0:
-        raise OptionError(f"rate {rate:g} cannot be had by running faster or slower: all requests arrive at once")
+        raise OptionError(f"rate {rate:g} cannot be reached by scaling time: all requests arrive at once")
     return at_speed(trace, rate * trace.span_s / len(trace))
 
 

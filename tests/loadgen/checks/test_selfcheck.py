@@ -127,7 +127,9 @@ def test_a_client_that_stood_still_once_is_a_note_on_what_lies_beyond_p99() -> N
         verdict = judge(run, measure(run, MeasureOptions(percentiles=(99.0,))))
         assert verdict.level == "VALID"
         assert [note.check for note in verdict.notes] == notes
-    assert "stood still for 500 ms: figures beyond p99, the largest too, may be its own" in verdict.notes[0].text
+    assert (
+        "was blocked for 500 ms: percentiles beyond p99 and the largest values may be its own" in verdict.notes[0].text
+    )
 
 
 @pytest.mark.parametrize(
