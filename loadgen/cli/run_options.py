@@ -30,7 +30,7 @@ from loadgen.run.controller import RunOptions, run_workload
 from loadgen.server_metrics import read_server_metrics
 from loadgen.store import save
 from loadgen.target.base import PromptMode, TargetFacts, TargetSpec
-from loadgen.target.open import SCHEMES, api_key_of
+from loadgen.target.open import SCHEMES, api_key_of, check_spec
 from loadgen.trace.schema import Trace
 
 DEFAULT_TARGET = "grpc://127.0.0.1:50051"
@@ -163,7 +163,9 @@ def _target_of(address: str) -> str:
 def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSpec:
     """Returns the server under test.
 
-    Raises: OptionError: a URL that no API fits.
+    Raises:
+        OptionError: a URL that no API fits.
+        TargetError: as `check_spec`.
     """
     url = options.target if url is None else url
     scheme = url.partition(":")[0]
@@ -173,9 +175,7 @@ def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSp
         known = ", ".join(dict.fromkeys(f"{each}:" for schemes in SCHEMES.values() for each in schemes))
         raise OptionError(f"--target {url}: must begin with {known}{meant}")
     api = options.api or apis[0]
-    if api not in apis:
-        raise OptionError(f"--api {api}: a target {scheme}: speaks {' or '.join(apis)}")
-    return TargetSpec(
+    spec = TargetSpec(
         url=url,
         api=api,
         model=options.model,
@@ -188,12 +188,14 @@ def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSp
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
     )
+    check_spec(spec)
+    return spec
 
 
 def check_run_flags(options: argparse.Namespace) -> None:
     """Refuses flags of `add_run_arguments` that contradict each other, before anything is printed or run.
 
-    Raises: OptionError: as `target_spec` and `run_options`.
+    Raises: OptionError, TargetError: as `target_spec` and `run_options`.
     """
     if hasattr(options, "target"):
         target_spec(options)
@@ -301,8 +303,7 @@ def run_or_describe(workload: Trace, options: argparse.Namespace, verb: str) -> 
     """Describes the workload of `replay` or `run` and, without `--dry-run`, runs it into a folder.
 
     Raises:
-        OptionError: flags contradict each other, or the URL is of no API.
-        LoadgenError: as `result_folder` and `run_and_report`.
+        LoadgenError: as `check_run_flags`, `result_folder` and `run_and_report`.
     """
     check_run_flags(options)
     print(describe(workload, asked_rate(options)))

@@ -119,11 +119,16 @@ def test_targets_of_every_request_are_judged_without_a_file(capsys: pytest.Captu
     ("flags", "message"),
     [
         (["--target", "ftp://h:1"], "--target ftp://h:1: must begin with"),
-        (["--target", "grpc://h:1", "--api", "chat"], "--api chat: a target grpc: speaks grpc"),
+        (
+            ["--target", "grpc://h:1", "--api", "chat"],
+            "target 'grpc://h:1' is no address for --api chat, which takes http: or https:",
+        ),
         (
             ["--max-concurrency", "8", "--concurrency", "4"],
             "concurrency 4 makes a closed loop, max_concurrency 8 limits",
         ),
+        (["--target", "http://h:1/v1", "--api", "chat", "--prompt-mode", "ids"], "the chat API takes no token ids"),
+        (["--tls-cert", "x.pem"], "--tls-cert and --tls-key belong together"),
         (["--max-retries", "1"], "--max-retries needs targets"),
     ],
 )
