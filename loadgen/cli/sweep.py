@@ -97,7 +97,7 @@ def _climb(
         targets=TARGETS if limits else (),
         bisect=options.bisect,
         precision=options.precision,
-        most_probes=options.probes,
+        max_probes=options.probes,
         retries=options.retries,
         keep_going=options.keep_going,
     )

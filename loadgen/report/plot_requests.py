@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.int64]
 
-_MOST_ROWS = 120
+_MAX_ROWS = 120
 _ROW_IN = (0.045, 0.14)
 _STALL_OVER_MEDIAN = 4.0
-_LEAST_STALL_MS = 100.0
+_MIN_STALL_MS = 100.0
 _TOO_SHORT_TO_SEE = 0.002
 # Where the median line is a smaller share of the time between first and last, all begin at zero: about three in flight.
 _TOO_SHORT_TO_READ = 0.025
@@ -36,7 +36,7 @@ def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Pictur
     """
     rows = _around_the_peak(samples)
     median_ms = metrics.whole.latencies.chunk_gap.p50
-    stall_ms = max(_LEAST_STALL_MS, _STALL_OVER_MEDIAN * (0.0 if np.isnan(median_ms) else median_ms))
+    stall_ms = max(_MIN_STALL_MS, _STALL_OVER_MEDIAN * (0.0 if np.isnan(median_ms) else median_ms))
     lines = _lines(run, samples, rows, stall_ms)
     aligned = _too_short_to_read(lines)
     if aligned:
@@ -104,7 +104,7 @@ def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Pictur
 def _around_the_peak(samples: Samples) -> "Rows":
     """Indexes of at most as many consecutive requests as can be distinguished."""
     due = samples.scheduled_s
-    if len(due) <= _MOST_ROWS:
+    if len(due) <= _MAX_ROWS:
         return np.arange(len(due))
     until = np.where(np.isnan(samples.ended_s), samples.last_s, samples.ended_s)
     come, gone = np.sort(due[~np.isnan(due)]), np.sort(until[~np.isnan(until)])
@@ -113,8 +113,8 @@ def _around_the_peak(samples: Samples) -> "Rows":
     peak = (
         int(np.searchsorted(due, fullest_s)) if not np.isnan(due).any() else int(np.nanargmin(np.abs(due - fullest_s)))
     )
-    first = min(max(0, peak - _MOST_ROWS * 2 // 3), len(due) - _MOST_ROWS)
-    return np.arange(first, first + _MOST_ROWS)
+    first = min(max(0, peak - _MAX_ROWS * 2 // 3), len(due) - _MAX_ROWS)
+    return np.arange(first, first + _MAX_ROWS)
 
 
 def _lines(run: RunData, samples: Samples, rows: "Rows", stall_ms: float) -> dict[str, list[_Line]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LOG_FROM = 4.0  # loads of which the highest is this many times the lowest
-_MOST_TICKS = 9
+_MAX_TICKS = 9
 _ROOM_FOR_A_LABEL_PX = (44.0, 14.0)
 
 
@@ -221,7 +221,7 @@ def _load_axis(axes: "Axes", sweep: Sweep) -> None:
     if _is_log(sweep):
         axes.set_xscale("log")
         axes.set_xlim(low, high)
-        log_ticks(axes.xaxis, low, high, "{:g}".format, most_ticks=_MOST_TICKS)
+        log_ticks(axes.xaxis, low, high, "{:g}".format, max_ticks=_MAX_TICKS)
     else:
         axes.set_xlim(0, high)
     axes.set_xlabel(AXIS_NAMES[sweep.axis])
@@ -235,4 +235,4 @@ def _log_time(axes: "Axes", also_ms: Sequence[float]) -> None:
         low, high = min(ends) / 1.25, max(ends) * 1.25
         axes.set_yscale("log")
         axes.set_ylim(low, high)
-        log_ticks(axes.yaxis, low, high, most_ticks=7)
+        log_ticks(axes.yaxis, low, high, max_ticks=7)

@@ -27,7 +27,7 @@ from loadgen.simulation.workload import SimulatedRequest
 _Floats = npt.NDArray[np.float64]
 _NUM_PARTS = 32  # of the load: windows are all runs of parts, and shorter ones
 _NUM_ROUNDS, _NUM_ITERATIONS = 15, 150
-_LEAST_PRICE = 1e-4  # of the highest; windows below it are dropped
+_MIN_PRICE = 1e-4  # of the highest; windows below it are dropped
 
 
 def upper_bound(
@@ -128,7 +128,7 @@ def _dual(work_s: _Floats, lengths_s: _Floats) -> float:
             taken_sum += taken
         prices, taken = price_sum / _NUM_ITERATIONS, taken_sum / _NUM_ITERATIONS  # restart from the means
         bound = min(bound, float(prices.sum() + np.maximum(1.0 - prices @ load, 0.0).sum()))
-        has_price = prices > _LEAST_PRICE * prices.max()
+        has_price = prices > _MIN_PRICE * prices.max()
         if not has_price.any():
             break
         load, prices = load[has_price], prices[has_price]

@@ -43,7 +43,7 @@ def sweep(
     targets: Sequence[float] = (),
     bisect: bool = False,
     precision: float = 0.05,
-    most_probes: int = 8,
+    max_probes: int = 8,
     retries: int = 1,
     keep_going: bool = False,
 ) -> Sweep:
@@ -56,7 +56,7 @@ def sweep(
         targets: shares of requests that shall keep every limit; none without limits.
         bisect: halve the gap between the highest load that does and the lowest that does not.
         precision: a gap of this share of the load is small enough.
-        most_probes: for each target.
+        max_probes: for each target.
         retries: how often a load is run again whose load level is INVALID: a busy client may have been to blame.
         keep_going: continue when saturated.
 
@@ -72,7 +72,7 @@ def sweep(
         if stopped:
             break
     for target in targets if bisect else ():
-        for _ in range(most_probes):
+        for _ in range(max_probes):
             probe = None if climber.failure else next_probe(climber.load_levels, target, precision, axis)
             if probe is None:
                 break
