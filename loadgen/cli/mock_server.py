@@ -5,7 +5,7 @@ import asyncio
 import signal
 from typing import cast
 
-from chairlift.service.flag_kinds import ANY_TEXT, choice, integer
+from chairlift.service.flag_kinds import ANY_TEXT, choice, integer, number
 from chairlift.service.flags import Flag, FlagParser
 from loadgen.cli.flags import add_flags
 from loadgen.cli.values import DURATION, SHARE
@@ -31,7 +31,7 @@ _BEHAVIOUR = (
     ("stall_s", DURATION, "duration of one stall of all answers"),
     ("stall_at_s", DURATION, "start of the stall, after the first request"),
     ("error_rate", SHARE, "share of requests that fail"),
-    ("output_share", SHARE, "share of the requested tokens that is sent"),
+    ("output_share", number(above=0, high=1, metavar="SHARE"), "share of the requested tokens that is sent"),
     ("cached_share", SHARE, "share of prompts reported as cached"),
     ("overhead_tokens", integer(0), "tokens added to text prompts"),
     ("max_model_len", integer(1), "context length to report"),
@@ -64,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
 
 async def _serve(api: MockApi, behaviour: MockBehaviour, host: str, port: int) -> None:
     over = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signal_number, over.set)
     server = mock_server(api, behaviour, host, port)
     try:
         await server.start()
