@@ -13,6 +13,7 @@ from loadgen.report.palette import BLUE, GREY, INK, MUTED, ORANGE, RED, TEAL, VI
 from loadgen.report.plot_style import Picture, headline, new_figure, styled
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
     Rows = NDArray[np.int64]
@@ -42,6 +43,43 @@ def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Pictur
     if aligned:
         due_s = samples.scheduled_s
         lines = {kind: [_since(line, due_s[line[0]]) for line in drawn] for kind, drawn in lines.items()}
+    with styled():
+        height_in = min(_ROW_IN[1], max(_ROW_IN[0], 1.4 / max(len(rows), 1)))
+        figure = new_figure(1.0 + height_in * max(len(rows), 10))
+        axes = figure.subplots()
+        shown = [("One line per request", INK), *_draw_lines(axes, lines, stall_ms, row_points=height_in * 72)]
+        if len(rows):
+            axes.set_ylim(rows[-1] + 1.5, rows[0] - 1.5)
+        axes.grid(visible=True, axis="x")
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("since each request was due" if aligned else "seconds from the start")
+        if aligned:
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda at_s, _: duration(at_s * 1e3)))
+        axes.set_ylabel("request")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        headline(axes, *shown)
+    which = _caption(rows, len(run.requests), aligned=aligned, has_elsewhere=("elsewhere", VIOLET) in shown)
+    return Picture(
+        name="requests",
+        title="Request by request",
+        caption=which,
+        alt=f"A line per request from when it was due to its last token, in order of arrival. {which}",
+        figure=figure,
+    )
+
+
+def _draw_lines(
+    axes: "Axes", lines: "dict[str, list[_Line]]", stall_ms: float, *, row_points: float
+) -> list[tuple[str, str]]:
+    """Draws the lines of every kind and sets the range of x.
+
+    Args:
+        axes: to draw on.
+        lines: by kind, see `_lines`.
+        stall_ms: the gap that counts as a stall.
+        row_points: height of a row, in points.
+    Returns: name and colour of each kind that the headline explains.
+    """
     until_s = max((end_s for kind in lines.values() for _, _, end_s in kind), default=1.0)
     from_s = min((start_s for kind in lines.values() for _, start_s, _ in kind), default=0.0)
     names = {
@@ -54,51 +92,34 @@ def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Pictur
         "stall": (f"gap over {duration(stall_ms)}", RED),
         "failed": ("no answer", INK),
     }
-    with styled():
-        height_in = min(_ROW_IN[1], max(_ROW_IN[0], 1.4 / max(len(rows), 1)))
-        figure = new_figure(1.0 + height_in * max(len(rows), 10))
-        axes = figure.subplots()
-        shown = [("One line per request", INK)]
-        for kind, (name, colour) in names.items():
-            seen = [line for line in lines[kind] if line[2] - line[1] > _TOO_SHORT_TO_SEE * (until_s - from_s)]
-            if kind == "client" and not seen:
-                continue
-            if lines[kind]:
-                # One path, broken between lines: a fifth of the size of one path each.
-                x = [at for _, start_s, end_s in lines[kind] for at in (start_s, end_s, np.nan)]
-                y = [at for row, _, _ in lines[kind] for at in (row, row, np.nan)]
-                thick = height_in * 72 * (0.45 if kind == "failed" else 0.72)
-                axes.plot(x, y, color=colour, linewidth=thick, solid_capstyle="butt")
-                if kind != "elsewhere" or seen:
-                    shown.append((name, MUTED if colour == GREY else colour))
-        if len(rows):
-            axes.set_ylim(rows[-1] + 1.5, rows[0] - 1.5)
-        axes.set_xlim(from_s, until_s)
-        axes.grid(visible=True, axis="x")
-        axes.grid(visible=False, axis="y")
-        axes.set_xlabel("since each request was due" if aligned else "seconds from the start")
-        if aligned:
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda at_s, _: duration(at_s * 1e3)))
-        axes.set_ylabel("request")
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        headline(axes, *shown)
-    which = "All requests."
-    if len(rows) < len(run.requests):
-        which = (
-            f"Requests {rows[0]:,} to {rows[-1]:,} of {len(run.requests):,}: those around the moment when most were in "
-            "the system."
+    shown = []
+    for kind, (name, colour) in names.items():
+        seen = [line for line in lines[kind] if line[2] - line[1] > _TOO_SHORT_TO_SEE * (until_s - from_s)]
+        if not lines[kind] or (kind == "client" and not seen):
+            continue
+        # One path, broken between lines: a fifth of the size of one path each.
+        x = [at for _, start_s, end_s in lines[kind] for at in (start_s, end_s, np.nan)]
+        y = [at for row, _, _ in lines[kind] for at in (row, row, np.nan)]
+        width = row_points * (0.45 if kind == "failed" else 0.72)
+        axes.plot(x, y, color=colour, linewidth=width, solid_capstyle="butt")
+        if kind != "elsewhere" or seen:
+            shown.append((name, MUTED if colour == GREY else colour))
+    axes.set_xlim(from_s, until_s)
+    return shown
+
+
+def _caption(rows: "Rows", num_requests: int, *, aligned: bool, has_elsewhere: bool) -> str:
+    text = "All requests."
+    if len(rows) < num_requests:
+        text = (
+            f"Requests {rows[0]:,} to {rows[-1]:,} of {num_requests:,}: those around the moment when most were in the "
+            "system."
         )
     if aligned:
-        which += " Each line begins when its request was due."
-    if ("elsewhere", VIOLET) in shown:
-        which += " Elsewhere: the rest of TTFT, before and after the server's own account, drawn after it."
-    return Picture(
-        name="requests",
-        title="Request by request",
-        caption=which,
-        alt=f"A line per request from when it was due to its last token, in order of arrival. {which}",
-        figure=figure,
-    )
+        text += " Each line begins when its request was due."
+    if has_elsewhere:
+        text += " Elsewhere: the rest of TTFT, before and after the server's own account, drawn after it."
+    return text
 
 
 def _around_the_peak(samples: Samples) -> "Rows":
