@@ -124,7 +124,7 @@ class DecoderLayer:
         if heads is None:
             self.mixer = Attention(config, index, rotary, ops, sharding, linear, norm, device=device)
         else:
-            self.mixer = DeltaNet(config, index, heads, ops, linear, device=device)
+            self.mixer = DeltaNet(config, index, heads, ops, sharding, linear, device=device)
         mixture = traits.mixtures[index] if traits.mixtures else None
         self.feed_forward: FeedForward
         if mixture is None:

@@ -2,9 +2,10 @@
 
 import torch
 
-from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear, LinearFactory
+from engine.model.sharding import Sharding
 from kernels.delta_heads import DeltaHeads
 from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.interface import KernelOps, KVCache, LinearInput
@@ -12,7 +13,7 @@ from kernels.metadata import AdaptedTokens, AttentionMetadata
 
 
 class DeltaNet:
-    """Weights, states and computation of a Gated DeltaNet layer (arXiv:2412.06464).
+    """Weights, states and computation of a Gated DeltaNet layer (arXiv:2412.06464), or of the heads of a rank.
 
     Attributes:
         qkvz: projections of queries, keys, values and their gate.
@@ -28,6 +29,7 @@ class DeltaNet:
         index: int,
         heads: DeltaHeads,
         ops: KernelOps,
+        sharding: Sharding,
         linear: LinearFactory,
         *,
         device: torch.device,
@@ -37,25 +39,28 @@ class DeltaNet:
         Args:
             config: the configuration of the model.
             index: of the layer.
-            heads: its sizes.
+            heads: its sizes, in all ranks.
             ops: operations of the model.
+            sharding: heads of the rank.
             linear: makes linear layers.
             device: of weights and states.
         """
         self._ops = ops
-        self._heads = heads
+        self._heads = own = sharding.own_delta_heads(heads)
         self._eps = config.rms_norm_eps
         self._device = device
         self._prefix = f"model.layers.{index}.linear_attn."
-        hidden, value = Span.whole(config.hidden_size), Span.whole(heads.value_size)
-        per_head = Span.whole(heads.num_value_heads)
-        qkvz = {"in_proj_qkv": Span.whole(heads.num_channels), "in_proj_z": value}
-        self.qkvz = linear(self._prefix, hidden, qkvz, bias=False)
-        self.ba = linear(self._prefix, hidden, {"in_proj_b": per_head, "in_proj_a": per_head}, bias=False)
+        hidden = Span.whole(config.hidden_size)
+        key_heads, self._value_heads = sharding.of_delta_heads(heads)
+        key, value = key_heads.times(heads.key_dim), self._value_heads.times(heads.value_dim)
+        self._channels = FusedSpan((key, key, value))
+        self.qkvz = linear(self._prefix, hidden, {"in_proj_qkv": self._channels, "in_proj_z": value}, bias=False)
+        ba = {"in_proj_b": self._value_heads, "in_proj_a": self._value_heads}
+        self.ba = linear(self._prefix, hidden, ba, bias=False)
         self.o = linear(self._prefix, value, {"out_proj": hidden}, bias=False)
         # fp32 holds what checkpoints have, and kernels compute with it
-        self._conv = torch.empty(heads.num_channels, 1, heads.conv_width, device=device)
-        self._log_decay, self._dt_bias = (torch.empty(heads.num_value_heads, device=device) for _ in range(2))
+        self._conv = torch.empty(own.num_channels, 1, own.conv_width, device=device)
+        self._log_decay, self._dt_bias = (torch.empty(own.num_value_heads, device=device) for _ in range(2))
         self._norm = torch.empty(heads.value_dim, device=device)
         self._weights: DeltaWeights | None = None
         self._states: DeltaStates | None = None
@@ -67,13 +72,13 @@ class DeltaNet:
 
     def own_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills, without those of `linears`."""
-        own = {
-            "conv1d.weight": self._conv,
-            "A_log": self._log_decay,
-            "dt_bias": self._dt_bias,
-            "norm.weight": self._norm,
+        conv = self._channels, Span.whole(1), Span.whole(self._heads.conv_width)
+        return {
+            f"{self._prefix}conv1d.weight": CheckpointPart(self._conv, conv),
+            f"{self._prefix}A_log": CheckpointPart(self._log_decay, (self._value_heads,)),
+            f"{self._prefix}dt_bias": CheckpointPart(self._dt_bias, (self._value_heads,)),
+            f"{self._prefix}norm.weight": CheckpointPart.whole(self._norm),
         }
-        return {f"{self._prefix}{name}": CheckpointPart.whole(tensor) for name, tensor in own.items()}
 
     def load(self, fill: Fill, recall: Recall) -> None:
         """Fills what is no linear layer, then loads and packs one linear layer at a time."""
@@ -95,7 +100,10 @@ class DeltaNet:
         metadata: AttentionMetadata,
         adapted: AdaptedTokens | None,
     ) -> torch.Tensor:
-        """Normalised input [T, hidden] -> [T, hidden]; reads and updates the states of the rows."""
+        """Normalised input [T, hidden] -> [T, hidden], of which ranks compute terms of a sum.
+
+        Reads and updates the states of the rows.
+        """
         assert self._weights is not None, "the weights are not loaded"
         assert self._states is not None, "no states are allocated"
         qkvz, gates = self.qkvz(self._ops, x, adapted), self.ba(self._ops, x, adapted)

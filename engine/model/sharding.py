@@ -7,6 +7,7 @@ from engine.model.checkpoint_part import Span
 from engine.model.config import ModelConfig
 from engine.model.family import Mixture
 from engine.parallel.group import ParallelGroup
+from kernels.delta_heads import DeltaHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +45,24 @@ class Sharding:
                 f"tensor_parallel_size {size} is not supported for {config.architecture}, whose norms of queries and "
                 "keys are of all heads together: use one rank"
             )
-        if size > 1 and config.traits.delta_rules:
-            raise ConfigError(
-                f"tensor_parallel_size {size} is not supported for {config.architecture}, whose layers of linear "
-                "attention are not divided among ranks: use one rank"
-            )
         _check_multiple("num_attention_heads", config.num_heads, size)
         _check_multiple("intermediate_size", config.intermediate_size, size)
         for mixture in set(config.traits.mixtures) - {None}:
             assert mixture is not None
             _check_multiple("size of experts", mixture.inner_size, size)
+        for heads in set(config.traits.delta_rules) - {None}:
+            assert heads is not None
+            _check_multiple("linear_num_key_heads", heads.num_key_heads, size)
         num_kv_heads = config.num_kv_heads
         if num_kv_heads % size and size % num_kv_heads:
             raise ConfigError(
                 f"num_key_value_heads {num_kv_heads} is neither a multiple nor a divisor of tensor_parallel_size {size}"
+            )
+        layers = _layers_of_stage(config.num_layers, group.stage, group.num_stages)
+        if not set(layers) & set(config.attention_layers):
+            raise ConfigError(
+                f"--pipeline-parallel-size {group.num_stages} gives stage {group.stage} layers {layers.start} to "
+                f"{layers.stop - 1}, none of which attends: lower it"
             )
         rows = -(-config.vocab_size // size)
         first_row = min(rank * rows, config.vocab_size)
@@ -67,7 +72,7 @@ class Sharding:
             intermediate=_share(config.intermediate_size, rank, size),
             vocabulary=Span(config.vocab_size, first_row, min(rows, config.vocab_size - first_row)),
             vocabulary_rows=rows,
-            layers=_layers_of_stage(config.num_layers, group.stage, group.num_stages),
+            layers=layers,
             rank=rank,
             num_ranks=size,
         )
@@ -75,6 +80,18 @@ class Sharding:
     def of_experts(self, mixture: Mixture) -> Span:
         """Returns the intermediate units of each expert."""
         return _share(mixture.inner_size, self.rank, self.num_ranks)
+
+    def of_delta_heads(self, heads: DeltaHeads) -> tuple[Span, Span]:
+        """Returns the key heads and the value heads of a gated delta rule, of which each key head has its own."""
+        keys, values = (
+            _share(number, self.rank, self.num_ranks) for number in (heads.num_key_heads, heads.num_value_heads)
+        )
+        return keys, values
+
+    def own_delta_heads(self, heads: DeltaHeads) -> DeltaHeads:
+        """Returns the sizes of the rank's part of a gated delta rule."""
+        keys, values = self.of_delta_heads(heads)
+        return heads._replace(num_key_heads=keys.size, num_value_heads=values.size)
 
     def config_of(self, config: ModelConfig) -> ModelConfig:
         """Returns the configuration of the shard: its layers, heads and intermediate units; the whole vocabulary."""
@@ -93,7 +110,7 @@ class Sharding:
             traits=replace(
                 traits,
                 mixtures=mixtures,
-                delta_rules=traits.delta_rules[layers],
+                delta_rules=tuple(heads and self.own_delta_heads(heads) for heads in traits.delta_rules[layers]),
                 ropes=traits.ropes[layers],
                 sliding_windows=traits.sliding_windows[layers],
             ),

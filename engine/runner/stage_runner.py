@@ -68,6 +68,7 @@ class StageRunner:
             num_groups=kv_plan.groups.num_groups,
             stream=self._stream,
             max_steps_in_flight=max_steps_in_flight,
+            has_state=bool(shape.state_bytes),
         )
         self._residual = torch.zeros(
             max_num_batched_tokens, model.hidden_size, dtype=model.residual_dtype, device=self._stream.device

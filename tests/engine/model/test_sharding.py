@@ -38,6 +38,7 @@ CHECKPOINTS = {
     "gpt-oss": ("gpt_oss", {}),
     "gemma2": ("gemma2", {}),
     "glm4": ("glm4", {}),
+    "qwen3.5": ("qwen3_5", {"linear_num_key_heads": 4, "linear_num_value_heads": 8}),
     "gemma3": ("gemma3", {"attention_bias": True}),
 }
 
@@ -86,7 +87,8 @@ def on_all_ranks(size, function):
 
 def load(path, group=None, **options):
     groups = {} if group is None else {"group": group}
-    return load_model(path, ModelConfig.from_dir(path), reference_ops(), **groups, **options)
+    config = ModelConfig.from_dir(path)
+    return load_model(path, config, reference_ops(), max_num_seqs=len(PROMPT_LENS), **groups, **options)
 
 
 def logits_of(model, group=None):
@@ -112,10 +114,11 @@ def logits_of(model, group=None):
         block_size=BLOCK_SIZE,
         max_query_len=max(PROMPT_LENS),
         max_seq_len=max(PROMPT_LENS),
+        state_slots=torch.arange(len(PROMPT_LENS), dtype=torch.int32),
     )
     ops = reference_ops()
     shape = (sum(blocks), BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    kv_caches = [ops.make_kv_cache(*shape, torch.float32) for _ in range(config.num_layers)]
+    kv_caches = [ops.make_kv_cache(*shape, torch.float32) for _ in config.attention_layers]
     positions = torch.cat([torch.arange(length) for length in PROMPT_LENS])
     hidden = model.forward(torch.cat(prompts), positions, kv_caches, metadata)
     return model.compute_logits(hidden[starts[1:] - 1])
@@ -198,6 +201,7 @@ def test_parts_are_those_of_the_file_and_cover_it(make_checkpoint, kv_heads):
             2,
             "not supported for Olmo2ForCausalLM, whose norms of queries and keys are of all",
         ),
+        ({"architecture": "qwen3_5"}, 4, "linear_num_key_heads 2 is not a multiple of tensor_parallel_size 4"),
         ({"intermediate_size": 111}, 2, "intermediate_size 111 is not a multiple of tensor_parallel_size 2"),
     ],
 )

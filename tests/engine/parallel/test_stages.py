@@ -17,6 +17,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2, no norms before layers": ("olmo2", {"num_hidden_layers": 3}),
     "qwen3 with experts, in bf16": ("qwen3_moe", {"dtype": "bfloat16"}),
     "granite, scaled residuals": ("granite", {}),
+    "qwen3.5, layers with state": (
+        "qwen3_5",
+        {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2},
+    ),
 }
 
 
