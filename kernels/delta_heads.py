@@ -4,12 +4,14 @@ from typing import NamedTuple
 
 
 class DeltaHeads(NamedTuple):
-    """Sizes of a layer. Key head i belongs to the value heads from i * num_value_heads / num_key_heads on.
+    """Sizes of a layer. Each key head belongs to as many value heads: to those side by side, or every n-th.
 
     Attributes:
         num_key_heads, key_dim: of queries and keys.
         num_value_heads, value_dim: of values; a multiple of the key heads.
         conv_width: tokens that the convolution sees, including the present one; at least 2.
+        is_tiled: whether value head i has key head i % num_key_heads, as llama.cpp stores them, instead of
+            i * num_key_heads // num_value_heads.
     """
 
     num_key_heads: int
@@ -17,6 +19,12 @@ class DeltaHeads(NamedTuple):
     num_value_heads: int
     value_dim: int
     conv_width: int
+    is_tiled: bool = False
+
+    @property
+    def num_adjacent(self) -> int:
+        """Value heads side by side that have the same key head: that of head i is i // num_adjacent % num_key_heads."""
+        return 1 if self.is_tiled else self.num_value_heads // self.num_key_heads
 
     @property
     def key_size(self) -> int:

@@ -15,7 +15,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from engine.bench.gguf_gpt_oss import Stack, as_transformers_has_them, stacks_of
+from engine.bench import gguf_gpt_oss, gguf_qwen35
+from engine.bench.gguf_gpt_oss import Stack, stacks_of
 from engine.model.gguf_checkpoint import GgufCheckpoint
 from engine.model.gguf_tensors import GgufTensors
 
@@ -30,7 +31,7 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3", "Phi3ForCausalLM": "phi3", "SmolLM3ForCausalLM": "smollm3",
     "GraniteForCausalLM": "granite", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
     "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo2", "MixtralForCausalLM": "llama",
-    "Qwen3MoeForCausalLM": "qwen3moe", "GptOssForCausalLM": "gpt-oss",
+    "Qwen3MoeForCausalLM": "qwen3moe", "GptOssForCausalLM": "gpt-oss", "Qwen3_5ForCausalLM": "qwen35",
 }  # fmt: skip
 _ROTATED_IN_PAIRS = ("llama", "mistral3", "smollm3", "granite")
 _NAMES = {
@@ -66,6 +67,18 @@ _OF_ARCHITECTURE = {
     "gemma3": _WITH_POST_NORMS,
     "olmo2": _WITH_POST_NORMS,
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
+    "qwen35": {
+        "post_attention_layernorm": "post_attention_norm",
+        "linear_attn": "ssm_a",
+        "linear_attn.dt_bias": "ssm_dt",
+        "linear_attn.conv1d": "ssm_conv1d",
+        "linear_attn.norm": "ssm_norm",
+        "linear_attn.in_proj_qkv": "attn_qkv",
+        "linear_attn.in_proj_z": "attn_gate",
+        "linear_attn.in_proj_b": "ssm_beta",
+        "linear_attn.in_proj_a": "ssm_alpha",
+        "linear_attn.out_proj": "ssm_out",
+    },
 }
 
 
@@ -178,6 +191,17 @@ def _own_metadata(name: str, config: dict[str, Any], rope: dict[str, Any]) -> di
             "rope.scaling.factor": rope["factor"],
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
+    if name == "qwen35":
+        rows = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        values |= {
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": config["linear_num_key_heads"],
+            "ssm.time_step_rank": config["linear_num_value_heads"],
+            "ssm.inner_size": rows,
+            "full_attention_interval": config["layer_types"].index("full_attention") + 1,
+            "rope.dimension_sections": [4, 2, 2, 0],
+        }
     if name == "phi3":
         original = rope.get("original_max_position_embeddings", config["original_max_position_embeddings"])
         values["rope.scaling.original_context_length"] = original
@@ -240,11 +264,19 @@ def tensors_of(folder: Path, kind: str = "F32") -> dict[str, Tensor]:
             heads = num_heads.get(module.rpartition(".")[2])
             if architecture in _ROTATED_IN_PAIRS and heads is not None:
                 tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-            if architecture.startswith("gemma") and module.endswith("norm"):
+            if architecture.startswith(("gemma", "qwen35")) and module.endswith("norm") and "linear_attn" not in module:
                 tensor = tensor.float() + 1
+            if architecture == "qwen35":
+                tensor = gguf_qwen35.as_llama_cpp_has_it(name, tensor, config)
+            if part == "A_log":  # its name there has no end
+                tensors[gguf_name(module, architecture)] = plain(tensor, "F32")
+                continue
+            if part == "dt_bias":
+                module, part = f"{module}.dt_bias", "bias"
             if part == "sinks":
                 module, part = f"{module}.sinks", "weight"
-            tensors[f"{gguf_name(module, architecture)}.{part}"] = plain(tensor, kind if tensor.ndim == 2 else "F32")
+            is_matrix = tensor.ndim == 2 and not module.endswith("conv1d")
+            tensors[f"{gguf_name(module, architecture)}.{part}"] = plain(tensor, kind if is_matrix else "F32")
     for name, matrices in stacks.items():
         tensors[name] = plain(torch.stack([matrices[number] for number in range(len(matrices))]), "F32")
     rope = config.get("rope_parameters") or {}
@@ -282,6 +314,9 @@ def save_twin(path: Path, original: Path, folder: Path) -> None:
     stored = GgufTensors(path, entries, checkpoint.layout)
     shutil.copytree(original, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     weights = {str(names(name)): stored.get_tensor(name).contiguous() for name in entries if names(name) is not None}
-    if checkpoint.config().raw("architectures") == ["GptOssForCausalLM"]:
-        weights = as_transformers_has_them(weights)
+    match checkpoint.config().raw("architectures"):
+        case ["GptOssForCausalLM"]:
+            weights = gguf_gpt_oss.as_transformers_has_them(weights)
+        case ["Qwen3_5ForCausalLM"]:
+            weights = gguf_qwen35.as_transformers_has_them(weights, checkpoint.config().values)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

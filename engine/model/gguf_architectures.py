@@ -42,7 +42,7 @@ class GgufArchitecture:
             value that is not supported.
         names: names of the modules of a layer in the decoder, by those in the file, where they are not the usual ones;
             those of experts have {} in place of their number. Of a tensor such as `attn_sinks.weight`, whose name in
-            the decoder has another end, the whole name.
+            the decoder has another end, and of one without an end, the whole name.
         rotates_pairs: whether the rows of queries and keys of a head have another order: llama.cpp rotates neighbours.
         norm_offset: what llama.cpp adds to the weights of norms.
         rotates_parts: whether a part of a head may be rotated.
@@ -55,16 +55,17 @@ class GgufArchitecture:
     norm_offset: float = 0.0
     rotates_parts: bool = False
 
-    def layer_name(self, module: str, expert: str | None, part: str) -> str | None:
+    def layer_name(self, module: str, expert: str | None, part: str | None) -> str | None:
         """Returns the name of a tensor of a layer in the decoder; None: it is unknown.
 
         Args:
             module: the module of the layer, such as `attn_q`.
             expert: number of the expert of which it is; None: of none.
-            part: `weight` or `bias`.
+            part: `weight` or `bias`; None: the name has none.
         """
-        whole, name = self.names.get(f"{module}.{part}"), self.names.get(module, _LAYER_NAMES.get(module))
-        if whole is None and name is not None:
+        tensor = module if part is None else f"{module}.{part}"
+        whole, name = self.names.get(tensor), self.names.get(module, _LAYER_NAMES.get(module))
+        if whole is None and name is not None and part is not None:
             whole = f"{name}.{part}"
         if whole is None or ("{}" in whole) != (expert is not None):
             return None
@@ -183,6 +184,23 @@ def _gemma3(metadata: GgufMetadata) -> Fields:
     return fields
 
 
+def _qwen35(metadata: GgufMetadata) -> Fields:
+    heads, size = metadata.integer("ssm.time_step_rank"), metadata.integer("ssm.inner_size")
+    if size % heads:
+        raise metadata.error("ssm.inner_size", f"is {size}, not a multiple of the {heads} heads of ssm.time_step_rank")
+    kinds = {True: "full_attention", False: "linear_attention"}
+    return {
+        **_dense(metadata),
+        "layer_types": [kinds[attends] for attends in metadata.attending_layers(4)],
+        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
+        "linear_key_head_dim": metadata.integer("ssm.state_size"),
+        "linear_num_key_heads": metadata.integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": size // heads,
+        "tiles_linear_heads": True,
+    }
+
+
 def _olmo3(metadata: GgufMetadata) -> Fields:
     return {"sliding_window": metadata.sliding_window, "layer_types": metadata.layer_types(4)}
 
@@ -237,6 +255,26 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
                 "ffn_up_exps": "mlp.experts.{}.up_proj",
                 "ffn_down_exps": "mlp.experts.{}.down_proj",
             },
+        )
+    ),
+    "qwen35": _always(
+        GgufArchitecture(
+            "Qwen3_5ForCausalLM",
+            _qwen35,
+            {
+                "post_attention_norm": "post_attention_layernorm",
+                "attn_qkv": "linear_attn.in_proj_qkv",
+                "attn_gate": "linear_attn.in_proj_z",
+                "ssm_beta": "linear_attn.in_proj_b",
+                "ssm_alpha": "linear_attn.in_proj_a",
+                "ssm_conv1d": "linear_attn.conv1d",
+                "ssm_dt.bias": "linear_attn.dt_bias",
+                "ssm_a": "linear_attn.A_log",
+                "ssm_norm": "linear_attn.norm",
+                "ssm_out": "linear_attn.out_proj",
+            },
+            norm_offset=1.0,
+            rotates_parts=True,
         )
     ),
     "phi3": _always(

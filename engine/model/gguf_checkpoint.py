@@ -6,6 +6,7 @@ Its metadata become the fields of config.json that the families read; errors abo
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,10 +38,24 @@ _MODEL_NAMES = {
     _SHORT_FACTORS: None,
     _LONG_FACTORS: None,
 }
-_LAYER = re.compile(r"blk\.(\d{1,9})\.(\w+)(?:\.(\d{1,4}))?\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d{1,9})\.(\w+)(?:\.(\d{1,4}))?(?:\.(weight|bias))?")
 _NORM = re.compile(r"(output|\w+\.\d+\.\w+)_norm\.weight")
+_STATE_NORM, _DECAY, _CONVOLUTION = "ssm_norm", "ssm_a", "ssm_conv1d"  # of layers with state
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_SPLITS = 1000
+
+
+def _is_of(module: str, name: str) -> bool:
+    """Whether a tensor is of this module of a layer."""
+    found = _LAYER.fullmatch(name)
+    return found is not None and found[2] == module
+
+
+def _with_groups(name: str, entry: TensorEntry) -> TensorEntry:
+    """Returns a tensor as the decoder has it: a convolution has one channel per group, which llama.cpp leaves out."""
+    if not _is_of(_CONVOLUTION, name) or len(entry.shape) != 2:
+        return entry
+    return replace(entry, shape=(entry.shape[0], 1, entry.shape[1]))
 
 
 def is_gguf(path: Path) -> bool:
@@ -69,7 +84,9 @@ class GgufCheckpoint:
     def _split(self, header: GgufHeader) -> dict[str, TensorEntry]:
         """Returns the tensors of a file as the decoder has them."""
         _, metadata = self._model
-        return split_experts(header, metadata.num_experts) if metadata.num_experts else header.tensors
+        if metadata.num_experts:
+            return split_experts(header, metadata.num_experts)
+        return {name: _with_groups(name, entry) for name, entry in header.tensors.items()}
 
     def config(self) -> ConfigFields:
         """Returns the metadata as fields of config.json.
@@ -204,14 +221,17 @@ class GgufCheckpoint:
         heads = {"attn_q": metadata.num_heads, "attn_k": metadata.num_kv_heads} if architecture.rotates_pairs else {}
         return TensorLayout(
             num_rotated_heads=None if found is None else heads.get(found[2]),
-            offset=architecture.norm_offset if _NORM.fullmatch(name) else 0.0,
+            offset=architecture.norm_offset if _NORM.fullmatch(name) and not _is_of(_STATE_NORM, name) else 0.0,
+            is_negative_exp=_is_of(_DECAY, name),
         )
 
     def _decoder_name(self, name: str) -> str | None:
         if name in _MODEL_NAMES:
             return _MODEL_NAMES[name]
-        architecture, _ = self._model
+        architecture, metadata = self._model
         found = _LAYER.fullmatch(name)
+        if found is not None and int(found[1]) >= metadata.num_layers and metadata.num_predicting_layers:
+            return None  # it predicts the tokens behind the next one
         if found is None or (rest := architecture.layer_name(found[2], found[3], found[4])) is None:
             return name
         return f"model.layers.{found[1]}.{rest}"

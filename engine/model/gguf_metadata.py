@@ -45,8 +45,16 @@ class GgufMetadata:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers."""
-        return self.integer("block_count")
+        """Number of layers, without those that predict tokens behind the next one."""
+        number = self.integer("block_count")
+        if self.num_predicting_layers >= number:
+            raise self.error("nextn_predict_layers", f"is {self.num_predicting_layers}, there are {number} layers")
+        return number - self.num_predicting_layers
+
+    @property
+    def num_predicting_layers(self) -> int:
+        """Number of layers behind the others that predict tokens behind the next one; they are not served."""
+        return self.integer("nextn_predict_layers", 0, minimum=0)
 
     @property
     def num_heads(self) -> int:
@@ -102,6 +110,19 @@ class GgufMetadata:
             period = self.integer(name, period)
             have_windows = [(layer + 1) % period != 0 for layer in range(number)]
         return ["sliding_attention" if has_window else "full_attention" for has_window in have_windows]
+
+    def attending_layers(self, period: int) -> list[bool]:
+        """Returns whether each layer attends, of a model with layers that keep a state instead."""
+        number, name = self.num_layers, "attention.recurrent_layers"
+        if number > _MAX_LAYERS:
+            raise self.error("block_count", f"is {number}, the maximum is {_MAX_LAYERS}")
+        if not isinstance(self.raw(name, None), GgufArray):
+            period = self.integer("full_attention_interval", period)
+            return [(layer + 1) % period == 0 for layer in range(number)]
+        are_recurrent = self._header.flags(self._key(name))
+        if len(are_recurrent) not in (number, number + self.num_predicting_layers):
+            raise self.error(name, f"has {len(are_recurrent)} entries, {self._key('block_count')} is {number}")
+        return [not is_recurrent for is_recurrent in are_recurrent[:number]]
 
     def rope_scaling(self) -> dict[str, Any] | None:
         """Returns the rotation of contexts longer than in pre-training, as config.json has it; None: unscaled.

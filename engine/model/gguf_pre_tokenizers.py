@@ -24,11 +24,11 @@ def _splits(*patterns: str) -> Json:
     return _sequence(*words, _BYTES)
 
 
-def _cl100k(digits: str) -> Json:
-    """Returns the words of tiktoken's cl100k_base, with other digits in a word."""
+def _cl100k(digits: str, letters: str = r"\p{L}") -> Json:
+    """Returns the words of tiktoken's cl100k_base, with other digits or letters in a word."""
     return _splits(
-        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}"
+        rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
 
 
@@ -62,6 +62,7 @@ _GPT2 = PreTokenizer(_GPT2_WORDS)
 _LLAMA3 = PreTokenizer(_cl100k(r"\p{N}{1,3}"), ignores_merges=True, adds_bos=True)
 _CL100K = PreTokenizer(_cl100k(r"\p{N}{1,3}"))
 _QWEN2 = PreTokenizer(_cl100k(r"\p{N}"), normalizer={"type": "NFC"})
+_QWEN35 = PreTokenizer(_cl100k(r"\p{N}", r"\p{L}\p{M}"), normalizer={"type": "NFC"})
 _STARCODER = PreTokenizer(_sequence(_DIGITS, _GPT2_WORDS))
 
 PRE_TOKENIZERS = {
@@ -83,6 +84,7 @@ PRE_TOKENIZERS = {
     "dbrx": _CL100K,
     "smaug-bpe": _CL100K,
     "qwen2": _QWEN2,
+    "qwen35": _QWEN35,
     "deepseek-r1-qwen": _QWEN2,
     "megrez": _QWEN2,
     "smollm": _STARCODER,

@@ -37,15 +37,20 @@ class GgufTensors:
         """Returns a tensor in its dtype, or in float32 if it is stored in blocks.
 
         Raises:
-            CheckpointError: the file is shorter than its header says, or a scale is NaN or infinite.
+            CheckpointError: the file is shorter than its header says, a scale is NaN or infinite, or a number is not
+                one of those that its layout allows.
             OSError: it cannot be read.
         """
         entry = self._entries[name]
         tensor = self._dequantized(name, entry) if entry.dtype in LOADED_TYPES else self._plain(entry)
-        num_heads, offset = self._layout(name)
-        if offset:
-            tensor = tensor - offset
-        return tensor if num_heads is None else in_halves(tensor, num_heads)
+        layout = self._layout(name)
+        if layout.offset:
+            tensor = tensor - layout.offset
+        if layout.is_negative_exp:
+            if not (tensor < 0).all():
+                raise CheckpointError(f"{self._path}: tensor {name} holds a number that is not negative")
+            tensor = torch.log(-tensor)
+        return tensor if layout.num_rotated_heads is None else in_halves(tensor, layout.num_rotated_heads)
 
     get_slice = get_tensor
 
@@ -59,7 +64,7 @@ class GgufTensors:
             blocks = torch.cat([as_q8_0(numbers) for numbers in self._numbers(name, entry)])
         else:
             blocks = self._bytes(entry.start, entry.stop).view(entry.shape[0], -1)
-        num_heads, _ = self._layout(name)
+        num_heads = self._layout(name).num_rotated_heads
         return blocks if num_heads is None else in_halves(blocks, num_heads)
 
     def _plain(self, entry: TensorEntry) -> torch.Tensor:

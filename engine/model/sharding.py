@@ -53,6 +53,11 @@ class Sharding:
         for heads in set(config.traits.delta_rules) - {None}:
             assert heads is not None
             _check_multiple("linear_num_key_heads", heads.num_key_heads, size)
+            if size > 1 and heads.is_tiled and heads.num_value_heads != heads.num_key_heads:
+                raise ConfigError(
+                    f"tensor_parallel_size {size} is not supported for GGUF files of {config.architecture} with "
+                    f"{heads.num_value_heads} heads of values over {heads.num_key_heads} of keys: use safetensors"
+                )
         num_kv_heads = config.num_kv_heads
         if num_kv_heads % size and size % num_kv_heads:
             raise ConfigError(

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _QUERY_START, _SEQ_LENS, _SLOTS, _PARTS, _X, _WIDTH = range(FIRST_OPERAND, FIRST_OPERAND + 6)
 _CHANNELS, _CONV_WIDTH, _CONV, _CONV_STATES = range(FIRST_OPERAND + 6, FIRST_OPERAND + 10)
-_KEY_HEADS, _KEY_DIM, _VALUE_DIM, _GATES, _DECAY, _DT_BIAS, _NORM, _STATES, _OUT = range(
-    FIRST_OPERAND + 6, FIRST_OPERAND + 15
+_KEY_HEADS, _ADJACENT, _KEY_DIM, _VALUE_DIM, _GATES, _DECAY, _DT_BIAS, _NORM, _STATES, _OUT = range(
+    FIRST_OPERAND + 6, FIRST_OPERAND + 16
 )
 
 _PART = 512  # channels of an item of the convolution
@@ -93,6 +93,7 @@ def emit_delta_rule(
         x.data_ptr(),
         x.shape[1],
         heads.num_key_heads,
+        heads.num_adjacent,
         heads.key_dim,
         heads.value_dim,
         gates.data_ptr(),
@@ -189,7 +190,7 @@ def _prepare(row: "Longs", head: int, first: int, last: int, scratch: int) -> No
     """
     num_heads, key_heads, key_dim = row[_PARTS], row[_KEY_HEADS], row[_KEY_DIM]
     rate, bias = floats_at(row[_DECAY], num_heads)[head], floats_at(row[_DT_BIAS], num_heads)[head]
-    key_head = head * key_heads // num_heads
+    key_head = head // row[_ADJACENT] % key_heads
     for token in range(first, last):
         x = row[_X] + 4 * (row[_WIDTH] * token + key_dim * key_head)
         query = scratch + 4 * key_dim * (token - first)

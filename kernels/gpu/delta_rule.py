@@ -157,6 +157,7 @@ def _bind(heads: DeltaHeads) -> tuple[BoundKernel, int, BoundKernel, int]:
     follow = BoundKernel(
         _follow_kernel,
         **sizes,
+        NUM_ADJACENT=heads.num_adjacent,
         BLOCK_V=_BLOCK_V,
         BLOCK_W=triton.next_power_of_2(heads.conv_width - 1),
         BLOCK_C=triton.next_power_of_2(triton.cdiv(heads.num_channels, num_parts)),
@@ -333,6 +334,7 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
     NUM_VALUE_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     CONV_WIDTH: tl.constexpr,
+    NUM_ADJACENT: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -341,7 +343,6 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
 
     Also keeps the last inputs of a part of the convolution, which has read the former.
     """
-    GROUPS: tl.constexpr = NUM_VALUE_HEADS // NUM_KEY_HEADS
     KEY_SIZE: tl.constexpr = NUM_KEY_HEADS * KEY_DIM
     NUM_CHANNELS: tl.constexpr = 2 * KEY_SIZE + NUM_VALUE_HEADS * VALUE_DIM
     part, row = tl.program_id(0), tl.program_id(1)
@@ -357,7 +358,7 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
         state = tl.load(state_ptrs, mask=(keys >= 0)[:, None] & is_continued, other=0.0)
         # a token is loaded while the one before is computed
         token_ptr = mixed_ptr + first.to(tl.int64) * NUM_CHANNELS
-        q_ptrs = token_ptr + head // GROUPS * KEY_DIM + keys
+        q_ptrs = token_ptr + head // NUM_ADJACENT % NUM_KEY_HEADS * KEY_DIM + keys
         v_ptrs = token_ptr + 2 * KEY_SIZE + head * VALUE_DIM + columns
         result_ptrs = results_ptr + first.to(tl.int64) * (NUM_VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + columns
         factor_ptr = factors_ptr + first.to(tl.int64) * (2 * NUM_VALUE_HEADS) + head

@@ -43,8 +43,8 @@ def _next(mixed: torch.Tensor, gates: torch.Tensor, weights: DeltaWeights, state
     """Updates the state [num_value_heads, key_dim, value_dim] by a token; returns [num_value_heads, value_dim]."""
     heads = weights.heads
     q, k, v = torch.split(mixed, [heads.key_size, heads.key_size, heads.value_size])
-    groups = heads.num_value_heads // heads.num_key_heads
-    q, k = (_unit(part.view(-1, heads.key_dim)).repeat_interleave(groups, dim=0) for part in (q, k))
+    key_heads = torch.arange(heads.num_value_heads, device=mixed.device) // heads.num_adjacent % heads.num_key_heads
+    q, k = (_unit(part.view(-1, heads.key_dim))[key_heads] for part in (q, k))
     b, a = gates.chunk(2)
     decay = torch.exp(-weights.decay * functional.softplus(a + weights.dt_bias))
     state *= decay[:, None, None]

@@ -49,6 +49,14 @@ ROUNDING = {
 }
 # llama.cpp rounds the dimensions between which yarn blends, which gpt-oss does not: here they are whole numbers.
 OWN_SIZES: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "rms_norm_eps": 1e-6,
+    },
     "gpt_oss": {
         "tie_word_embeddings": False,  # llama.cpp reads no other
         "swiglu_limit": 7.0,
@@ -62,7 +70,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 201,
             "truncate": False,
         },
-    }
+    },
 }
 
 NUM_PRODUCTS = 7 * NUM_LAYERS + 1
@@ -121,8 +129,9 @@ def save_file_of(kind: str, checkpoint: Path, folder: Path, worker: Worker) -> P
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "F32") for name in ("llama", "qwen2", "qwen3", "gpt_oss")),
+        *((name, "F32") for name in ("llama", "qwen2", "qwen3", "qwen3_5", "gpt_oss")),
         *(("llama", kind) for kind in ROUNDING if kind not in ("F32", "MXFP4")),
+        *(("qwen3_5", kind) for kind in ("F16", "Q8_0", "Q4_K_M")),
         ("gpt_oss", "MXFP4"),
     ],
 )

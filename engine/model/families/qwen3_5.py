@@ -44,6 +44,7 @@ def _delta_heads(fields: ConfigFields) -> DeltaHeads:
         num_value_heads,
         size("linear_value_head_dim", _LANES),
         fields.integer("linear_conv_kernel_dim", minimum=2, maximum=_MAX_CONV_WIDTH),
+        is_tiled=fields.flag("tiles_linear_heads", False),  # of GGUF files, whose metadata become such fields
     )
 
 
