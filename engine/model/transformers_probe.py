@@ -197,7 +197,9 @@ class TransformersConfig:
 
         return dtype_name(exact_dtype(self.path, counts))
 
-    def packed_bytes(self, dtype: torch.dtype, model_dtype: torch.dtype, *, is_quantized: bool, kept: Kept) -> int:
+    def packed_bytes(
+        self, dtype: torch.dtype, model_dtype: torch.dtype, *, is_quantized: bool, kept: Kept, is_compact: bool = False
+    ) -> int:
         """Returns the bytes of the packed linear layers and experts, and of all other parameters.
 
         Args:
@@ -205,6 +207,7 @@ class TransformersConfig:
             model_dtype: dtype of other parameters.
             is_quantized: whether linear layers that are not kept are quantised to 8 bits as they load.
             kept: kinds of quantised weights that stay as they are.
+            is_compact: see `Linear.packed_bytes`.
         """
         num_others, num_bytes = self.num_parameters, 0
         layers = [(name, shape, 1) for name, shape in self.linear_layers.items()]
@@ -214,7 +217,8 @@ class TransformersConfig:
             layers.append((f"{name}.0.down_proj", LinearShape(*down, has_bias=False), experts.num_experts))
         for name, shape, times in layers:
             layer = linear_layer(name, shape, self.quantized, dtype, torch.device("meta"))
-            num_bytes += times * layer.packed_bytes(is_quantized_on_load=is_quantized, kept=kept)
+            of_layer = layer.packed_bytes(is_quantized_on_load=is_quantized, kept=kept, is_compact=is_compact)
+            num_bytes += times * of_layer
             num_others -= times * shape.num_rows * (shape.num_columns + shape.has_bias)
         return num_bytes + num_others * model_dtype.itemsize
 
