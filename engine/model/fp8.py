@@ -8,6 +8,7 @@ token and 128 inputs. This is at least as exact as a static scale for a whole te
 for activations, keys and values are not used.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from engine.model.config_fields import ConfigFields
@@ -77,6 +78,11 @@ class Fp8Weights:
     def holds(self, module: str) -> bool:
         """Whether a linear layer is stored in 8 bits; `module` is its name, such as `model.layers.0.mlp.up_proj`."""
         return is_selected(module, self.exceptions, self.only)
+
+    def packed_bytes(self, _names: Collection[str], num_rows: int, num_columns: int, *, is_compact: bool) -> int:  # noqa: ARG002 - one form
+        """Returns the bytes in memory of the matrix that layers form: weights, and scales in fp32."""
+        num_scales = -(-num_rows // BLOCK) * -(-num_columns // BLOCK) if self.has_blocks else num_rows
+        return num_rows * num_columns + 4 * num_scales
 
 
 def _check_float8(part: ConfigFields) -> None:

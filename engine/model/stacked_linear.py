@@ -57,6 +57,7 @@ class StackedLinear:
         self._alternates = alternates
         self._packed: list[LinearWeights] = []
         self.is_quantized = quantized is not None and quantized.holds(name)
+        self._quantized = quantized if self.is_quantized else None
         if not self.is_quantized:
             return
         if not isinstance(quantized, Mxfp4Weights):
@@ -109,12 +110,12 @@ class StackedLinear:
         packed, self._packed = self._packed, []
         return packed
 
-    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = (), is_compact: bool = False) -> int:  # noqa: ARG002 - has no groups of GGUF files
+    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = (), is_compact: bool = False) -> int:
         """Returns the bytes of the packed weights; see `Linear.packed_bytes`."""
         num_rows, num_in = self._experts.size * self._out_features.size, self._in_features.size
         num_bytes = num_rows * self._dtype.itemsize
-        if self.is_quantized and Mxfp4Weights in kept and not is_quantized_on_load:
-            return num_bytes + num_rows * (num_in // 2 + num_in // GROUP_SIZE)
+        if isinstance(self._quantized, kept) and not is_quantized_on_load:
+            return num_bytes + self._quantized.packed_bytes((self._name,), num_rows, num_in, is_compact=is_compact)
         if is_quantized_on_load:
             return num_bytes + num_rows * (num_in + 4)
         return num_bytes + num_rows * num_in * self._dtype.itemsize
