@@ -9,7 +9,7 @@ FP8_DTYPE = torch.float8_e4m3fn
 
 def has_block_scales(values: torch.Tensor, scales: torch.Tensor) -> bool:
     """Tells whether scales are per block of values [out, in]; otherwise they are per tensor or output channel."""
-    return scales.ndim == 2 and scales.numel() > 1 and len(scales) != len(values)
+    return scales.ndim == 2 and scales.numel() > 1 and scales.shape != (len(values), 1)
 
 
 def dequantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

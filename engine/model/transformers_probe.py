@@ -83,7 +83,6 @@ class TransformersConfig:
         sliding_windows: of the layers that attend; None: no window.
         soft_caps: the different limits of attention scores; None: no limit.
         unrecordable: why a step cannot be recorded as a CUDA graph; None: it can.
-        is_text_part: whether the checkpoint has parts for images or sound, which are not read.
         original_positions: positions up to which a longrope rotation uses its short factors; None: another rotation.
     """
 
@@ -103,7 +102,6 @@ class TransformersConfig:
     soft_caps: tuple[float | None, ...]
     unrecordable: str | None
     original_positions: int | None
-    is_text_part: bool
 
     @classmethod
     def from_dir(cls, path: Path) -> "TransformersConfig":
@@ -173,7 +171,6 @@ class TransformersConfig:
             soft_caps=tuple(dict.fromkeys(call.soft_cap for call in calls)),
             unrecordable="its layers keep state of each request" if stateful else _unrecordable(model, calls),
             original_positions=_original_positions(text),
-            is_text_part=_has_other_parts(path),
         )
 
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
