@@ -1,11 +1,15 @@
 """Worker pools: programs give the same results with any number of threads, and no thread outlives its pool."""
 
 import os
+import signal
 import subprocess
 import sys
+import termios
 import threading
+import time
 from collections import defaultdict
 from contextlib import suppress
+from fcntl import ioctl
 from pathlib import Path
 
 import pytest
@@ -58,6 +62,17 @@ class RecordedPipes:
         return ends
 
 
+def has_read_all(pool):
+    """Whether the workers have read every byte that was to wake them."""
+    return all(ioctl(pipe, termios.FIONREAD, bytes(4)) == bytes(4) for pipe in pool._pipes.tolist())
+
+
+def wait_until(condition, otherwise):
+    deadline_s = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline_s, otherwise
+
+
 def open_files():
     """Yields the targets of this process's descriptors, without those that other threads close meanwhile."""
     for file in Path("/proc/self/fd").iterdir():
@@ -104,6 +119,25 @@ def test_programs_take_turns_on_one_pool(num_threads):
         for program in programs:
             program.run(pool)
             pool.run(empty)
+
+
+def test_a_signal_ends_no_worker(new_workers):
+    """A handler interrupts the read in which a worker waits; without a reader its pipe would fill up."""
+    handled: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: handled.append(number))
+    try:
+        known = workers()
+        pool, work = WorkerPool(2), Sum(33, 20)
+        (worker,) = workers() - known
+        for _ in range(5):
+            signal.pthread_kill(worker.ident, signal.SIGUSR1)
+            wait_until(lambda: handled, "no handler has run")
+            handled.clear()
+            work.run(pool)
+            wait_until(lambda: has_read_all(pool), "the worker has left its pipe")
+        assert new_workers() == 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_one_program_runs_on_several_pools():
