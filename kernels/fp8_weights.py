@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.fp8_block import BLOCK
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 FP8_DTYPE = torch.float8_e4m3fn
 
@@ -23,7 +23,7 @@ def dequantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     exact = values.float()
     if has_block_scales(values, scales):
         for index, of_rows in enumerate(scales.float()):
-            rows = exact[index * BLOCK : (index + 1) * BLOCK]
-            rows.mul_(of_rows.repeat_interleave(BLOCK)[: exact.shape[1]])
+            rows = exact[index * FP8_BLOCK_SIZE : (index + 1) * FP8_BLOCK_SIZE]
+            rows.mul_(of_rows.repeat_interleave(FP8_BLOCK_SIZE)[: exact.shape[1]])
         return exact
     return exact.mul_(scales.float().reshape(-1, 1))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from engine.model.config_fields import ConfigFields
 from engine.model.module_patterns import ModulePattern, is_selected, module_patterns, targeted_modules
-from kernels.fp8_block import BLOCK
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Fp8Weights:
         Raises: CheckpointError: a field is not supported.
         """
         has_blocks = "weight_block_size" in section
-        if has_blocks and (size := section.raw("weight_block_size")) != [BLOCK, BLOCK]:
-            raise section.error("weight_block_size", f"is {size!r}, supported is [{BLOCK}, {BLOCK}]")
+        if has_blocks and (size := section.raw("weight_block_size")) != [FP8_BLOCK_SIZE, FP8_BLOCK_SIZE]:
+            raise section.error("weight_block_size", f"is {size!r}, supported is [{FP8_BLOCK_SIZE}, {FP8_BLOCK_SIZE}]")
         scheme = section.raw("activation_scheme", "dynamic")
         if scheme not in ("dynamic", "static"):
             raise section.error("activation_scheme", f"is {scheme!r}, supported are dynamic, static")
@@ -65,14 +65,14 @@ class Fp8Weights:
         if strategy not in ("tensor", "channel", "block"):
             raise weights.error("strategy", f"is {strategy!r}, supported are tensor, channel, block")
         has_blocks = strategy == "block"
-        if has_blocks and (size := weights.raw("block_structure", None)) != [BLOCK, BLOCK]:
-            raise weights.error("block_structure", f"is {size!r}, supported is [{BLOCK}, {BLOCK}]")
+        if has_blocks and (size := weights.raw("block_structure", None)) != [FP8_BLOCK_SIZE, FP8_BLOCK_SIZE]:
+            raise weights.error("block_structure", f"is {size!r}, supported is [{FP8_BLOCK_SIZE}, {FP8_BLOCK_SIZE}]")
         strategy = activations.raw("strategy", "tensor")
         if strategy not in ("token", "tensor") and not (has_blocks and strategy == "group"):
             supported = "group, token, tensor" if has_blocks else "token, tensor"
             raise activations.error("strategy", f"is {strategy!r}, supported are {supported}")
-        if strategy == "group" and (size := activations.raw("group_size", None)) != BLOCK:
-            raise activations.error("group_size", f"is {size!r}, supported is {BLOCK}")
+        if strategy == "group" and (size := activations.raw("group_size", None)) != FP8_BLOCK_SIZE:
+            raise activations.error("group_size", f"is {size!r}, supported is {FP8_BLOCK_SIZE}")
         return cls(module_patterns(section, "ignore"), has_blocks, only=targeted_modules(group))
 
     def holds(self, module: str) -> bool:
@@ -81,7 +81,7 @@ class Fp8Weights:
 
     def packed_bytes(self, _names: Collection[str], num_rows: int, num_columns: int, *, is_compact: bool) -> int:  # noqa: ARG002 - one form
         """Returns the bytes in memory of the matrix that layers form: weights, and scales in fp32."""
-        num_scales = -(-num_rows // BLOCK) * -(-num_columns // BLOCK) if self.has_blocks else num_rows
+        num_scales = -(-num_rows // FP8_BLOCK_SIZE) * -(-num_columns // FP8_BLOCK_SIZE) if self.has_blocks else num_rows
         return num_rows * num_columns + 4 * num_scales
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.model.config_fields import ConfigFields
 from engine.model.module_patterns import ModulePattern, module_patterns
-from kernels.fp4_groups import MXFP4_GROUP_SIZE
+from kernels.scale_groups import MXFP4_GROUP_SIZE
 
 
 @dataclass(frozen=True, slots=True)

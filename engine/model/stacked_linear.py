@@ -8,7 +8,8 @@ from engine.model.linear import Kept
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.quantization_config import QuantizedWeights
 from kernels.interface import KernelOps, LinearWeights
-from kernels.microscaled_weights import GROUP_SIZE, NAN, MicroscaledWeights
+from kernels.microscaled_weights import NAN, MicroscaledWeights
+from kernels.scale_groups import MXFP4_GROUP_SIZE
 
 _META = torch.device("meta")
 
@@ -65,15 +66,15 @@ class StackedLinear:
                 f"quantization_config: {name} is one tensor for all experts, which is supported in 16 bits, 32 bits "
                 "and mxfp4"
             )
-        if in_features.total % GROUP_SIZE:
+        if in_features.total % MXFP4_GROUP_SIZE:
             raise CheckpointError(
-                f"quantization_config: {name} has {in_features.total} inputs, not a multiple of the {GROUP_SIZE} that "
-                "share a scale in mxfp4"
+                f"quantization_config: {name} has {in_features.total} inputs, not a multiple of the "
+                f"{MXFP4_GROUP_SIZE} that share a scale in mxfp4"
             )
-        if in_features.start % GROUP_SIZE or in_features.size % GROUP_SIZE:
+        if in_features.start % MXFP4_GROUP_SIZE or in_features.size % MXFP4_GROUP_SIZE:
             raise ConfigError(
                 f"--tensor-parallel-size gives each rank {in_features.size} inputs of {name}, not a multiple of the "
-                f"{GROUP_SIZE} that share a scale in mxfp4: use fewer ranks"
+                f"{MXFP4_GROUP_SIZE} that share a scale in mxfp4: use fewer ranks"
             )
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
@@ -127,10 +128,10 @@ class StackedLinear:
         bias = {f"{self._name}_bias": part(self._dtype, self._experts, self._out_features)}
         if not self.is_quantized:
             return {self._name: part(self._dtype, self._experts, self._in_features, self._out_features)} | bias
-        groups = self._in_features.in_blocks(GROUP_SIZE)
+        groups = self._in_features.in_blocks(MXFP4_GROUP_SIZE)
         matrices = self._experts, self._out_features, groups
         return bias | {
-            f"{self._name}_blocks": part(torch.uint8, *matrices, Span.whole(GROUP_SIZE // 2)),
+            f"{self._name}_blocks": part(torch.uint8, *matrices, Span.whole(MXFP4_GROUP_SIZE // 2)),
             f"{self._name}_scales": part(torch.uint8, *matrices),
         }
 

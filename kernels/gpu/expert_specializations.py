@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
-from kernels.fp8_block import BLOCK
 from kernels.gpu.experts import ExpertLinear, PackedExperts, mix_chosen_experts, mix_experts
 from kernels.gpu.gate import clamped_gate, silu_and_mul
 from kernels.gpu.grouped_experts import ExpertGroups
@@ -17,6 +16,7 @@ from kernels.gpu.linear import PackedLinear
 from kernels.gpu.row_specializations import Call
 from kernels.gpu.targets import Target
 from kernels.interface import ClampedGate, ExpertChoice, Routing
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 _META = torch.device("meta")
 
@@ -120,7 +120,7 @@ def _call(
             codes = torch.empty(shape.num_experts, num_out, num_in // 2, dtype=torch.uint8, device=_META)
             exponents = torch.empty(shape.num_experts, num_in // 32, num_out, dtype=torch.uint8, device=_META)
             return ExpertLinear(codes, exponents, dtype, num_in, bias)
-        sizes = (num_out // BLOCK, num_in // BLOCK) if form == "scales per block" else (num_out,)
+        sizes = (num_out // FP8_BLOCK_SIZE, num_in // FP8_BLOCK_SIZE) if form == "scales per block" else (num_out,)
         return ExpertLinear(weight, torch.empty(shape.num_experts, *sizes, device=_META), dtype, num_in, bias)
 
     def router(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:

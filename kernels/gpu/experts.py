@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.fp8_block import BLOCK
 from kernels.gpu.attend import dot
 from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.expert_rows import ExpertRows, expert_rows, rows_of_choice
@@ -29,7 +28,7 @@ from kernels.gpu.rows import check_rows
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import ProductTile, block_product_tiles, column_tile, grouped_product_tiles
 from kernels.interface import ExpertChoice, Routing
-from kernels.microscaled_weights import GROUP_SIZE
+from kernels.scale_groups import FP8_BLOCK_SIZE, MXFP4_GROUP_SIZE
 
 _ROW_TILES = 8
 """Tiles of rows whose programs are adjacent: most are of one expert, whose weights are then in the L2 cache."""
@@ -203,7 +202,7 @@ def _tiles(layer: ExpertLinear, target: Target) -> tuple[ProductTile, ...]:
     if layer.groups is not None:
         return grouped_product_tiles(target, layer.dtype.itemsize, layer.groups.inputs_per_step, layer.groups.span)
     if layer.is_microscaled:
-        return grouped_product_tiles(target, layer.dtype.itemsize, STEP, GROUP_SIZE)
+        return grouped_product_tiles(target, layer.dtype.itemsize, STEP, MXFP4_GROUP_SIZE)
     return block_product_tiles(target, layer.input_dtype.itemsize)
 
 
@@ -220,7 +219,7 @@ def _product(x: Rows, layer: ExpertLinear, rows: ExpertRows, tile: ProductTile, 
     """
     num_in = layer.num_in
     if layer.input_dtype.itemsize == 1:
-        x = rows_in_8_bits(x, layer.input_dtype, BLOCK if layer.has_block_scales else num_in, layer.dtype)
+        x = rows_in_8_bits(x, layer.input_dtype, FP8_BLOCK_SIZE if layer.has_block_scales else num_in, layer.dtype)
         values, row_scales = x.values, x.scales
     else:
         values = x.dequantized(layer.dtype) if isinstance(x, QuantizedRows) else x
@@ -273,7 +272,7 @@ def _bind(
         _expert_product_kernel,
         NUM_IN=num_in,
         NUM_OUT=num_out,
-        SCALE_BLOCK=BLOCK if has_block_scales else 0,
+        SCALE_BLOCK=FP8_BLOCK_SIZE if has_block_scales else 0,
         HAS_CHANNEL_SCALES=has_scales and not has_block_scales,
         HAS_ROW_SCALES=has_row_scales,
         HAS_BIAS=has_bias,
@@ -300,7 +299,7 @@ def _bind_microscaled(
         PAIRS_PER_ROW=pairs_per_row,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
-        GROUP_SIZE=GROUP_SIZE,
+        GROUP_SIZE=MXFP4_GROUP_SIZE,
         ROW_TILES=_ROW_TILES,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

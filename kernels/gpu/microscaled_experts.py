@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.attend import dot
-from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
+from kernels.microscaled_weights import MicroscaledWeights
+from kernels.scale_groups import MXFP4_GROUP_SIZE
 
-STEP = 2 * GROUP_SIZE
+STEP = 2 * MXFP4_GROUP_SIZE
 """Inputs of a step: the groups in the low and in the high halves of its bytes."""
 
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -49,8 +50,8 @@ def pack_microscaled(weights: MicroscaledWeights, bias: torch.Tensor | None, dty
     """
     num_out, num_missing = len(weights.codes), -weights.in_features % STEP
     codes = torch.nn.functional.pad(weights.codes, (0, num_missing // 2))
-    exponents = torch.nn.functional.pad(weights.exponents, (0, num_missing // GROUP_SIZE))
-    low, high = torch.stack((codes & 15, codes >> 4), dim=-1).view(num_out, -1, 2, GROUP_SIZE).unbind(2)
+    exponents = torch.nn.functional.pad(weights.exponents, (0, num_missing // MXFP4_GROUP_SIZE))
+    low, high = torch.stack((codes & 15, codes >> 4), dim=-1).view(num_out, -1, 2, MXFP4_GROUP_SIZE).unbind(2)
     packed = (low | high << 4).view(num_out, -1)
     return MicroscaledLinear(packed, exponents.t().contiguous(), bias, dtype, weights.in_features)
 

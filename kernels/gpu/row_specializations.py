@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
-from kernels.fp8_block import BLOCK
 from kernels.gpu.gate import gelu_and_mul, silu_and_mul
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
@@ -17,6 +16,7 @@ from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.soft_cap import soft_cap
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import MAX_ROW_BYTES
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 _META = torch.device("meta")
 _FEW_SIZES = (576, 4096, 18944)
@@ -112,8 +112,8 @@ def _formats(n: int, target: Target) -> Iterator[tuple[torch.dtype | None, int |
     yield None, None
     if target.fp8_dtype is not None:
         yield target.fp8_dtype, None
-        if n % BLOCK == 0:
-            yield target.fp8_dtype, BLOCK
+        if n % FP8_BLOCK_SIZE == 0:
+            yield target.fp8_dtype, FP8_BLOCK_SIZE
 
 
 def _rows_label(n: int, dtype: torch.dtype, quantize: torch.dtype | None, group_size: int | None) -> str:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
-from kernels.fp8_block import BLOCK
 from kernels.gpu.adapter_specializations import adapter_calls, live_adapter_calls
 from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.expert_specializations import expert_calls, live_expert_calls
@@ -29,6 +28,7 @@ from kernels.gpu.tiles import scaled_product_tiles
 from kernels.grouped_weights import GroupedWeights
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import TokenMasks, greedy_batch
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 _META = torch.device("meta")
 _NUM_KV_HEADS = 8
@@ -207,7 +207,7 @@ def _block_scaled_specializations(target: Target, everything: bool) -> Iterator[
     half = torch.bfloat16 if target.has_bfloat16 else torch.float16
     for dtype in dict.fromkeys((half, torch.float16, torch.float32)) if everything else (half,):
         for num_in, num_out in [layer for layer in _LAYERS if everything or layer[0] == 4096]:
-            if num_in % BLOCK == 0 and num_out % BLOCK == 0:
+            if num_in % FP8_BLOCK_SIZE == 0 and num_out % FP8_BLOCK_SIZE == 0:
                 yield _block_scaled_call(num_in, num_out, dtype, target, 3)
 
 
@@ -220,7 +220,7 @@ def _live_block_scaled(target: Target, generator: random.Random) -> Iterator[Cal
 def _block_scaled_call(num_in: int, num_out: int, dtype: torch.dtype, target: Target, num_rows: int) -> Call:
     def make() -> object:
         weight = torch.empty(num_out, num_in, dtype=target.fp8_dtype or torch.uint8, device=_META)
-        scales = torch.empty(num_out // BLOCK, num_in // BLOCK, device=_META)
+        scales = torch.empty(num_out // FP8_BLOCK_SIZE, num_in // FP8_BLOCK_SIZE, device=_META)
         bias = torch.empty(num_out, dtype=dtype, device=_META)
         x = torch.empty(num_rows, num_in, dtype=dtype, device=_META)
         return [

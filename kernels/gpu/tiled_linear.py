@@ -19,7 +19,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.fp8_block import BLOCK
 from kernels.gpu.attend import dot
 from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.float8 import widen_float8
@@ -38,6 +37,7 @@ from kernels.gpu.tiles import (
     product_tile,
     scaled_product_tiles,
 )
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 TiledLinear: TypeAlias = PackedLinear | BlockScaledLinear | GroupedLinear
 """Layers that `tiled_linear` computes."""
@@ -104,7 +104,7 @@ def is_tiled(num_rows: int, packed: TiledLinear, target: Target) -> bool:
 def _rows_for(x: torch.Tensor | QuantizedRows, packed: TiledLinear) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns rows that the kernel multiplies with the weights, and their scales: the rows again if they have none."""
     if isinstance(packed, BlockScaledLinear) and packed.weight.dtype is not torch.uint8:
-        quantized = rows_in_8_bits(x, packed.weight.dtype, BLOCK, packed.dtype)
+        quantized = rows_in_8_bits(x, packed.weight.dtype, FP8_BLOCK_SIZE, packed.dtype)
         return quantized.values, quantized.scales
     if isinstance(packed, PackedLinear) and packed.scales is not None:
         quantized = rows_in_8_bits(x, packed.weight.dtype, packed.in_features, packed.dtype)
@@ -182,7 +182,7 @@ def _bind(
 
     def product(num_parts: int, steps_per_part: int, writes_result: bool) -> BoundKernel:
         options = {
-            "SCALE_BLOCK": BLOCK if form.scales == "block" else 0,
+            "SCALE_BLOCK": FP8_BLOCK_SIZE if form.scales == "block" else 0,
             "HAS_CHANNEL_SCALES": has_channel_scales and writes_result,
             "HAS_ROW_SCALES": form.has_row_scales,
         }
