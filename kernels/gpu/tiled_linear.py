@@ -28,6 +28,7 @@ from kernels.gpu.linear import PackedLinear
 from kernels.gpu.quantize import QuantizedRows, rows_in_8_bits
 from kernels.gpu.rows import check_rows
 from kernels.gpu.targets import Target
+from kernels.gpu.tile_order import tile_of_program
 from kernels.gpu.tiles import (
     ProductTile,
     block_product_tiles,
@@ -43,8 +44,6 @@ TiledLinear: TypeAlias = PackedLinear | BlockScaledLinear | GroupedLinear
 """Layers that `tiled_linear` computes."""
 
 _ADD_BLOCK = 1024
-_ROW_TILES = 8
-"""Tiles of rows whose programs are adjacent: they read the same weights while these are in the L2 cache."""
 
 
 def tiled_linear(
@@ -200,7 +199,6 @@ def _bind(
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
-            ROW_TILES=_ROW_TILES,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
@@ -241,7 +239,6 @@ def _product_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ROW_TILES: tl.constexpr,
 ):
     """Writes a tile of the sum of SPLITS_PER_PROGRAM parts to out [programs of parts, num_rows, NUM_OUT].
 
@@ -249,12 +246,9 @@ def _product_kernel(  # type: ignore[no-untyped-def]
     have the dtype of x. HAS_ROW_SCALES: x is in 8 bits too, with scales [num_rows, NUM_IN // SCALE_BLOCK].
     HAS_CHANNEL_SCALES: the sum is multiplied by scales [num_rows] of x and [NUM_OUT] of the weights.
     """
-    COLUMN_TILES: tl.constexpr = (NUM_OUT + BLOCK_N - 1) // BLOCK_N
-    first_row_tile = tl.program_id(0) // (ROW_TILES * COLUMN_TILES) * ROW_TILES
-    num_row_tiles = tl.minimum(tl.cdiv(num_rows, BLOCK_M) - first_row_tile, ROW_TILES)
-    tile = tl.program_id(0) % (ROW_TILES * COLUMN_TILES)
-    rows = (first_row_tile + tile % num_row_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    first_column = tile // num_row_tiles * BLOCK_N
+    row_tile, column_tile = tile_of_program(num_rows, NUM_OUT, BLOCK_M, BLOCK_N)
+    rows = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    first_column = column_tile * BLOCK_N
     columns = first_column + tl.arange(0, BLOCK_N)
     rows_mask = (rows < num_rows)[:, None]
     columns_mask = columns < NUM_OUT
