@@ -46,8 +46,7 @@ class Call(NamedTuple):
 
 def row_calls(target: Target, everything: bool) -> Iterator[Call]:
     """Yields calls of norms, gates and quantisation by row size, and of the rotation by heads, dtype and cache."""
-    half = _half(target)
-    for dtype in dict.fromkeys((half, torch.float16, torch.float32) if everything else (half, torch.float32)):
+    for dtype in model_dtypes(target, everything) if everything else (target.half_dtype, torch.float32):
         for n in _SIZES if everything else _FEW_SIZES:
             yield from _norms(3, n, dtype, target)
         for n in _GATE_SIZES if everything else _FEW_SIZES:
@@ -60,15 +59,16 @@ def row_calls(target: Target, everything: bool) -> Iterator[Call]:
 def live_row_calls(target: Target, generator: random.Random) -> Iterator[Call]:
     """Yields calls of the same operations with random numbers of rows."""
     for num_rows in (1, 2, 16, 17, *(generator.randint(1, 20000) for _ in range(8))):
-        yield from _norms(num_rows, generator.choice(_FEW_SIZES), _half(target), target)
-        yield from _gates(num_rows, generator.choice(_FEW_SIZES), _half(target), target)
-        yield from _rotations(num_rows, generator.choice(_FEW_HEADS), _half(target), target, (16,))
+        yield from _norms(num_rows, generator.choice(_FEW_SIZES), target.half_dtype, target)
+        yield from _gates(num_rows, generator.choice(_FEW_SIZES), target.half_dtype, target)
+        yield from _rotations(num_rows, generator.choice(_FEW_HEADS), target.half_dtype, target, (16,))
         yield _soft_cap(min(num_rows, _MAX_LOGITS))
 
 
-def _half(target: Target) -> torch.dtype:
-    """Returns the 16-bit dtype that the target prefers."""
-    return torch.bfloat16 if target.has_bfloat16 else torch.float16
+def model_dtypes(target: Target, everything: bool) -> tuple[torch.dtype, ...]:
+    """Returns the dtypes of models whose products are compiled: all, or the most common one."""
+    every = (target.half_dtype, torch.float16, torch.float32)
+    return tuple(dict.fromkeys(every)) if everything else every[:1]
 
 
 def _norms(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[Call]:
