@@ -1,6 +1,6 @@
 """One layer of the decoder: attention and a feed-forward network, with RMSNorms before or around each."""
 
-from collections.abc import Mapping
+from functools import partial
 
 import torch
 
@@ -8,7 +8,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
-from engine.model.linear import Linear
+from engine.model.linear import Linear, LinearFactory
 from engine.model.norm import Norm
 from engine.model.rope import RopeConfig
 from engine.model.rotary_tables import rotated_pairs_order
@@ -34,6 +34,22 @@ class DecoderLayer:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """Allocates norms and sinks, uninitialised; `load` allocates the other weights.
+
+        Args:
+            config: of the whole model.
+            index: of the layer in it.
+            rotary: result of `rotary_tables` for this layer.
+            ops: operations of the model.
+            group: the ranks that share the layer.
+            sharding: what this rank has of it.
+            dtype: of activations, and of weights that are not quantised.
+            device: of the weights.
+
+        Raises:
+            CheckpointError: the layer cannot be loaded as the checkpoint stores it.
+            ConfigError: it cannot be divided among the ranks.
+        """
         traits = config.traits
         self._ops = ops
         self._group = group
@@ -47,54 +63,8 @@ class DecoderLayer:
         self._cache_group = config.group_of(index)
         hidden = Span.whole(config.hidden_size)
         q, kv = sharding.heads.times(config.head_dim), sharding.kv_heads.times(config.head_dim)
-        attention = f"{self._prefix}self_attn."
-
-        def linear(
-            prefix: str,
-            in_features: Span,
-            out_features: Mapping[str, Span | FusedSpan],
-            *,
-            bias: bool,
-            row_order: torch.Tensor | None = None,
-        ) -> Linear:
-            return Linear(
-                prefix,
-                in_features,
-                out_features,
-                bias=bias,
-                quantized=config.quantized,
-                dtype=dtype,
-                device=device,
-                row_order=row_order,
-            )
-
-        def norm(name: str, size: int = config.hidden_size, scale: float = 1.0) -> Norm:
-            made = Norm(size, offset=traits.norm_offset, scale=scale, dtype=dtype, device=device)
-            self._norms[name] = made
-            return made
-
         self._norms: dict[str, Norm] = {}
-        self.input_norm = norm("input_layernorm") if traits.pre_norms else None
-        self.mlp_norm: Norm | None = None
-        self._attention_output_norm: Norm | None = None
-        self._mlp_output_norm: Norm | None = None
-        if traits.post_norms:
-            scale = traits.residual_scale / traits.stream_unit
-            names = traits.post_norm_names
-            self._attention_output_norm = norm(names.behind_attention, scale=scale)
-            if traits.pre_norms:
-                self.mlp_norm = norm(names.before_mlp)
-            self._mlp_output_norm = norm(names.behind_mlp, scale=scale)
-        else:
-            self.mlp_norm = norm("post_attention_layernorm")
-        self._head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
-        if traits.qk_norm:
-            q_norm, k_norm = (norm(f"self_attn.{name}", config.head_dim) for name in ("q_norm", "k_norm"))
-            self._head_norms = q_norm.weight, k_norm.weight
-        self._projection_norms: tuple[Norm, ...] = ()
-        if traits.projection_norms:
-            sizes = {"q_norm": q.size, "k_norm": kv.size}
-            self._projection_norms = tuple(norm(f"self_attn.{name}", size) for name, size in sizes.items())
+        self._add_norms(config, q.size, kv.size, dtype, device)
         # fp32 holds what checkpoints have, and attention computes with it
         self._sinks = torch.empty(sharding.heads.size, device=device) if traits.has_sinks else None
         self._heads = sharding.heads
@@ -102,6 +72,8 @@ class DecoderLayer:
         if traits.fused_qkv:
             qkv = {"qkv_proj": FusedSpan((q, kv, kv))}
         row_order = self._order_of_qkv(sharding, traits.ropes[index])
+        linear: LinearFactory = partial(Linear, quantized=config.quantized, dtype=dtype, device=device)
+        attention = f"{self._prefix}self_attn."
         self.qkv = linear(attention, hidden, qkv, bias=traits.qkv_bias, row_order=row_order)
         self.o = linear(attention, q, {"o_proj": hidden}, bias=traits.o_bias)
         mixture = traits.mixtures[index] if traits.mixtures else None
@@ -130,6 +102,42 @@ class DecoderLayer:
                 dtype=dtype,
                 device=device,
             )
+
+    def _add_norms(
+        self, config: ModelConfig, q_size: int, kv_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Allocates the norms that a model has: before attention and feed-forward network, behind them, and of heads.
+
+        q_size, kv_size: of the queries and of the keys of a token, on this rank.
+        """
+        traits = config.traits
+
+        def norm(name: str, size: int = config.hidden_size, scale: float = 1.0) -> Norm:
+            made = Norm(size, offset=traits.norm_offset, scale=scale, dtype=dtype, device=device)
+            self._norms[name] = made
+            return made
+
+        self.input_norm = norm("input_layernorm") if traits.pre_norms else None
+        self.mlp_norm: Norm | None = None
+        self._attention_output_norm: Norm | None = None
+        self._mlp_output_norm: Norm | None = None
+        if traits.post_norms:
+            scale = traits.residual_scale / traits.stream_unit
+            names = traits.post_norm_names
+            self._attention_output_norm = norm(names.behind_attention, scale=scale)
+            if traits.pre_norms:
+                self.mlp_norm = norm(names.before_mlp)
+            self._mlp_output_norm = norm(names.behind_mlp, scale=scale)
+        else:
+            self.mlp_norm = norm("post_attention_layernorm")
+        self._head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
+        if traits.qk_norm:
+            q_norm, k_norm = (norm(f"self_attn.{name}", config.head_dim) for name in ("q_norm", "k_norm"))
+            self._head_norms = q_norm.weight, k_norm.weight
+        self._projection_norms: tuple[Norm, ...] = ()
+        if traits.projection_norms:
+            sizes = {"q_norm": q_size, "k_norm": kv_size}
+            self._projection_norms = tuple(norm(f"self_attn.{name}", size) for name, size in sizes.items())
 
     def _order_of_qkv(self, sharding: Sharding, rope: RopeConfig | None) -> torch.Tensor | None:
         """Returns the order of rows of queries, keys and values that a partial or interleaved rotation requires."""
