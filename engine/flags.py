@@ -8,17 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from chairlift.service.flags import (
-    choice,
-    flag,
-    integer,
-    number,
-    optional,
-    path,
-    repeated,
-    switch,
-    text,
-)
+from chairlift.service.flag_kinds import choice, integer, number, optional, path, repeated, switch, text
+from chairlift.service.flags import flag
 from chairlift.service.logs import LOG_FORMATS, LOG_LEVELS
 from engine.core.config import SchedulingPolicyName
 from engine.demo import MODEL_DIR

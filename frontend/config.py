@@ -13,22 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from chairlift.loopback import is_loopback
-from chairlift.service.flags import (
-    FlagError,
-    FlagParser,
-    Kind,
-    add_flags,
-    check_flags,
-    choice,
-    config_from,
-    flag,
-    integer,
-    number,
-    path,
-    repeated,
-    switch,
-    text,
-)
+from chairlift.service.flag_kinds import Kind, choice, integer, number, path, repeated, switch, text
+from chairlift.service.flags import FlagError, FlagParser, add_flags, check_flags, config_from, flag
 from chairlift.service.logs import LOG_FORMATS, LOG_LEVELS
 from frontend.engine_address import EngineAddress
 from frontend.errors import ConfigError

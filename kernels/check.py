@@ -6,23 +6,19 @@ finds errors of a few rounding steps, at small sizes: it does not replace the te
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import NamedTuple, cast
 
 import torch
 
+from kernels.check_inputs import CachedRows, CheckInputs, DeltaRows, Outputs, sampling_batch
 from kernels.dtypes import dtype_name
-from kernels.interface import AdapterOps, ExpertChoice, KernelOps, KVCache, LowRank
-from kernels.kv_cache import PagedKVCache
-from kernels.metadata import AdaptedTokens, AttentionMetadata
+from kernels.interface import AdapterOps, ExpertChoice, KernelOps, LowRank
+from kernels.metadata import AdaptedTokens
 from kernels.model_forms import ALLOWED, ExpertForms, ModelForms
 from kernels.sample_weights import grouped, microscaled, nvfp4
-from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
 from kernels.scale_groups import FP8_BLOCK_SIZE, MXFP4_GROUP_SIZE, NVFP4_GROUP_SIZE
-
-_Outputs = Sequence[torch.Tensor]
 
 _NUM_TOKENS = 33
 _NUM_OUT = 256
@@ -42,7 +38,7 @@ class KernelCase(NamedTuple):
     kernel: str
     form: str
     allowed: float
-    run: Callable[[KernelOps, torch.dtype], _Outputs]
+    run: Callable[[KernelOps, torch.dtype], Outputs]
 
 
 class Mismatch(NamedTuple):
@@ -54,7 +50,7 @@ class Mismatch(NamedTuple):
 
 def kernel_cases(forms: ModelForms, device: torch.device) -> list[KernelCase]:
     """Returns every kernel in the forms of a model, with fixed random inputs."""
-    inputs = _Inputs(forms, device)
+    inputs = CheckInputs(forms, device)
     return [
         *_pointwise_cases(forms, inputs),
         *_linear_cases(forms, inputs),
@@ -109,36 +105,7 @@ def _error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return math.inf if math.isnan(error) else error
 
 
-class _Inputs:
-    """Makes random inputs on the device, the same in every process."""
-
-    def __init__(self, forms: ModelForms, device: torch.device) -> None:
-        self.device = device
-        self._dtype, self._weights_dtype = forms.dtype, forms.weights_dtype
-        self._generator = torch.Generator().manual_seed(0)
-
-    def random(self, *shape: int) -> torch.Tensor:
-        """Returns values of unit scale in the dtype of the model."""
-        return torch.randn(shape, generator=self._generator).to(self.device, self._dtype)
-
-    def weights(self, *shape: int) -> torch.Tensor:
-        """Returns weights of unit scale, as they are stored."""
-        return self.random(*shape).to(self._weights_dtype)
-
-    def order(self, number: int) -> list[int]:
-        """Returns a random order of numbers from 0."""
-        return torch.randperm(number, generator=self._generator).tolist()
-
-    def int32(self, numbers: Sequence[int]) -> torch.Tensor:
-        """Returns integers."""
-        return torch.tensor(numbers, dtype=torch.int32, device=self.device)
-
-    def int64(self, numbers: Sequence[int]) -> torch.Tensor:
-        """Returns integers."""
-        return torch.tensor(numbers, dtype=torch.int64, device=self.device)
-
-
-def _pointwise_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
+def _pointwise_cases(forms: ModelForms, inputs: CheckInputs) -> Iterator[KernelCase]:
     dtype, allowed = dtype_name(forms.dtype), ALLOWED[forms.dtype]
     x, residual = (inputs.random(_NUM_TOKENS, forms.hidden_size) for _ in range(2))
     table, weight = inputs.weights(_NUM_TOKENS, forms.hidden_size), inputs.weights(forms.hidden_size)
@@ -147,7 +114,7 @@ def _pointwise_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]
     indices = inputs.int64([_NUM_TOKENS - 1, 0, 5])
     yield KernelCase("gather_rows", form, allowed, lambda ops, _: (ops.gather_rows(x, indices),))
 
-    def gathered(ops: KernelOps, _: torch.dtype) -> _Outputs:
+    def gathered(ops: KernelOps, _: torch.dtype) -> Outputs:
         return (ops.gather_rows(ops.pack_tied(table, forms.weights_dtype)[0], indices),)
 
     yield KernelCase("gather_rows", f"{stored}, tied", allowed, gathered)
@@ -158,7 +125,7 @@ def _pointwise_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]
         num_q, num_k = forms.num_heads * forms.head_dim, forms.num_kv_heads * forms.head_dim
         qkv, key_norm = inputs.random(_NUM_TOKENS, num_q + 2 * num_k), inputs.weights(num_k)
 
-        def normed(ops: KernelOps, _: torch.dtype) -> _Outputs:
+        def normed(ops: KernelOps, _: torch.dtype) -> Outputs:
             out = qkv.clone()
             ops.norm_columns(out, num_q, key_norm, forms.eps)
             return (out,)
@@ -169,7 +136,7 @@ def _pointwise_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]
     )
 
 
-def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
+def _linear_cases(forms: ModelForms, inputs: CheckInputs) -> Iterator[KernelCase]:
     """Linear layers, each behind the kernel that makes its input, which quantises it for 8-bit layers."""
     x, residual = (inputs.random(_NUM_TOKENS, forms.hidden_size) for _ in range(2))
     gate_up = inputs.random(_NUM_TOKENS, 2 * forms.intermediate_size)
@@ -193,15 +160,15 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
             return ops.pack_grouped(grouped(weight, num_bits), bias, forms.dtype)
         return ops.pack_linear(weight, bias)
 
-    def normed(ops: KernelOps, _: torch.dtype) -> _Outputs:
+    def normed(ops: KernelOps, _: torch.dtype) -> Outputs:
         row, weights = ops.rms_norm(x[:1], norm, forms.eps, for_linear=True), packed(ops, wide, bias)
         rows, _residual = ops.add_rms_norm(x, residual.clone(), norm, forms.eps, for_linear=True)
         return ops.linear(row, weights), ops.linear(rows, weights)
 
-    def gated(ops: KernelOps, _: torch.dtype) -> _Outputs:
+    def gated(ops: KernelOps, _: torch.dtype) -> Outputs:
         return (ops.linear(getattr(ops, forms.gate)(gate_up), packed(ops, narrow, None)),)
 
-    def head(ops: KernelOps, _: torch.dtype) -> _Outputs:
+    def head(ops: KernelOps, _: torch.dtype) -> Outputs:
         return (ops.linear(x, ops.pack_linear(wide, None, for_logits=True)),)
 
     form = f"{dtype_name(forms.dtype)}, weights {forms.weights_form or dtype_name(forms.weights_dtype)}"
@@ -211,13 +178,14 @@ def _linear_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     yield KernelCase(f"linear after {forms.gate}", f"{form}, {forms.intermediate_size} wide", forms.linear_error, gated)
     if forms.experts is not None:
         yield _mixture_case(forms, forms.experts, inputs, packed, form)
+    yield from _state_cases(forms, inputs, packed, form)
     yield KernelCase("linear of the output head", form, forms.linear_error, head)
 
 
 def _mixture_case(
     forms: ModelForms,
     experts: ExpertForms,
-    inputs: _Inputs,
+    inputs: CheckInputs,
     packed: Callable[[KernelOps, torch.Tensor, torch.Tensor | None], object],
     form: str,
 ) -> KernelCase:
@@ -245,7 +213,7 @@ def _mixture_case(
             return ops.pack_microscaled(microscaled(weight), bias, forms.weights_dtype)
         return packed(ops, weight, bias)
 
-    def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
+    def run(ops: KernelOps, _: torch.dtype) -> Outputs:
         first, second = (
             [packed_expert(ops, weight, bias) for weight in weights]
             for weights, bias in zip((gate_up, down), biases, strict=True)
@@ -260,14 +228,14 @@ def _mixture_case(
     return KernelCase("mixture of experts", what, forms.linear_error, run)
 
 
-def _attention_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
+def _attention_cases(forms: ModelForms, inputs: CheckInputs) -> Iterator[KernelCase]:
     """The write to the cache, and attention over it: one-token rows, prompt chunks and both in a batch."""
     heads = f"{forms.num_heads} heads over {forms.num_kv_heads} of {forms.head_dim}"
     form = f"{dtype_name(forms.dtype)}, cache {dtype_name(forms.kv_dtype)}, {heads}, blocks of {forms.block_size}"
     if forms.has_sinks:
         form += ", sinks"
-    decode = _CachedRows(forms, inputs, query_lens=(1, 1, 1), seq_lens=(1, 17, 520))
-    mixed = _CachedRows(forms, inputs, query_lens=(1, 7, 40), seq_lens=(33, 7, 130))
+    decode = CachedRows(forms, inputs, query_lens=(1, 1, 1), seq_lens=(1, 17, 520))
+    mixed = CachedRows(forms, inputs, query_lens=(1, 7, 40), seq_lens=(33, 7, 130))
     yield KernelCase("rotate_and_store", form, forms.cache_error, decode.store)
     for window, soft_cap in product(forms.sliding_windows, forms.attention_soft_caps):
         windowed = form if window is None else f"{form}, window {window}"
@@ -277,7 +245,35 @@ def _attention_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]
             yield KernelCase("paged_attention", f"{kind}, {capped}", forms.cache_error, attend)
 
 
-def _adapter_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
+def _state_cases(
+    forms: ModelForms,
+    inputs: CheckInputs,
+    packed: Callable[[KernelOps, torch.Tensor, torch.Tensor | None], object],
+    form: str,
+) -> Iterator[KernelCase]:
+    """The gated delta rule and the gate of attention, each before a linear layer."""
+    heads = forms.delta_heads
+    if heads is not None:
+        rows, weight = DeltaRows(heads, forms, inputs), inputs.weights(_NUM_OUT, heads.value_size)
+
+        def delta_rule(ops: KernelOps, _: torch.dtype) -> Outputs:
+            out, states = rows.run(ops)
+            return ops.linear(out, packed(ops, weight, None)), states.conv, states.recurrent.flatten(2)
+
+        sizes = f"{heads.num_value_heads} heads over {heads.num_key_heads} of {heads.key_dim} x {heads.value_dim}"
+        yield KernelCase("linear after delta_rule", f"{form}, {sizes}", forms.linear_error, delta_rule)
+    if forms.has_attention_gate:
+        size = forms.num_heads * forms.head_dim
+        x, wide = inputs.random(_NUM_TOKENS, size), inputs.random(_NUM_TOKENS, size + 16)
+        narrow = inputs.weights(_NUM_OUT, size)
+
+        def gated(ops: KernelOps, _: torch.dtype) -> Outputs:
+            return (ops.linear(ops.gate_columns(x.clone(), wide[:, 16:]), packed(ops, narrow, None)),)
+
+        yield KernelCase("linear after gate_columns", f"{form}, {size} wide", forms.linear_error, gated)
+
+
+def _adapter_cases(forms: ModelForms, inputs: CheckInputs) -> Iterator[KernelCase]:
     """Adapters of one change, none, and two in different rows; tokens with each of them and without."""
     if not forms.has_adapters:
         return
@@ -292,7 +288,7 @@ def _adapter_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     tokens = sorted((number % 5, number) for number in inputs.order(_NUM_TOKENS))
     chosen = [(adapter, token) for adapter, token in tokens if adapter < len(adapters)]
 
-    def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
+    def run(ops: KernelOps, _: torch.dtype) -> Outputs:
         out, adapter_ops = y.clone(), cast("AdapterOps", ops)
         adapted = AdaptedTokens(inputs.int64([token for _, token in chosen]), inputs.int64([own for own, _ in chosen]))
         adapter_ops.add_adapters(out, x, adapter_ops.pack_adapters(adapters), adapted)
@@ -301,127 +297,24 @@ def _adapter_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
     yield KernelCase("add_adapters", f"{dtype_name(forms.dtype)}, {size} wide", ALLOWED[forms.dtype], run)
 
 
-def _soft_cap_cases(forms: ModelForms, inputs: _Inputs) -> Iterator[KernelCase]:
+def _soft_cap_cases(forms: ModelForms, inputs: CheckInputs) -> Iterator[KernelCase]:
     soft_cap = forms.logit_soft_cap
     if soft_cap is None:
         return
     logits = soft_cap * inputs.random(_NUM_TOKENS, forms.vocab_size).float()
 
-    def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
+    def run(ops: KernelOps, _: torch.dtype) -> Outputs:
         return (ops.soft_cap(logits.clone(), soft_cap),)
 
     yield KernelCase("soft_cap", f"{soft_cap:g}, vocabulary of {forms.vocab_size}", ALLOWED[torch.float32], run)
 
 
-class _CachedRows:
-    """Rows whose keys and values are written to a cache, and the last tokens of which attend."""
-
-    def __init__(
-        self, forms: ModelForms, inputs: _Inputs, *, query_lens: Sequence[int], seq_lens: Sequence[int]
-    ) -> None:
-        self._forms = forms
-        blocks_per_row = [-(-seq_len // forms.block_size) for seq_len in seq_lens]
-        self._num_blocks = sum(blocks_per_row) + 1
-        free = inputs.order(self._num_blocks)
-        tables = [[free.pop() for _ in range(number)] for number in blocks_per_row]
-        slots = [
-            table[position // forms.block_size] * forms.block_size + position % forms.block_size
-            for table, seq_len in zip(tables, seq_lens, strict=True)
-            for position in range(seq_len)
-        ]
-        ends = torch.tensor(seq_lens).cumsum(0).tolist()
-        queries = [token for end, number in zip(ends, query_lens, strict=True) for token in range(end - number, end)]
-        width = (forms.num_heads + 2 * forms.num_kv_heads) * forms.head_dim
-        self._qkv = inputs.random(len(slots), width)
-        self._positions = inputs.int64([position for seq_len in seq_lens for position in range(seq_len)])
-        frequencies = 10_000.0 ** -torch.linspace(0, 1, forms.head_dim // 2)
-        angles = (torch.arange(max(seq_lens))[:, None] * frequencies).to(inputs.device)
-        self._cos, self._sin = angles.cos(), angles.sin()
-        self._norms = None
-        if forms.has_head_norms:
-            self._norms = inputs.weights(forms.head_dim), inputs.weights(forms.head_dim)
-        self._sinks = inputs.random(forms.num_heads).float() if forms.has_sinks else None
-        self._slots, self._queries = inputs.int64(slots), inputs.int64(queries)
-        width_of_table = max(blocks_per_row)
-        self._metadata = AttentionMetadata(
-            query_start_loc=inputs.int32([0, *torch.tensor(query_lens).cumsum(0).tolist()]),
-            seq_lens=inputs.int32(seq_lens),
-            block_table=torch.stack([inputs.int32(table + [0] * (width_of_table - len(table))) for table in tables]),
-            slot_mapping=self._slots[self._queries],
-            block_size=forms.block_size,
-            max_query_len=max(query_lens),
-            max_seq_len=max(seq_lens),
-            num_one_token_reqs=next((row for row, number in enumerate(query_lens) if number > 1), len(query_lens)),
-        )
-
-    def store(self, ops: KernelOps, kv_dtype: torch.dtype) -> _Outputs:
-        """Returns rotated queries, and the keys and values in the cache."""
-        q, cache = self._stored(ops, kv_dtype)
-        if isinstance(cache, PagedKVCache):
-            return q, *cache.read_slots(self._slots)
-        return q, *(part.flatten(0, 1)[self._slots].float() for part in cache)
-
-    def attend(
-        self, ops: KernelOps, kv_dtype: torch.dtype, *, sliding_window: int | None, soft_cap: float | None
-    ) -> _Outputs:
-        """Returns the attention of the last tokens of each row."""
-        q, cache = self._stored(ops, kv_dtype)
-        scale = self._forms.head_dim**-0.5
-        queries, step = q[self._queries].contiguous(), replace(self._metadata)  # without what other calls have derived
-        attend = partial(ops.paged_attention, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
-        return (attend(queries, cache, step, sinks=self._sinks),)
-
-    def _stored(self, ops: KernelOps, kv_dtype: torch.dtype) -> tuple[torch.Tensor, KVCache]:
-        forms = self._forms
-        cache = ops.make_kv_cache(self._num_blocks, forms.block_size, forms.num_kv_heads, forms.head_dim, kv_dtype)
-        q = ops.rotate_and_store(
-            self._qkv.clone(),
-            self._positions,
-            self._cos,
-            self._sin,
-            cache,
-            self._slots,
-            head_norms=self._norms,
-            eps=forms.eps,
-        )
-        return q, cache
-
-
-def _sampler_case(forms: ModelForms, inputs: _Inputs) -> KernelCase:
+def _sampler_case(forms: ModelForms, inputs: CheckInputs) -> KernelCase:
     logits = 3 * inputs.random(6, forms.vocab_size).float()
-    batch = _sampling_batch(inputs, forms.vocab_size)
+    batch = sampling_batch(inputs, forms.vocab_size)
 
-    def run(ops: KernelOps, _: torch.dtype) -> _Outputs:
+    def run(ops: KernelOps, _: torch.dtype) -> Outputs:
         sampled = ops.sample(logits.clone(), batch)
         return sampled.token_ids, sampled.status, sampled.top_ids, sampled.logprobs, sampled.top_values
 
     return KernelCase("sample", f"vocabulary of {forms.vocab_size}", ALLOWED[torch.float32], run)
-
-
-def _sampling_batch(inputs: _Inputs, vocab_size: int) -> SamplingBatch:
-    """Greedy, random, filtered, penalised, masked and forced rows; all report log-probabilities."""
-
-    def column(numbers: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.float64, device=inputs.device)
-
-    num_rows = 6
-    words = torch.full((1, -(-vocab_size // 32)), 0x55555555, dtype=torch.int32, device=inputs.device)
-    return replace(
-        greedy_batch(num_rows, inputs.device),
-        temperature=column([0, 1, 0.7, 0.8, 1, 0]),
-        top_k=inputs.int32([0, 0, 5, 0, 0, 0]),
-        top_p=column([1, 1, 0.9, 0.5, 1, 1]),
-        min_p=column([0, 0, 0, 0.01, 0, 0]),
-        repetition_penalty=column([1, 1, 1, 1.2, 1, 1]),
-        presence_penalty=column([0, 0, 0, 0.5, 0, 0]),
-        frequency_penalty=column([0, 0, 0, 0.25, 0, 0]),
-        seed=inputs.int64(range(num_rows)),
-        top_logprobs=inputs.int32([2] * num_rows),
-        max_top_logprobs=2,
-        history=inputs.int32([number % vocab_size for number in range(9)]).repeat(num_rows, 1),
-        history_row=inputs.int32(range(num_rows)),
-        num_prompt_tokens=inputs.int32([4] * num_rows),
-        num_tokens=inputs.int32([9] * num_rows),
-        masks=TokenMasks(inputs.int32([-1, -1, -1, -1, 0, -1]), words),
-        forced_ids=inputs.int32([-1, -1, -1, -1, -1, min(3, vocab_size - 1)]),
-    )

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.grouped_weights import GroupedWeights
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
@@ -244,7 +245,8 @@ class KernelOps(Protocol):
         """Rotates queries and keys (arXiv:2104.09864, half-split layout) and writes keys and values to the cache.
 
         Args:
-            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; may be written to.
+            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; may be written to, and may be
+                columns of wider rows.
             positions: [T] int64, rows of the tables.
             cos, sin: [max_positions, head_dim // 2] fp32.
             kv_cache: cache of the layer.
@@ -271,6 +273,34 @@ class KernelOps(Protocol):
         q [T, num_heads, head_dim] -> [T, num_heads * head_dim]. A token at position p sees keys
         max(0, p - sliding_window + 1)..p; without a window, 0..p. With a soft cap, scores become
         soft_cap * tanh(score / soft_cap). With sinks [num_heads], each head has one more score, without a value.
+        """
+        ...
+
+    def gate_columns(self, x: torch.Tensor, gate: torch.Tensor) -> LinearInput:
+        """[T, n], [T, n] -> [T, n]: x * sigmoid(gate), for `linear` only; may be written to x.
+
+        The gate may be columns of wider rows.
+        """
+        ...
+
+    def delta_rule(
+        self,
+        x: torch.Tensor,
+        gates: torch.Tensor,
+        weights: DeltaWeights,
+        states: DeltaStates,
+        metadata: AttentionMetadata,
+    ) -> LinearInput:
+        """Computes a gated delta rule layer between its projections; see `kernels.delta_rule`.
+
+        Args:
+            x: [T, num_channels + value_size]: queries, keys and values before the convolution, then z; may be written
+                to.
+            gates: [T, 2 * num_value_heads]: b, then a.
+            weights: of the layer.
+            states: of all requests; those of the rows are updated. A row without tokens before this step begins anew.
+            metadata: rows of the batch, with `state_slots`; a row of sequence length 0 is padding.
+        Returns: [T, value_size], for `linear` only; zero for rows of padding.
         """
         ...
 

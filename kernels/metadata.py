@@ -33,6 +33,8 @@ class AttentionMetadata:
         num_one_token_reqs: number of leading rows with one query token, known on the host; 0 is always valid.
         group: the layers whose KV lies in these blocks, a number; see `of_group`.
         other_groups: of layers with other blocks, those of groups 1, 2 and so on.
+        state_slots: [num_reqs] int32, where layers with state keep that of each row's request; a request keeps its slot
+            from its first step to its last. None: the model has no such layers.
         derived: what kernels have computed from these tensors for all layers of the step, by keys of their own; valid
             while the tensors keep their values. `dataclasses.replace` returns metadata without it.
     """
@@ -47,6 +49,7 @@ class AttentionMetadata:
     num_one_token_reqs: int = 0
     group: int = 0
     other_groups: tuple[GroupBlocks, ...] = ()
+    state_slots: torch.Tensor | None = None
     derived: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     _others: dict[int, "AttentionMetadata"] = field(default_factory=dict, init=False, compare=False, repr=False)
@@ -74,6 +77,7 @@ class AttentionMetadata:
                 GroupBlocks(blocks.block_table[:num_reqs], blocks.slot_mapping[:num_tokens])
                 for blocks in self.other_groups
             ),
+            state_slots=None if self.state_slots is None else self.state_slots[:num_reqs],
             max_query_len=1,
             num_one_token_reqs=num_reqs,
         )

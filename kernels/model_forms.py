@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from kernels.delta_heads import DeltaHeads
 from kernels.interface import Routing
 
 WeightsForm = Literal[
@@ -73,6 +74,8 @@ class ModelForms:
         has_sinks: whether each query head has a sink.
         block_size: tokens per block of the cache.
         multiplies_in_bf16: whether linear layers round float32 activations to bf16.
+        delta_heads: sizes of layers of the gated delta rule; None: the model has none.
+        has_attention_gate: whether results of attention have a gate.
     """
 
     dtype: torch.dtype
@@ -98,6 +101,8 @@ class ModelForms:
     has_projection_norms: bool = False
     multiplies_in_bf16: bool = False
     has_adapters: bool = False
+    delta_heads: DeltaHeads | None = None
+    has_attention_gate: bool = False
 
     @property
     def linear_error(self) -> float:

@@ -10,7 +10,7 @@ from loadgen.target.base import TargetSpec
 from loadgen.target.tls import ssl_context
 
 _TIMEOUT_S = 5.0
-_LARGEST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 
 
 def read_server_metrics(url: str, spec: TargetSpec) -> str:
@@ -31,15 +31,15 @@ def read_server_metrics(url: str, spec: TargetSpec) -> str:
         if spec.api_key and _may_have_key(url, spec.url):
             request.add_unredirected_header("Authorization", f"Bearer {spec.api_key}")
         with direct_opener(context).open(request, timeout=_TIMEOUT_S) as response:
-            content: bytes = response.read(_LARGEST_BYTES + 1)
+            content: bytes = response.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise TargetError(f"--metrics-url {url}: {getattr(error, 'reason', None) or error}") from error
     except HTTPException as error:  # its text may hold the bytes that came
         raise TargetError(
             f"--metrics-url {url}: {type(error).__name__}: no HTTP address, or no HTTP/1.1 there"
         ) from error
-    if len(content) > _LARGEST_BYTES:
-        raise TargetError(f"--metrics-url {url}: answers with more than {_LARGEST_BYTES} bytes")
+    if len(content) > _MAX_BYTES:
+        raise TargetError(f"--metrics-url {url}: answers with more than {_MAX_BYTES} bytes")
     return content.decode(errors="replace")
 
 

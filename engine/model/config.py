@@ -22,6 +22,7 @@ _MAX_HIDDEN_SIZE = 2**22
 _MAX_VOCAB_SIZE = 2**24
 _MAX_POSITIONS = 2**27
 
+_FP32_BYTES = 4
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -128,14 +129,22 @@ class ModelConfig:
     def shape(self) -> ModelShape:
         """What cache, runner and memory planning depend on."""
         heads = self.num_heads, self.num_kv_heads, self.head_dim
+        states = [rule.state_size for rule in self.traits.delta_rules if rule is not None]
         return ModelShape(
             vocab_size=self.vocab_size,
-            layers=tuple(LayerShape(*heads, self.group_of(index)) for index in range(self.num_layers)),
+            layers=tuple(LayerShape(*heads, self.group_of(index)) for index in self.attention_layers),
+            state_bytes=_FP32_BYTES * sum(states),
             cache_groups=self.cache_groups,
             max_position_embeddings=self.max_position_embeddings,
             end_token_ids=self.end_token_ids,
             checkpoint_dtype=self.checkpoint_dtype,
         )
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Layers that have a KV cache."""
+        rules = self.traits.delta_rules
+        return tuple(index for index in range(self.num_layers) if not rules or rules[index] is None)
 
     def group_of(self, layer: int) -> int:
         """Returns the cache group of a layer."""

@@ -56,6 +56,10 @@ class _Layers:
         """Dtype of the residual stream."""
         return torch.float32 if self.device.type == "cpu" else self.dtype
 
+    def allocate_states(self, num_slots: int) -> None:
+        """Allocates what layers keep of `num_slots` requests besides keys and values."""
+        self._stack.allocate_states(num_slots)
+
     @property
     def layers(self) -> Sequence[DecoderLayer]:
         """The layers, in order."""

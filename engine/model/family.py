@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from engine.model.config_fields import ConfigFields
 from engine.model.rope import RopeConfig
+from kernels.delta_heads import DeltaHeads
 
 Gate = Literal["silu_and_mul", "gelu_and_mul"]
 """Name of the operation of `kernels.interface.KernelOps` between the two layers of a feed-forward network."""
@@ -107,6 +108,9 @@ class DecoderTraits:
             network before it is added to the residual stream, and of logits.
         has_sinks: whether each query head has a score without a value, which takes part in the softmax.
         mixtures: mixtures of experts in place of feed-forward networks; empty: no layer has one.
+        delta_rules: gated delta rules in place of attention; empty: all layers attend.
+        attention_gate: whether results of attention are multiplied by the sigmoid of a gate, which `q_proj` has behind
+            the query of each head.
     """
 
     sliding_windows: tuple[int | None, ...]
@@ -130,6 +134,8 @@ class DecoderTraits:
     logit_scale: float = 1.0
     has_sinks: bool = False
     mixtures: tuple[Mixture | None, ...] = ()
+    delta_rules: tuple[DeltaHeads | None, ...] = ()
+    attention_gate: bool = False
 
     @property
     def stream_unit(self) -> float:

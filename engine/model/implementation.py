@@ -15,7 +15,7 @@ from engine.model.config_fields import ConfigFields
 from engine.model.gguf_checkpoint import is_gguf
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.quantization_config import read_quantization_config
-from engine.model.text_part import text_fields, transformers_fields, transformers_text
+from engine.model.text_part import has_native_text, text_fields, transformers_fields, transformers_text
 from engine.parallel.layout import ONE_RANK, RankLayout
 
 ModelImpl = Literal["auto", "chairlift", "transformers"]
@@ -75,7 +75,7 @@ def choose_implementation(path: Path, model_impl: ModelImpl, *, layout: RankLayo
     """
     fields = open_checkpoint(path).config()
     names, part = fields.raw("architectures"), transformers_text(fields)
-    text = fields if part is not None else text_fields(fields)
+    text = fields if part is not None and not has_native_text(fields) else text_fields(fields)
     text_names = text.raw("architectures")
     is_native = isinstance(text_names, list) and any(
         architecture in text_names and family.has_gate_of(text) for architecture, family in FAMILIES.items()

@@ -55,6 +55,11 @@ class LayerStack:
         for layer in self.layers:
             layer.load(fill, recall)
 
+    def allocate_states(self, num_slots: int) -> None:
+        """Allocates what layers keep of `num_slots` requests besides keys and values."""
+        for layer in self.layers:
+            layer.mixer.allocate_states(num_slots)
+
     @property
     def adaptable(self) -> Iterator[Linear]:
         """Linear layers that adapters can change."""
@@ -74,20 +79,23 @@ class LayerStack:
         Args:
             residual: [T, hidden_size], the residual stream; overwritten.
             positions: [T] int64, less than `max_positions`.
-            kv_caches: one per layer, allocated by the operations of the model.
+            kv_caches: one per layer that attends, allocated by the operations of the model.
             metadata: divides the T tokens into rows.
             adapted: tokens with an adapter; None: no adapters are computed.
             last_norm: behind the last layer of the model.
         Returns: [T, hidden_size], the residual stream, normalised if there is a last norm.
         """
-        assert len(kv_caches) == len(self.layers), f"{len(kv_caches)} caches for {len(self.layers)} layers"
+        num_caches = sum(layer.mixer.has_kv_cache for layer in self.layers)
+        assert len(kv_caches) == num_caches, f"{len(kv_caches)} caches for {num_caches} layers that attend"
+        caches = iter(kv_caches)
         first_norm = self.layers[0].input_norm
         x = residual
         if first_norm is not None:
             x = self._ops.rms_norm(residual, first_norm.weight, self.eps, for_linear=True)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [last_norm]
-        for layer, kv_cache, next_norm in zip(self.layers, kv_caches, next_norms, strict=True):
-            x = layer.attention(x, positions, kv_cache, metadata, adapted)
+        for layer, next_norm in zip(self.layers, next_norms, strict=True):
+            kv_cache = next(caches) if layer.mixer.has_kv_cache else None
+            x = layer.mix(x, positions, kv_cache, metadata, adapted)
             for_linear = layer.feed_forward.is_linear_input
             x, residual = self._added(x, residual, layer.mlp_norm, for_linear=for_linear)
             x = layer.mlp(x, adapted)

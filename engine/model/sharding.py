@@ -44,6 +44,11 @@ class Sharding:
                 f"tensor_parallel_size {size} is not supported for {config.architecture}, whose norms of queries and "
                 "keys are of all heads together: use one rank"
             )
+        if size > 1 and config.traits.delta_rules:
+            raise ConfigError(
+                f"tensor_parallel_size {size} is not supported for {config.architecture}, whose layers of linear "
+                "attention are not divided among ranks: use one rank"
+            )
         _check_multiple("num_attention_heads", config.num_heads, size)
         _check_multiple("intermediate_size", config.intermediate_size, size)
         for mixture in set(config.traits.mixtures) - {None}:
@@ -88,6 +93,7 @@ class Sharding:
             traits=replace(
                 traits,
                 mixtures=mixtures,
+                delta_rules=traits.delta_rules[layers],
                 ropes=traits.ropes[layers],
                 sliding_windows=traits.sliding_windows[layers],
             ),

@@ -52,6 +52,7 @@ TEXT_PARTS = {
     "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", "mistral", ties_by_class=True),
     "Qwen2VLForConditionalGeneration": _qwen2_vl("qwen2_vl_text"),
     "Qwen2_5_VLForConditionalGeneration": _qwen2_vl("qwen2_5_vl_text"),
+    "Qwen3_5ForConditionalGeneration": TextPart("Qwen3_5ForCausalLM", "qwen3_5_text"),
     "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", "qwen3_vl_text", {"rope_theta": 5e5}),
 }
 """Text parts by architecture."""
@@ -78,8 +79,8 @@ _DECODER_NAMES = {
 """Prefixes of tensors as files have them, older ones first, and as the decoder has them."""
 
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vision.", "audio_tower.", "embed_audio.")
-_OTHER_PREFIXES = (*_OTHER_PARTS, *(f"model.{part}" for part in _OTHER_PARTS))
-"""Prefixes of tensors for images or sound."""
+_OTHER_PREFIXES = (*_OTHER_PARTS, *(f"model.{part}" for part in _OTHER_PARTS), "mtp.")
+"""Prefixes of tensors for images or sound, and for the prediction of several tokens at once."""
 
 
 def transformers_text(fields: ConfigFields) -> ConfigFields | None:
@@ -89,6 +90,14 @@ def transformers_text(fields: ConfigFields) -> ConfigFields | None:
         return None
     text = fields.section("text_config")
     return text if (names[0], text.raw("model_type", None)) in _OF_TRANSFORMERS else None
+
+
+def has_native_text(fields: ConfigFields) -> bool:
+    """Whether the text part of a checkpoint is the decoder of a family, by its `model_type`."""
+    part = _text_part(fields)
+    if part is None or "text_config" not in fields:
+        return part is not None
+    return bool(fields.section("text_config").raw("model_type", part.model_type) == part.model_type)
 
 
 def transformers_fields(fields: ConfigFields) -> ConfigFields:

@@ -152,6 +152,7 @@ class BatchBuilder:
             max_num_tokens=max_num_tokens,
             max_blocks=self._max_blocks,
             has_adapters=has_adapters,
+            has_state=has_state,
             num_groups=num_groups,
         )
         self._num_head_bytes = layout.num_head_bytes
@@ -196,6 +197,7 @@ class BatchBuilder:
                 block_table=self._groups[0].block_table,
                 slot_mapping=self._groups[0].slot_mapping,
                 other_groups=self._groups[1:],
+                state_slots=sections.state_slots if self._has_state else None,
                 block_size=self._block_size,
                 max_query_len=sections.input_ids.shape[0],
                 max_seq_len=self._max_blocks * self._block_size,
@@ -230,6 +232,8 @@ class BatchBuilder:
         seq_lens = host.seq_lens[:num_rows]
         seq_lens[:] = starts + query_lens
         max_seq_len = int(seq_lens.max())
+        if self._has_state:
+            host.state_slots[:num_rows] = rows
         if is_decode:
             num_narrow = num_rows
             token_rows, token_positions = rows, starts
@@ -281,6 +285,7 @@ class BatchBuilder:
                     block_table=views.groups[0].block_table,
                     slot_mapping=views.groups[0].slot_mapping,
                     other_groups=views.groups[1:],
+                    state_slots=views.state_slots,
                     block_size=self._block_size,
                     max_query_len=int(query_lens.max()),
                     max_seq_len=max_seq_len,

@@ -34,6 +34,7 @@ class StepSections(Generic[T]):
     Attributes:
         query_start_loc: [N + 1] int32, see `AttentionMetadata`.
         seq_lens: [N] int32.
+        state_slots: [N] int32, see `AttentionMetadata`; empty for a model without state besides keys and values.
         logits_indices: [N] int64.
         doubles: [D, N] float64, the columns of `kernels.sampling.DOUBLES`.
         longs: [3, N] int64: seed, position in the output, state row.
@@ -49,6 +50,7 @@ class StepSections(Generic[T]):
 
     query_start_loc: T
     seq_lens: T
+    state_slots: T
     logits_indices: T
     doubles: T
     longs: T
@@ -88,6 +90,7 @@ class StepLayout:
         max_num_tokens: int,
         max_blocks: int,
         has_adapters: bool = False,
+        has_state: bool = False,
         num_groups: int = 1,
     ) -> None:
         rows, tokens = max_num_seqs, max_num_tokens
@@ -95,6 +98,7 @@ class StepLayout:
         shapes: StepSections[tuple[torch.dtype, tuple[int, ...]]] = StepSections(
             query_start_loc=(int32, (rows + 1,)),
             seq_lens=(int32, (rows,)),
+            state_slots=(int32, (rows * has_state,)),
             logits_indices=(int64, (rows,)),
             doubles=(torch.float64, (len(DOUBLES), rows)),
             longs=(int64, (3, rows)),

@@ -22,6 +22,7 @@ class StepTensors(NamedTuple):
     positions: torch.Tensor
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
+    state_slots: torch.Tensor | None
     groups: tuple[GroupBlocks, ...]
     logits_indices: torch.Tensor
 
@@ -58,6 +59,7 @@ class StepViews:
                 positions=sections.positions[:num_tokens],
                 query_start_loc=sections.query_start_loc[: num_rows + 1],
                 seq_lens=sections.seq_lens[:num_rows],
+                state_slots=sections.state_slots[:num_rows] if len(sections.state_slots) else None,
                 groups=tuple(
                     GroupBlocks(table[:num_rows], slot_mapping[:num_tokens]) for table, slot_mapping in self._groups
                 ),

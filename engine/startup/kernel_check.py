@@ -23,6 +23,7 @@ from kernels.check import (
     kernel_cases,
     run_cases,
 )
+from kernels.delta_heads import DeltaHeads
 from kernels.families import reference_ops
 from kernels.interface import ClampedGate, KernelOps, Routing
 from kernels.model_forms import ExpertForms, Gate, ModelForms, WeightsForm
@@ -101,8 +102,16 @@ def model_forms(
         has_sinks=isinstance(model, ModelConfig) and model.traits.has_sinks,
         has_projection_norms=isinstance(model, ModelConfig) and model.traits.projection_norms,
         multiplies_in_bf16=multiplies_in_bf16,
+        delta_heads=_delta_heads(model),
+        has_attention_gate=isinstance(model, ModelConfig) and model.traits.attention_gate,
         has_adapters=bool(config.lora) or config.enable_lora,
     )
+
+
+def _delta_heads(model: ServedModel) -> DeltaHeads | None:
+    """Returns the sizes of the first layer of the gated delta rule; other layers have the same."""
+    rules = model.traits.delta_rules if isinstance(model, ModelConfig) else ()
+    return next((heads for heads in rules if heads is not None), None)
 
 
 def _expert_forms(config: EngineConfig, model: ServedModel, kept: Kept) -> ExpertForms | None:

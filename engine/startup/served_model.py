@@ -72,7 +72,8 @@ def open_model(model_dir: Path, config: EngineConfig) -> ServedModel:
         layout=config.layout,
     )
     if native is not None:
-        return _with_cache_groups(native, native.traits.sliding_windows, config)
+        windows = native.traits.sliding_windows
+        return _with_cache_groups(native, tuple(windows[layer] for layer in native.attention_layers), config)
     from engine.model.transformers_probe import TransformersConfig
 
     model = TransformersConfig.from_dir(model_dir)
@@ -100,7 +101,9 @@ def _with_cache_groups(model: _Model, windows: tuple[int | None, ...], config: E
     shorter = [None if window is None or window >= max_model_len else window for window in windows]
     groups = group_layers(model.shape.layers, shorter)
     if isinstance(model, ModelConfig):
-        return replace(model, cache_groups=groups.cache_groups, layer_groups=groups.of_layers)
+        of_layers = dict(zip(model.attention_layers, groups.of_layers, strict=True))
+        layer_groups = tuple(of_layers.get(layer, 0) for layer in range(model.num_layers))
+        return replace(model, cache_groups=groups.cache_groups, layer_groups=layer_groups)
     layers = tuple(
         layer._replace(group=group) for layer, group in zip(model.shape.layers, groups.of_layers, strict=True)
     )
@@ -199,6 +202,7 @@ def load(
             dtype=dtype,
             device=device,
             max_model_len=max_model_len,
+            max_num_seqs=config.step_limits(device.type).max_num_seqs,
             load_format=config.load_format,
             seed=config.seed,
             group=group,

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import cast
 
 from chairlift import GenerationOptions
-from chairlift.service.flags import FlagParser
+from chairlift.service.flags import Flag, FlagParser, add_flag
 from chairlift.service.sampling_fields import SAMPLING, STOPPING, Parameter
-from frontend.cli.server_options import add_server_arguments, wait_s
+from frontend.cli.server_options import WAIT, add_server_arguments
 
 _STDIN = "-"
 _REPEATED = (("--stop", "stop_texts", str, "TEXT"), ("--stop-token-id", "stop_token_ids", int, "N"))
@@ -28,12 +28,8 @@ def generate_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--system", metavar="TEXT", help="system message of the chat; needs --chat")
     add_server_arguments(parser)
-    parser.add_argument(
-        "--timeout",
-        type=wait_s,
-        metavar="S",
-        help="deadline in seconds; the request fails when it passes (default: the server's)",
-    )
+    text = "deadline in seconds; the request fails when it passes (default: the server's)"
+    add_flag(parser, Flag("--timeout", text, WAIT))
     parser.add_argument("--model", help="name of the model (default: the one that is served)")
     parser.add_argument(
         "--num-answers",

@@ -15,10 +15,10 @@ from chairlift.client.connection import KEY_VARIABLE, channel_options
 from chairlift.client.errors import generation_error
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
-from chairlift.service.flags import FlagParser
+from chairlift.service.flags import Flag, FlagParser, add_flag
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli.error_line import error_line
-from frontend.cli.server_options import add_server_arguments, tls_from_arguments, wait_s
+from frontend.cli.server_options import WAIT, add_server_arguments, tls_from_arguments
 
 _SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
@@ -30,9 +30,7 @@ def main(argv: Sequence[str]) -> int:
         description="Shows whether a server accepts requests, its model and limits. Exit status 0 if it does, else 1.",
     )
     add_server_arguments(parser)
-    parser.add_argument(
-        "--timeout", type=wait_s, default=5.0, metavar="S", help="seconds to wait for an answer (default: %(default)g)"
-    )
+    add_flag(parser, Flag("--timeout", "seconds to wait for an answer (default: %(default)g)", WAIT, default=5.0))
     parser.add_argument(
         "--engine", metavar="ADDRESS", help="ask the engine at HOST:PORT or unix:PATH instead, also while it loads"
     )

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Sequence
 
 from chairlift import Client, GenerationError
-from chairlift.service.flags import FlagParser
+from chairlift.service.flags import Flag, FlagParser, add_flag
 from frontend.cli.error_line import error_line
-from frontend.cli.server_options import add_server_arguments, tls_from_arguments, wait_s
+from frontend.cli.server_options import WAIT, add_server_arguments, tls_from_arguments
 
 
 def main(argv: Sequence[str]) -> int:
@@ -17,13 +17,7 @@ def main(argv: Sequence[str]) -> int:
         "its engines with --enable-lora and --lora-dir. If it has a key for administration, that is the API key here.",
     )
     add_server_arguments(parser)
-    parser.add_argument(
-        "--timeout",
-        type=wait_s,
-        default=300.0,
-        metavar="S",
-        help="seconds to wait for an answer (default: %(default)g)",
-    )
+    add_flag(parser, Flag("--timeout", "seconds to wait for an answer (default: %(default)g)", WAIT, default=300.0))
     parser.add_argument("--replace", action="store_true", help="load: replace a loaded adapter of this name")
     parser.add_argument("action", choices=("load", "unload", "list"), help="load NAME PATH, unload NAME, or list")
     parser.add_argument("name", nargs="?", metavar="NAME", help="name of the adapter in requests")

@@ -8,8 +8,11 @@ import os
 
 from chairlift import Tls
 from chairlift.client.connection import DEFAULT_TARGET, KEY_VARIABLE
+from chairlift.service.flag_kinds import Kind
 
 _MAX_WAIT_S = 1_000_000
+WAIT = Kind(float, lambda s: 0 < s <= _MAX_WAIT_S, f"above 0 and at most {_MAX_WAIT_S:,} seconds", "S")
+"""Seconds of --timeout."""
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,17 +29,6 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-ca", metavar="FILE", help="use TLS and trust the CA certificates in this file (PEM)")
     group.add_argument("--tls-cert", metavar="FILE", help="use TLS and present this certificate (PEM), for mutual TLS")
     group.add_argument("--tls-key", metavar="FILE", help="private key of --tls-cert (PEM, unencrypted)")
-
-
-def wait_s(text: str) -> float:
-    """Parses --timeout."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds <= _MAX_WAIT_S:
-        raise argparse.ArgumentTypeError(f"is {text}, it must be above 0 and at most {_MAX_WAIT_S:,} seconds")
-    return seconds
 
 
 def _address(target: str) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from chairlift import GenerationError
-from chairlift.service.flags import FlagError, FlagParser, add_flags, config_from, flag, switch, text
+from chairlift.service.flag_kinds import switch, text
+from chairlift.service.flags import FlagError, FlagParser, add_flags, config_from, flag
 from chairlift.service.logs import TEXT, announce, discard_stdout, log_to_stderr, report_error
 from chairlift.service.operating_system import UnsupportedSystemError, check_operating_system
 from chairlift.service.signals import StopSignals
@@ -175,6 +176,7 @@ class Pair:
 def _parser() -> FlagParser:
     parser = FlagParser(
         "chairlift up",
+        returns_unknown=True,
         description="Runs an engine and a frontend together, restarts the engine if it dies, and stops both on Ctrl-C "
         "or SIGTERM. Each flag is also the environment variable in brackets; the command line overrides it.",
         epilog="All other flags (--max-num-seqs, --max-model-len, ...) are passed to the engine: see "

@@ -3,13 +3,11 @@
 import time
 from dataclasses import dataclass
 
+from chairlift.service.service_classes import MAX_LATE_SHARE
 from frontend.observability.outcome import Outcome
 from frontend.observability.request_events import RequestEnd, RequestEvents, RequestProgress
 from frontend.observability.target_metrics import TargetMetrics, TargetOutcome
 from frontend.types import LatencyTargets
-
-_LATE_SHARE = 0.01
-"""Part of the tokens that may be late."""
 
 
 @dataclass(slots=True)
@@ -81,6 +79,6 @@ class TargetMeter(RequestEvents):
         first_at_s = request.first_token_at_s or time.monotonic()
         if targets.ttft_s is not None and first_at_s - request.accepted_at_s > targets.ttft_s:
             return TargetOutcome.DEGRADED if targets.when_infeasible == "degrade" else TargetOutcome.TTFT_MISSED
-        if self._num_late > _LATE_SHARE * self._num_tokens:
+        if self._num_late > MAX_LATE_SHARE * self._num_tokens:
             return TargetOutcome.ITL_MISSED
         return TargetOutcome.MET if end.is_complete else None

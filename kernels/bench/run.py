@@ -11,6 +11,7 @@ from kernels.bench.attention import decode_cases, mixed_cases, prefill_cases
 from kernels.bench.budget import Budget
 from kernels.bench.case import Case, WrongResultError, run_case
 from kernels.bench.ceilings import measure_ceilings
+from kernels.bench.delta_rule import delta_cases
 from kernels.bench.device import BenchDevice, describe_device, open_device
 from kernels.bench.dims import MODELS, Dims
 from kernels.bench.journal import Journal
@@ -25,6 +26,7 @@ GROUPS: Mapping[str, Callable[..., Iterator[Case]]] = {
     "sampler": sampler_cases,
     "linear": linear_cases,
     "pointwise": pointwise_cases,
+    "delta": delta_cases,
 }
 """Groups of cases, the most important first."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernels.cpu.adapters import adapt_item, num_adapt_items
+from kernels.cpu.delta_rule import convolve_item, delta_rule_item, num_delta_items
 from kernels.cpu.experts import (
     combine_item,
     expert_linear_item,
@@ -32,6 +33,7 @@ from kernels.cpu.paged_attention import attention_item, num_attention_items, pla
 from kernels.cpu.pointwise import (
     add_rms_norm_item,
     clamped_gate_item,
+    gate_columns_item,
     gelu_and_mul_item,
     rms_norm_item,
     silu_and_mul_item,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 _PACK_ROWS, _LINEAR, _ADAPT, _ROUTE = map(int, (Opcode.PACK_ROWS, Opcode.LINEAR, Opcode.ADAPT, Opcode.ROUTE))
 _PLAN_ATTENTION, _PAGED_ATTENTION = int(Opcode.PLAN_ATTENTION), int(Opcode.PAGED_ATTENTION)
 _PACK_EXPERT_ROWS, _EXPERT_LINEAR = int(Opcode.PACK_EXPERT_ROWS), int(Opcode.EXPERT_LINEAR)
+_CONVOLVE, _DELTA_RULE = int(Opcode.CONVOLVE), int(Opcode.DELTA_RULE)
 
 ITEM_KERNELS = {
     Opcode.GATHER_ROWS: gather_rows_item,
@@ -64,6 +67,9 @@ ITEM_KERNELS = {
     Opcode.EXPERT_LINEAR: expert_linear_item,
     Opcode.COMBINE: combine_item,
     Opcode.CLAMPED_GATE: clamped_gate_item,
+    Opcode.GATE_COLUMNS: gate_columns_item,
+    Opcode.CONVOLVE: convolve_item,
+    Opcode.DELTA_RULE: delta_rule_item,
 }
 """What computes an item of each operation."""
 
@@ -97,6 +103,8 @@ def _num_items(row: "Longs") -> int:
         return num_expert_pack_items(row)
     if opcode == _EXPERT_LINEAR:
         return num_expert_linear_items(row)
+    if opcode in (_CONVOLVE, _DELTA_RULE):
+        return num_delta_items(row)
     return num_row_items(row)
 
 

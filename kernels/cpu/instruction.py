@@ -51,6 +51,9 @@ class Opcode(IntEnum):
     EXPERT_LINEAR = 14
     COMBINE = 15
     CLAMPED_GATE = 16
+    GATE_COLUMNS = 17
+    CONVOLVE = 18
+    DELTA_RULE = 19
 
 
 ItemKernel = Callable[["Longs", np.float32, int, int], None]

@@ -14,6 +14,7 @@ import torch
 
 from kernels.cpu.adapters import PackedAdapters, emit_add_adapters, pack_adapters, reserve_adapters, set_adapter
 from kernels.cpu.compilers import compiling_elsewhere
+from kernels.cpu.delta_rule import emit_delta_rule
 from kernels.cpu.experts import (
     PackedExperts,
     Routed,
@@ -33,6 +34,7 @@ from kernels.cpu.paged_attention import emit_paged_attention, emit_plan
 from kernels.cpu.pointwise import (
     emit_add_rms_norm,
     emit_clamped_gate,
+    emit_gate_columns,
     emit_gelu_and_mul,
     emit_norm_columns,
     emit_rms_norm,
@@ -43,6 +45,7 @@ from kernels.cpu.recording import Recording
 from kernels.cpu.rotate_and_store import emit_rotate_and_store
 from kernels.cpu.sample import Sampler, compile_sampler
 from kernels.cpu.worker_pool import Program, WorkerPool
+from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, ExpertChoice, LowRank, Quantization, Routing, Step
@@ -309,6 +312,21 @@ class CpuOps:
             )
 
         return self._emit(emit)
+
+    def gate_columns(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Computes x * sigmoid(gate) in place."""
+        return self._emit(emit_gate_columns, x, gate)
+
+    def delta_rule(
+        self,
+        x: torch.Tensor,
+        gates: torch.Tensor,
+        weights: DeltaWeights,
+        states: DeltaStates,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Takes the tokens of each row through the layer, and keeps its state."""
+        return self._emit(emit_delta_rule, x, gates, weights, states, metadata)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Computes silu(first half) * second half."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _X, _OUT, _N, _WEIGHT, _RESIDUAL = range(FIRST_OPERAND, FIRST_OPERAND + 5)
 _STEP = FIRST_OPERAND + 4  # of RMS_NORM, after _WEIGHT: bytes between rows
 _LIMIT = FIRST_OPERAND + 3  # of CLAMPED_GATE, after _N: its bits
+_GATE, _GATE_STEP = FIRST_OPERAND + 3, FIRST_OPERAND + 4  # of GATE_COLUMNS, after _N; bytes between rows
 
 
 def emit_rms_norm(recording: Recording, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -106,6 +107,19 @@ def emit_clamped_gate(recording: Recording, gate_up: torch.Tensor, gate: Clamped
     return out
 
 
+def emit_gate_columns(recording: Recording, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Multiplies x [T, n] by sigmoid(gate), in place; gate [T, n] may be columns of wider rows.
+
+    Raises: ValueError: not fp32, x is not contiguous, or shapes disagree.
+    """
+    check_rows(x=x)
+    check_fp32(gate=gate)
+    if gate.shape != x.shape or gate.stride(1) != 1:
+        raise ValueError(f"gate of shape {list(gate.shape)} and strides {gate.stride()}, x has shape {list(x.shape)}")
+    recording.emit(Opcode.GATE_COLUMNS, x, x.data_ptr(), x.data_ptr(), x.shape[1], gate.data_ptr(), 4 * gate.stride(0))
+    return x
+
+
 def _emit_gate(recording: Recording, opcode: Opcode, gate_up: torch.Tensor) -> torch.Tensor:
     check_rows(gate_up=gate_up)
     n = gate_up.shape[1] // 2
@@ -171,7 +185,8 @@ def add_rms_norm_item(row: "Longs", eps: np.float32, item: int, _scratch: int) -
 
 
 @inline
-def _sigmoid(x: np.float32) -> np.float32:
+def sigmoid(x: np.float32) -> np.float32:
+    """1 / (1 + exp(-x))."""
     one = np.float32(1)
     e = exp_nonpositive(-abs(x))
     return (e if x < 0 else one) / (one + e)
@@ -180,7 +195,7 @@ def _sigmoid(x: np.float32) -> np.float32:
 @inline
 def _silu_row(gate: "Floats", up: "Floats", out: "Floats") -> None:
     for j in range(out.shape[0]):
-        out[j] = gate[j] * _sigmoid(gate[j]) * up[j]
+        out[j] = gate[j] * sigmoid(gate[j]) * up[j]
 
 
 @inline
@@ -189,7 +204,7 @@ def _gelu_row(gate: "Floats", up: "Floats", out: "Floats") -> None:
     for j in range(out.shape[0]):
         x = gate[j]
         y = np.float32(2 * math.sqrt(2 / math.pi)) * x * (np.float32(1) + np.float32(0.044715) * x * x)
-        out[j] = x * _sigmoid(y) * up[j]
+        out[j] = x * sigmoid(y) * up[j]
 
 
 @inline
@@ -198,7 +213,7 @@ def _clamped_row(gate: "Floats", up: "Floats", alpha: np.float32, limit: np.floa
     for j in range(out.shape[0]):
         g = limit if gate[j] > limit else gate[j]
         u = limit if up[j] > limit else -limit if up[j] < -limit else up[j]
-        out[j] = (u + np.float32(1)) * g * _sigmoid(alpha * g)
+        out[j] = (u + np.float32(1)) * g * sigmoid(alpha * g)
 
 
 @item_kernel
@@ -208,6 +223,16 @@ def clamped_gate_item(row: "Longs", alpha: np.float32, item: int, _scratch: int)
     for i in range(first_row(item, row), first_row(item + 1, row)):
         gate, up = floats_at(row[_X] + 8 * n * i, n), floats_at(row[_X] + 8 * n * i + 4 * n, n)
         _clamped_row(gate, up, alpha, limit, floats_at(row[_OUT] + 4 * n * i, n))
+
+
+@item_kernel
+def gate_columns_item(row: "Longs", _value: np.float32, item: int, _scratch: int) -> None:
+    """Gates some rows by the sigmoid of others."""
+    n = row[_N]
+    for i in range(first_row(item, row), first_row(item + 1, row)):
+        x, gate = floats_at(row[_X] + 4 * n * i, n), floats_at(row[_GATE] + row[_GATE_STEP] * i, n)
+        for j in range(n):
+            x[j] *= sigmoid(gate[j])
 
 
 @item_kernel

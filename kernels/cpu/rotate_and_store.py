@@ -13,7 +13,7 @@ from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row, item_kerne
 from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at, shorts_at
 from kernels.cpu.jit import inline
 from kernels.cpu.kv_cache import CpuKVCache
-from kernels.cpu.pointwise import check_rows, norm_row
+from kernels.cpu.pointwise import norm_row
 from kernels.cpu.quantize import inverse_scale, largest_magnitude, rounded
 from kernels.cpu.recording import Recording
 from kernels.cpu.tile import LANES
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _QKV, _HEADS, _KV_HEADS, _HEAD_DIM, _POSITIONS, _COS, _SIN, _SLOTS, _BLOCK_SIZE, _K, _V, _K_SCALES, _V_SCALES = range(
     FIRST_OPERAND, FIRST_OPERAND + 13
 )
-_SIZE, _Q_NORM, _K_NORM = range(FIRST_OPERAND + 13, FIRST_OPERAND + 16)
+_SIZE, _STEP, _Q_NORM, _K_NORM = range(FIRST_OPERAND + 13, FIRST_OPERAND + 17)  # _STEP: bytes between tokens
 
 
 def emit_rotate_and_store(
@@ -41,11 +41,12 @@ def emit_rotate_and_store(
 ) -> torch.Tensor:
     """See `kernels.interface.KernelOps.rotate_and_store`.
 
-    Raises: ValueError: another dtype, or shapes disagree.
+    Raises: ValueError: another dtype, not in rows, or shapes disagree.
     """
-    check_rows(qkv=qkv)
-    check_fp32(cos=cos, sin=sin)
+    check_fp32(qkv=qkv, cos=cos, sin=sin)
     check_integers(torch.int64, positions=positions, slot_mapping=slot_mapping)
+    if qkv.ndim != 2 or qkv.stride(1) != 1:
+        raise ValueError(f"qkv of shape {list(qkv.shape)} has strides {qkv.stride()}; expected rows")
     num_tokens, num_heads = qkv.shape[0], kv_cache.num_query_heads(qkv, cos, sin)
     if not positions.shape == slot_mapping.shape == (num_tokens,):
         raise ValueError(
@@ -69,6 +70,7 @@ def emit_rotate_and_store(
         kv_cache.k_scales.data_ptr() if kv_cache.is_quantized else 0,
         kv_cache.v_scales.data_ptr() if kv_cache.is_quantized else 0,
         kv_cache.k.element_size(),
+        4 * qkv.stride(0),
         *(norm.data_ptr() for norm in norms),
         value=eps,
     )
@@ -118,7 +120,7 @@ def rotate_and_store_item(row: "Longs", eps: np.float32, item: int, _scratch: in
         cos = floats_at(row[_COS] + 4 * half * positions[token], half)
         sin = floats_at(row[_SIN] + 4 * half * positions[token], half)
         block, offset = slots[token] // block_size, slots[token] % block_size
-        heads = row[_QKV] + 4 * head_dim * (num_heads + 2 * num_kv_heads) * token
+        heads = row[_QKV] + row[_STEP] * token
         for head in range(num_heads + num_kv_heads):
             x = floats_at(heads + 4 * head_dim * head, head_dim)
             if has_norms:

@@ -1,4 +1,4 @@
-"""Gates of feed-forward layers (arXiv:2002.05202), with their result in the model's dtype or in 8 bits."""
+"""Gates of feed-forward layers (arXiv:2002.05202) and of attention, with results in the model's dtype or in 8 bits."""
 
 from functools import cache
 from typing import Literal
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from kernels.gpu.launch import BoundKernel
 from kernels.gpu.quantize import QuantizedRows, checked_group_size, empty_rows, store_quantized_rows
-from kernels.gpu.rows import check_rows
+from kernels.gpu.rows import check_columns, check_rows
 from kernels.gpu.tiles import column_tile, row_tile
 from kernels.interface import ClampedGate
 
@@ -56,6 +56,30 @@ def clamped_gate(
     return _gated(gate_up, gate, quantize, group_size)
 
 
+def gate_columns(
+    x: torch.Tensor, gate: torch.Tensor, *, quantize: torch.dtype | None = None, group_size: int | None = None
+) -> torch.Tensor | QuantizedRows:
+    """Returns x * sigmoid(gate), computed in fp32.
+
+    Args:
+        x: [T, n], contiguous, fp32, fp16 or bf16; n within `kernels.gpu.tiles.MAX_ROW_BYTES` to be quantised.
+        gate: [T, n], dtype of x; may be columns of wider rows.
+        quantize, group_size: as in `silu_and_mul`.
+    Returns: [T, n], dtype of x, or quantised.
+    Raises: ValueError: another shape or dtype, or groups that do not divide the row.
+    """
+    check_rows(x=x)
+    check_columns(gate=gate)
+    if x.shape != gate.shape or x.dtype is not gate.dtype:
+        raise ValueError(f"x is {x.dtype} of shape {list(x.shape)}, gate {gate.dtype} of {list(gate.shape)}")
+    num_rows, n = x.shape
+    values_per_scale = checked_group_size(n, quantize, group_size)
+    launch, block_m, num_columns = _bind_columns(n, x.itemsize, values_per_scale)
+    out, values, scales = empty_rows(x, n, quantize, values_per_scale)
+    launch((-(-num_rows // block_m), num_columns), x, gate, values, scales, num_rows, gate.stride(0))
+    return out
+
+
 def _gated(
     gate_up: torch.Tensor, gate: _Gate, quantize: torch.dtype | None, group_size: int | None
 ) -> torch.Tensor | QuantizedRows:
@@ -81,6 +105,20 @@ def _bind(n: int, itemsize: int, gate: _Gate, group_size: int) -> tuple[BoundKer
         IS_GELU=gate == "gelu",
         ALPHA=gate.alpha if isinstance(gate, ClampedGate) else 0.0,
         LIMIT=gate.limit if isinstance(gate, ClampedGate) else 0.0,
+        GROUP_SIZE=group_size,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+    )
+    return kernel, tile.block_m, triton.cdiv(n, tile.block_n)
+
+
+@cache
+def _bind_columns(n: int, itemsize: int, group_size: int) -> tuple[BoundKernel, int, int]:
+    tile = row_tile(n, itemsize) if group_size else column_tile(n)
+    kernel = BoundKernel(
+        _gate_columns_kernel,
+        N=n,
         GROUP_SIZE=group_size,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
@@ -125,3 +163,30 @@ def _gate_kernel(  # type: ignore[no-untyped-def]
         store_quantized_rows(out_ptr + starts + columns, scales_ptr, y, rows, rows < num_rows, mask, N, GROUP_SIZE)
     else:
         tl.store(out_ptr + starts + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _gate_columns_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    gate_ptr,
+    out_ptr,
+    scales_ptr,
+    num_rows,
+    gate_stride,
+    N: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Gates a tile of BLOCK_M rows and BLOCK_N columns; whole rows in 8 bits unless GROUP_SIZE is 0."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    offsets = rows[:, None] * N + columns
+    mask = (rows < num_rows)[:, None] & (columns < N)
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + rows[:, None] * gate_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    y = x * tl.sigmoid(gate)
+    if GROUP_SIZE:
+        store_quantized_rows(out_ptr + offsets, scales_ptr, y, rows, rows < num_rows, mask, N, GROUP_SIZE)
+    else:
+        tl.store(out_ptr + offsets, y.to(out_ptr.dtype.element_ty), mask=mask)

@@ -8,12 +8,14 @@ from typing import TypedDict
 
 import torch
 
+from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.fp8_weights import has_block_scales
 from kernels.gpu.adapters import PackedAdapters, add_adapters, pack_adapters, reserve_adapters, set_adapter
 from kernels.gpu.attention_backends import Attention
 from kernels.gpu.block_scales import BlockScaledLinear, pack_block_scaled
+from kernels.gpu.delta_rule import delta_rule
 from kernels.gpu.experts import PackedExperts, mix_chosen_experts, mix_experts, pack_experts
-from kernels.gpu.gate import clamped_gate, gelu_and_mul, silu_and_mul
+from kernels.gpu.gate import clamped_gate, gate_columns, gelu_and_mul, silu_and_mul
 from kernels.gpu.grouped_linear import GroupedLinear, grouped_span, pack_grouped
 from kernels.gpu.kernel_cache import use_kernel_cache
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
@@ -112,6 +114,7 @@ class GpuOps:
             paged_attention, target=target, num_processors=num_processors, batch_invariant=batch_invariant
         )
         self._attention: Callable[..., torch.Tensor] = attention or self._triton_attention
+        self._delta_rule: Callable[..., torch.Tensor | QuantizedRows] = delta_rule
         self.sample = partial(sample, target=target, num_processors=num_processors)
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> PackedLinear:
@@ -185,14 +188,15 @@ class GpuOps:
 
     @contextmanager
     def _recorded_by(self, recorder: PieceRecorder) -> Iterator[None]:
-        """Passes calls of attention, and of the operation that makes its queries, through the recorder."""
-        rotate, attend = self.rotate_and_store, self._attention
+        """Passes calls of attention and what takes its place, and of what makes its queries, through the recorder."""
+        rotate, attend, delta_rule = self.rotate_and_store, self._attention, self._delta_rule
         self.rotate_and_store = partial(recorder.rotate_and_store, rotate)
         self._attention = partial(recorder.paged_attention, attend)
+        self._delta_rule = partial(recorder.delta_rule, delta_rule)
         try:
             yield
         finally:
-            self.rotate_and_store, self._attention = rotate, attend
+            self.rotate_and_store, self._attention, self._delta_rule = rotate, attend, delta_rule
 
     def pack_table(self, matrix: torch.Tensor | GroupedWeights, dtype: torch.dtype) -> torch.Tensor:
         """Returns the dequantized matrix."""
@@ -295,6 +299,25 @@ class GpuOps:
         return self._attention(
             q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
         )
+
+    def gate_columns(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor | QuantizedRows:
+        """Computes x * sigmoid(gate), quantised for 8-bit layers."""
+        return gate_columns(x, gate, **self._row_format(x.shape[1]))
+
+    def delta_rule(
+        self,
+        x: torch.Tensor,
+        gates: torch.Tensor,
+        weights: DeltaWeights,
+        states: DeltaStates,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor | QuantizedRows:
+        """Computes a gated delta rule layer, quantised for 8-bit layers."""
+        row_format = self._row_format(weights.heads.value_size)
+        if is_compile_only():  # recorded steps copy columns of wider rows
+            whole = x.new_empty(x.shape), gates.new_empty(gates.shape)
+            self._delta_rule(*whole, weights, states, metadata, **row_format)
+        return self._delta_rule(x, gates, weights, states, metadata, **row_format)
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False

@@ -13,7 +13,7 @@ import triton.language as tl
 from kernels.gpu.float8 import float8_scale, store_float8
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.launch import BoundKernel
-from kernels.gpu.rows import check_rows
+from kernels.gpu.rows import check_columns
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import head_tile
 
@@ -34,7 +34,8 @@ def rotate_and_store(
     """Rotates queries and keys, and writes keys and values to their slots.
 
     Args:
-        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; contiguous, fp32, fp16 or bf16.
+        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values, or columns of wider rows with them;
+            fp32, fp16 or bf16.
         positions: [T] int64, rows of the tables.
         cos, sin: [max_positions, head_dim // 2] fp32, contiguous.
         kv_cache: of the layer; its dtype may differ from that of qkv.
@@ -47,7 +48,7 @@ def rotate_and_store(
     Returns: rotated queries [T, num_heads, head_dim], contiguous, dtype of qkv.
     Raises: ValueError: shapes or dtypes disagree.
     """
-    check_rows(qkv=qkv)
+    check_columns(qkv=qkv)
     head_dim, num_kv_heads = kv_cache.head_dim, kv_cache.num_kv_heads
     num_tokens, num_heads = qkv.shape[0], kv_cache.num_query_heads(qkv, cos, sin)
     if not positions.shape == slot_mapping.shape == (num_tokens,):
@@ -82,6 +83,7 @@ def rotate_and_store(
         kv_cache.k_scales,
         kv_cache.v_scales,
         eps,
+        qkv.stride(0),
     )
     return q
 
@@ -167,6 +169,7 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     k_scales_ptr,
     v_scales_ptr,
     eps,
+    qkv_stride,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -181,7 +184,7 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     NUM_QUERY_GROUPS: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    token_ptr = qkv_ptr + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
+    token_ptr = qkv_ptr + token * qkv_stride
     pairs = tl.arange(0, BLOCK_D)[None, :]
     angles = tl.load(positions_ptr + token) * HALF + pairs
     cos = tl.load(cos_ptr + angles, mask=pairs < HALF, other=0.0)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
-from kernels.gpu.gate import gelu_and_mul, silu_and_mul
+from kernels.gpu.gate import gate_columns, gelu_and_mul, silu_and_mul
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import add_rms_norm, norm_columns, rms_norm
@@ -94,12 +94,14 @@ def _norm_weights(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 def _gates(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[Call]:
     gate_up = torch.empty(num_rows, 2 * n, dtype=dtype, device=_META)
+    x = torch.empty(num_rows, n, dtype=dtype, device=_META)
     for quantize, group_size in _formats(n, target):
         if quantize is not None and n * dtype.itemsize > MAX_ROW_BYTES:
             continue
         label = _rows_label(n, dtype, quantize, group_size)
         for gate in (silu_and_mul, gelu_and_mul):
             yield Call(label, partial(gate, gate_up, quantize=quantize, group_size=group_size))
+        yield Call(label, partial(gate_columns, x, gate_up[:, n:], quantize=quantize, group_size=group_size))
 
 
 def _soft_cap(num_rows: int) -> Call:

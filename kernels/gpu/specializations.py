@@ -15,6 +15,7 @@ import torch
 from kernels.dtypes import dtype_name
 from kernels.gpu.adapter_specializations import adapter_calls, live_adapter_calls
 from kernels.gpu.block_scales import BlockScaledLinear
+from kernels.gpu.delta_specializations import delta_calls, live_delta_calls
 from kernels.gpu.expert_specializations import expert_calls, live_expert_calls
 from kernels.gpu.grouped_linear import grouped_span, pack_grouped
 from kernels.gpu.kv_cache import GpuKVCache
@@ -379,6 +380,7 @@ FAMILIES = {
     "grouped": Family(_grouped_specializations, _live_grouped),
     "experts": Family(expert_calls, live_expert_calls),
     "adapters": Family(adapter_calls, live_adapter_calls),
+    "delta_rule": Family(delta_calls, live_delta_calls),
     "rows": Family(row_calls, live_row_calls),
     "sample": Family(_sampling_specializations, _live_sampling),
 }

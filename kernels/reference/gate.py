@@ -25,6 +25,16 @@ def gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
 
+def gate_columns(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Computes x * sigmoid(gate).
+
+    Args:
+        x, gate: [T, n].
+    Returns: [T, n], dtype of x; computed in fp32.
+    """
+    return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
+
+
 def clamped_gate(gate_up: torch.Tensor, gate: ClampedGate) -> torch.Tensor:
     """Computes (up + 1) * g * sigmoid(alpha * g) of the first half g and the second half up, both clamped.
 

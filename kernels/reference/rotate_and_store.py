@@ -19,7 +19,7 @@ def rotate_and_store(
     """Norms and rotates queries and keys, and writes keys and values to the cache.
 
     Args:
-        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim].
+        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], or columns of wider rows.
         positions: [T] int64, rows of the tables.
         cos, sin: [max_positions, head_dim // 2], fp32.
         kv_cache: keys and values, [num_blocks, block_size, num_kv_heads, head_dim], written in place.

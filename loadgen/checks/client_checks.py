@@ -115,8 +115,10 @@ def _loop_lag(run: RunData, limits: Limits) -> Finding:
     latest_ms = max((float(worker.loop_lag_ms.max()) for worker in run.workers if len(worker.loop_lag_ms)), default=0.0)
     if found.level != "VALID" or latest_ms <= _both(limits.loop_lag_ms)[1]:
         return found
-    stood_still = f"the client stood still for {latest_ms:,.0f} ms: figures beyond p99, the largest too, may be its own"
-    return replace(found, text=stood_still)
+    blocked = (
+        f"the client was blocked for {latest_ms:,.0f} ms: percentiles beyond p99 and the largest values may be its own"
+    )
+    return replace(found, text=blocked)
 
 
 def _worker_cpu(run: RunData, limits: Limits) -> Finding:

@@ -11,8 +11,8 @@ class Limits(NamedTuple):
 
     Attributes:
         dispatch_lag_ms: of t_send - t_sched, 99th percentile.
-        dispatch_lag_of_ttft: the same against the median TTFT, whichever is the smaller; never below
-            `dispatch_lag_floor_ms`, which no client in Python stays under.
+        dispatch_lag_of_ttft: the same against the median TTFT, whichever is the smaller.
+        dispatch_lag_floor_ms: least limit of both: no client in Python is more punctual.
         rate_off: achieved rate against the requested one.
         loop_lag_ms: of the ticks of a worker's event loop, 99th percentile of the worst worker.
         cpu_share: of a worker: DEGRADED in any second, INVALID in five in a row.

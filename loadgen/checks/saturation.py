@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from loadgen.record import RunData
 
 _PARTS = 20
-_LEAST_PARTS = 10
-_LEAST_REQUESTS = 50
+_MIN_PARTS = 10
+_MIN_REQUESTS = 50
 # One-sided 1 % of Student's t with 8 degrees of freedom, the fewest that are judged; more have a smaller one.
 _SIGNIFICANT_T = 2.9
 _LARGE_RISE = 0.25
@@ -58,13 +58,13 @@ class Saturation(NamedTuple):
 def saturation(run: "RunData", samples: "Samples", span: "Span") -> Saturation | None:
     """Returns the trends in a window; None where too few requests were answered."""
     chosen = span.holds(samples.scheduled_s) & samples.completed
-    if chosen.sum() < _LEAST_REQUESTS:
+    if chosen.sum() < _MIN_REQUESTS:
         return None
     edges = np.linspace(span.start_s, span.end_s, _PARTS + 1)
     parts = np.clip(np.digitize(samples.scheduled_s[chosen], edges) - 1, 0, _PARTS - 1)
     number = np.bincount(parts, minlength=_PARTS)
     used = number > 0
-    if used.sum() < _LEAST_PARTS:
+    if used.sum() < _MIN_PARTS:
         return None
     ttft = np.bincount(parts, weights=samples.ttft[chosen], minlength=_PARTS)[used] / number[used]
     left_s = np.where(run.requests["status"] == Status.DROPPED, samples.scheduled_s, samples.ended_s)

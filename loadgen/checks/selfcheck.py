@@ -51,7 +51,7 @@ def judge(run: RunData, metrics: Metrics, limits: Limits | None = None, samples:
 
     Args:
         run: what is known of it. Of `settings` it reads closed_loop, max_concurrency, ignore_eos, pinned_salt,
-            ceiling_messages_per_s (what `calibrate` found for the host that run it), warnings and
+            ceiling_messages_per_s (what `calibrate` found for the host of the run), warnings and
             host_busy (of the controller) and text_prompts.mismatch (what a probe found).
         metrics: of this run.
         limits: None takes those it was run with, the usual ones but for `--max-error-rate`.

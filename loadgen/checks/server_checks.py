@@ -1,4 +1,4 @@
-"""Checks of the server: planned lengths, a cold cache, a steady state. Pure."""
+"""Checks of the server: planned lengths, a cold cache, a steady state, requests enough for the percentiles. Pure."""
 
 import math
 
@@ -25,6 +25,7 @@ def server_checks(run: RunData, metrics: Metrics, samples: Samples, limits: Limi
         _cache(run, metrics, limits),
         _steady(run, metrics),
         _saturation(run, metrics, samples),
+        _tail(metrics),
     )
 
 
@@ -119,7 +120,7 @@ def _steady(run: RunData, metrics: Metrics) -> Finding:
 def _saturation(run: RunData, metrics: Metrics, samples: Samples) -> Finding:
     check, title = "saturation", "load and latency steady"
     if run.settings.get("closed_loop"):
-        return not_judged(check, title, None, "", "a closed loop cannot pile up")
+        return not_judged(check, title, None, "", "a closed loop cannot build a queue")
     found = saturation(run, samples, metrics.steady.span)
     if found is None:
         return not_judged(check, title, None, "", "too few requests to see a trend")
@@ -128,3 +129,17 @@ def _saturation(run: RunData, metrics: Metrics, samples: Samples) -> Finding:
         f"{found.in_system.rise:.0%} of their mean, TTFT by {found.ttft.rise:.0%}: lower the rate"
     )
     return yes_or_no(check, title, "DEGRADED", text if found.unstable else "")
+
+
+def _tail(metrics: Metrics) -> Finding:
+    """Notes percentiles beyond which not even one request is expected: interpolated, they are nearly the extreme."""
+    ttft = metrics.steady.latencies.ttft
+    needed = {p: math.ceil(round(100 / min(p, 100 - p), 6)) for p, _ in ttft.percentiles}
+    sparse = [f"p{percentile:g}" for percentile, requests in needed.items() if 0 < ttft.n < requests]
+    text = ""
+    if sparse:
+        text = (
+            f"{ttft.n:,} answered requests in the window are too few for {', '.join(sparse)}: hardly more than the "
+            f"extreme value; {max(needed.values()):,} are needed"
+        )
+    return yes_or_no("tail", "requests enough for the percentiles", "VALID", text)

@@ -10,17 +10,23 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from loadgen.cli.flags import ExitStatus, Flag, add_flags
+from chairlift.service.flag_kinds import ANY_TEXT, integer, switch
+from chairlift.service.flags import Flag, FlagParser
+from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
+    CONCURRENCY_FLAG,
     Outcome,
     add_run_arguments,
+    check_run_flags,
     measure_options,
     run_and_report,
     target_spec,
 )
-from loadgen.cli.values import at_least_one
-from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, asked_rate, describe, workload
+from loadgen.cli.synthetic_options import asked_rate
+from loadgen.cli.values import FILE
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, workload
+from loadgen.cli.workload_text import describe
 from loadgen.comparison import servers
 from loadgen.comparison.ab import AbRuns, Turn, ab, turns
 from loadgen.comparison.compare import Side, compare
@@ -38,21 +44,20 @@ class _System(NamedTuple):
 
 
 _SERVER_FLAGS = (
-    Flag("--target-a", "URL of server A, see --target of `run`", str, "URL"),
-    Flag("--target-b", "URL of server B", str, "URL"),
-    Flag("--label-a", "label of A in the report (default: a)", str, "TEXT"),
-    Flag("--label-b", "label of B in the report (default: b)", str, "TEXT"),
-    Flag("--servers", "TOML file with the commands that start both servers, see below", Path),
-    Flag("--repeats", "pairs of runs (default: 5)", at_least_one, default=5),
-    Flag("--force", "compare even if a run is INVALID; the report notes it", bool),
+    Flag("--target-a", "URL of server A, see --target of `run`", ANY_TEXT, "URL"),
+    Flag("--target-b", "URL of server B", ANY_TEXT, "URL"),
+    Flag("--label-a", "label of A in the report (default: a)", ANY_TEXT, "TEXT"),
+    Flag("--label-b", "label of B in the report (default: b)", ANY_TEXT, "TEXT"),
+    Flag("--servers", "TOML file with the commands that start both servers, see below", FILE),
+    Flag("--repeats", "pairs of runs (default: 5)", integer(1), default=5),
+    Flag("--force", "compare even if a run is INVALID; the report notes it", switch()),
 )
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "ab",
-        help="compare two servers with the same requests, alternating",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Runs A B, B A, A B, ... with the same requests within a pair and fresh prompts for each, and\n"
         "compares them request by request. Servers are there already, or are started for each run and then stopped.",
         epilog=f"--servers FILE. {servers.__doc__}",
@@ -61,9 +66,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_flags(parser.add_argument_group("servers"), _SERVER_FLAGS)
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
-    add_flags(parser, [Flag("--concurrency", "closed loop with this many requests in flight", at_least_one)])
+    add_flags(parser, [CONCURRENCY_FLAG])
     add_run_arguments(parser, with_target=False)
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
     systems = _systems(options)
     requests = workload(options)
     specs = [target_spec(options, system.url) for system in systems]
+    check_run_flags(options)
     one_server = options.servers is None and _same_server(systems[0].url, systems[1].url)
     print(describe(requests, asked_rate(options)))
     print(f"{options.repeats} pairs of runs: {systems[0].label} is A, {systems[1].label} is B, in turn A B B A ...")

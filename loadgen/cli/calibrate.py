@@ -3,29 +3,35 @@
 import argparse
 from typing import cast
 
-from loadgen.cli.flags import Flag, add_flags
-from loadgen.cli.values import duration_s
+from chairlift.service.flag_kinds import choice, switch
+from chairlift.service.flags import Flag, FlagParser
+from loadgen.cli.flags import add_flags
+from loadgen.cli.values import DURATION
 from loadgen.run.calibrate import Protocol, calibrate
 from loadgen.run.ceiling import Ceiling, ceiling_file, store_ceiling
 
 _FLAGS = (
-    Flag("--protocol", "protocol to calibrate (default: %(default)s)", default="grpc", choices=("grpc", "http")),
-    Flag("--hold", "duration of each load (default: %(default)g s)", duration_s, default=3.0),
-    Flag("--keep", "store the ceiling, so that later runs warn when they approach it (default: yes)", bool, "", True),
-    Flag("--dry-run", "describe the calibration without running it", bool),
+    Flag("--protocol", "protocol to calibrate (default: %(default)s)", choice(("grpc", "http")), default="grpc"),
+    Flag("--hold", "duration of each load (default: %(default)g s)", DURATION, default=3.0),
+    Flag(
+        "--keep",
+        "store the ceiling, so that later runs warn when they approach it (default: yes)",
+        switch(),
+        default=True,
+    ),
+    Flag("--dry-run", "describe the calibration without running it", switch()),
 )
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "calibrate",
-        help="measure the ceiling of the load generator on this machine",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Finds how many messages a second this machine can take in before its own load shows in the "
         "latencies, and how exactly known latencies are found again. Leave it alone meanwhile: a minute or two.",
     )
     add_flags(parser, _FLAGS)
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from chairlift.service.flag_kinds import integer, repeated, switch
+from chairlift.service.flags import Flag, FlagParser
 from loadgen.checks.selfcheck import judge
-from loadgen.cli.flags import SEVERAL, Flag, add_flags
+from loadgen.cli.flags import add_flags
 from loadgen.cli.result_folder import result_folder
-from loadgen.cli.values import at_least_one, duration_s, slo
+from loadgen.cli.values import DURATION, FOLDER, SLO
 from loadgen.comparison.bootstrap import RESAMPLES
 from loadgen.comparison.compare import Side, compare
 from loadgen.errors import OptionError
@@ -20,26 +22,30 @@ from loadgen.report.comparison_text import comparison_lines
 from loadgen.store import load
 
 _FLAGS = (
-    Flag("--warmup", "exclude this first part (default: as in the first run)", duration_s),
-    Flag("--goodput", "latency limits of goodput (default: as in the first run)", slo, more=SEVERAL),
-    Flag("--force", "compare even if workloads differ or a run is INVALID; the report notes it", bool),
-    Flag("--resamples", "bootstrap resamples (default: 10000)", at_least_one, default=RESAMPLES),
-    Flag("--seed", "random seed of the bootstrap (default: 0)", int, default=0),
-    Flag("--result-dir", "folder for the report (default: loadgen-results/compare-TIME)", Path, "DIR"),
+    Flag("--warmup", "exclude this first part (default: as in the first run)", DURATION),
+    Flag(
+        "--goodput",
+        "latency limits of goodput (default: as in the first run)",
+        repeated(SLO, takes_several=True),
+        aliases=["--slo"],
+    ),
+    Flag("--force", "compare even if workloads differ or a run is INVALID; the report notes it", switch()),
+    Flag("--resamples", "bootstrap resamples (default: 10000)", integer(1), default=RESAMPLES),
+    Flag("--seed", "random seed of the bootstrap (default: 0)", integer(0), default=0),
+    Flag("--result-dir", "folder for the report (default: loadgen-results/compare-TIME)", FOLDER),
 )
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "compare",
-        help="compare runs of one workload: ratios with confidence intervals",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Pairs runs request by request. The first is the one that others are measured against. Runs with "
         "the same LABEL are repeats of one side, in the order in which they were run.",
     )
     parser.add_argument("runs", nargs="+", metavar="[LABEL=]DIR", help="folder of a run, or its result.json")
     add_flags(parser, _FLAGS)
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

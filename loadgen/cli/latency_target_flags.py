@@ -4,36 +4,30 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from chairlift.service.flag_kinds import integer, switch
+from chairlift.service.flags import Flag
 from chairlift.service.service_classes import ServiceClass, ServiceClassError, read_service_classes
-from loadgen.cli.flags import Flag
-from loadgen.cli.values import class_mix, duration_s
+from loadgen.cli.values import CLASS_MIX, DURATION, FILE
 from loadgen.errors import OptionError
 from loadgen.service_mix import ServiceMix
 
 CLASS_FLAGS: Sequence[Flag] = (
-    Flag("--service-classes", "TOML file of service classes, as the frontend reads it (default: none)", Path),
-    Flag("--mix", "weights of the classes, drawn at random (default: all alike)", class_mix, "CLASS=WEIGHT,..."),
+    Flag("--service-classes", "TOML file of service classes, as the frontend reads it (default: none)", FILE),
+    Flag("--mix", "weights of the classes, drawn at random (default: all alike)", CLASS_MIX),
 )
 """Flags of the twin too."""
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
-
-
 LATENCY_TARGET_FLAGS: Sequence[Flag] = (
     *CLASS_FLAGS,
-    Flag("--send-targets", "send the targets of a class instead of its name, to a server without the file", bool),
-    Flag("--target-ttft", "first-token target of every request, without a class (default: none)", duration_s),
-    Flag("--target-itl", "inter-token target of every request, without a class (default: none)", duration_s),
+    Flag("--send-targets", "send the targets of a class instead of its name, to a server without the file", switch()),
+    Flag("--target-ttft", "first-token target of every request, without a class (default: none)", DURATION),
+    Flag("--target-itl", "inter-token target of every request, without a class (default: none)", DURATION),
     Flag(
         "--max-retries",
         "times that a request refused for its targets comes back, when the server says (default: %(default)s)",
-        _count,
-        "N",
-        0,
+        integer(0),
+        default=0,
     ),
 )
 

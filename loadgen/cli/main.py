@@ -1,5 +1,7 @@
 """`chairlift-loadgen VERB ...`: finds the verb and imports only its module and dependencies.
 
+The module of a verb has `make_parser(prog)`, with its flags, and `run(options)`, which returns the exit status.
+
 Exit status: 0 done; 2 a wrong flag, file or server, with one line that says what to do; 3 `--strict` and the run is not
 valid; 130 stopped by Ctrl-C or SIGTERM, with a report of what there was.
 """
@@ -13,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from chairlift.service.standard_streams import open_closed_streams
-from loadgen.cli.flags import ExitStatus, Parser
+from loadgen.cli.flags import ExitStatus
 from loadgen.cli.printing import outlasting_readers
 from loadgen.errors import LoadgenError
 from loadgen.target.base import without_credentials
@@ -66,12 +68,10 @@ def _run(name: str, arguments: list[str], program: str) -> int:
         print(f"chairlift-loadgen: {f'unknown verb {name!r}' if name else 'which verb?'}\n{_usage()}", file=sys.stderr)
         return ExitStatus.FAILED
     try:
-        parser = Parser(prog=program)
         module = importlib.import_module(f"loadgen.cli.{name.replace('-', '_')}")
-        module.add_parser(parser.add_subparsers(required=True, metavar="VERB"))
-        options = parser.parse_args(arguments)
+        options = module.make_parser(f"{program} {name}").parse_args(arguments[1:])
         options.command_line = [program, *map(without_credentials, arguments)]
-        status: int = options.run(options)
+        status: int = module.run(options)
     except LoadgenError as error:
         print(f"{program} {name}: error: {error}", file=sys.stderr)
         return ExitStatus.FAILED

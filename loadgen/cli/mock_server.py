@@ -5,8 +5,10 @@ import asyncio
 import signal
 from typing import cast
 
-from loadgen.cli.flags import Flag, add_flags
-from loadgen.cli.values import at_least_one, duration_s, share
+from chairlift.service.flag_kinds import ANY_TEXT, choice, integer, number
+from chairlift.service.flags import Flag, FlagParser
+from loadgen.cli.flags import add_flags
+from loadgen.cli.values import DURATION, SHARE
 from loadgen.errors import TargetError
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import MockApi, mock_server
@@ -15,56 +17,42 @@ from loadgen.target.connection_errors import system_reason
 _USUAL = MockBehaviour()
 
 
-def _port(text: str) -> int:
-    number = _count(text)
-    if number > 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port")
-    return number
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
-
-
 _FLAGS = (
-    Flag("--api", "Chairlift's gRPC API or OpenAI-compatible HTTP", default="grpc", choices=("grpc", "openai")),
+    Flag("--api", "Chairlift's gRPC API or OpenAI-compatible HTTP", choice(("grpc", "openai")), default="grpc"),
     Flag("--host", "address to listen on", default="127.0.0.1"),
-    Flag("--port", "port to listen on; 0 selects a free one", _port, default=50051),
+    Flag("--port", "port to listen on; 0 selects a free one", integer(0, 65535), default=50051),
 )
 _BEHAVIOUR = (
-    ("model", str, "model name to report"),
-    ("ttft_s", duration_s, "time to first token"),
-    ("itl_s", duration_s, "inter-token latency"),
-    ("jitter", share, "random share of each inter-token latency, up or down"),
-    ("tokens_per_message", at_least_one, "tokens per message after the first"),
-    ("stall_s", duration_s, "duration of one stall of all answers"),
-    ("stall_at_s", duration_s, "start of the stall, after the first request"),
-    ("error_rate", share, "share of requests that fail"),
-    ("output_share", share, "share of the requested tokens that is sent"),
-    ("cached_share", share, "share of prompts reported as cached"),
-    ("overhead_tokens", _count, "tokens added to text prompts"),
-    ("max_model_len", at_least_one, "context length to report"),
-    ("vocab_size", at_least_one, "vocabulary size to report"),
-    ("seed", int, "random seed of jitter and errors"),
+    ("model", ANY_TEXT, "model name to report"),
+    ("ttft_s", DURATION, "time to first token"),
+    ("itl_s", DURATION, "inter-token latency"),
+    ("jitter", SHARE, "random share of each inter-token latency, up or down"),
+    ("tokens_per_message", integer(1), "tokens per message after the first"),
+    ("stall_s", DURATION, "duration of one stall of all answers"),
+    ("stall_at_s", DURATION, "start of the stall, after the first request"),
+    ("error_rate", SHARE, "share of requests that fail"),
+    ("output_share", number(above=0, high=1, metavar="SHARE"), "share of the requested tokens that is sent"),
+    ("cached_share", SHARE, "share of prompts reported as cached"),
+    ("overhead_tokens", integer(0), "tokens added to text prompts"),
+    ("max_model_len", integer(1), "context length to report"),
+    ("vocab_size", integer(1), "vocabulary size to report"),
+    ("seed", integer(0), "random seed of jitter and errors"),
 )
-"""Fields of MockBehaviour that have a flag: how a value is parsed, and what the help says."""
+"""Fields of MockBehaviour that have a flag: what values there are, and what the help says."""
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "mock-server",
-        help="run a server without a model, with exact latencies",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Serves answers at times that are chosen here. DURATION is as 50ms, 2s; without a unit, seconds.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_flags(parser, _FLAGS)
-    for name, parse, what in _BEHAVIOUR:
+    for name, kind, what in _BEHAVIOUR:
         flag = "--" + name.removesuffix("_s").replace("_", "-")
-        add_flags(parser, [Flag(flag, what, parse, "N" if parse is _count else "", getattr(_USUAL, name))])
-    parser.set_defaults(run=run)
+        add_flags(parser, [Flag(flag, what, kind, default=getattr(_USUAL, name))])
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
 
 async def _serve(api: MockApi, behaviour: MockBehaviour, host: str, port: int) -> None:
     over = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signal_number, over.set)
     server = mock_server(api, behaviour, host, port)
     try:
         await server.start()

@@ -2,23 +2,20 @@
 
 import argparse
 
-from loadgen.cli.run_options import (
-    add_run_arguments,
-    run_or_describe,
-)
+from chairlift.service.flags import FlagParser
+from loadgen.cli.run_options import add_run_arguments, run_or_describe
 from loadgen.cli.workload_options import add_trace_arguments, workload
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "replay",
-        help="run a production trace",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Runs a trace on its own clock, whatever the server does; latency counts from when it was due.",
     )
     add_trace_arguments(parser)
     add_run_arguments(parser)
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`report`: a run's reports once more, from its records, with other limits, percentiles or warm-up if wanted."""
+"""`report`: recomputes the reports of a run from its records, with other limits, percentiles or warm-up if given."""
 
 import argparse
 from dataclasses import replace
@@ -6,9 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from chairlift.service.flags import Flag, FlagParser
 from loadgen.checks.selfcheck import judge
-from loadgen.cli.flags import ExitStatus, Flag, add_flags
+from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.run_options import STRICT_FLAG, add_measure_arguments
+from loadgen.cli.values import FOLDER
 from loadgen.errors import OptionError
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.samples import samples_of
@@ -17,19 +19,19 @@ from loadgen.report.terminal import print_summary
 from loadgen.store import RUN, load
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "report",
-        help="recreate the reports of a run from its records",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Reads the records of a run, measures and judges it anew, prints the summary and writes "
         "result.json, report.html and the pictures. Warm-up, limits and percentiles are the run's unless given here.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the run")
     group = parser.add_argument_group("results")
     add_measure_arguments(group)
-    add_flags(group, [Flag("--result-dir", "folder for the reports (default: DIR)", Path, "OTHER"), STRICT_FLAG])
-    parser.set_defaults(run=run, warmup=None, goodput=None, metric_percentiles=None)
+    add_flags(group, [Flag("--result-dir", "folder for the reports (default: DIR)", FOLDER, "OTHER"), STRICT_FLAG])
+    parser.set_defaults(warmup=None, goodput=None, metric_percentiles=None)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,13 +10,15 @@ from typing import Any, Literal, NamedTuple, cast
 
 from rich.console import Console
 
+from chairlift.service.flag_kinds import ANY_TEXT, choice, integer, number, optional, repeated, switch
+from chairlift.service.flags import Flag
 from loadgen.checks.selfcheck import Verdict, judge
-from loadgen.cli.flags import SEVERAL, ExitStatus, Flag, add_flags
+from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.latency_target_flags import LATENCY_TARGET_FLAGS, service_mix
 from loadgen.cli.result_folder import result_folder
-from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo, tag
-from loadgen.cli.workload_options import asked_rate, describe
-from loadgen.cli.workload_text import overlong_warning
+from loadgen.cli.synthetic_options import asked_rate
+from loadgen.cli.values import DURATION, FILE, FOLDER, PERCENTILES, SHARE, SLO, TAG
+from loadgen.cli.workload_text import describe, overlong_warning
 from loadgen.errors import OptionError, ResultError, TargetError
 from loadgen.host import describe_host
 from loadgen.measure.metrics import MeasureOptions, Metrics, measure
@@ -28,7 +30,7 @@ from loadgen.run.controller import RunOptions, run_workload
 from loadgen.server_metrics import read_server_metrics
 from loadgen.store import save
 from loadgen.target.base import PromptMode, TargetFacts, TargetSpec
-from loadgen.target.open import SCHEMES, api_key_of
+from loadgen.target.open import SCHEMES, api_key_of, check_spec
 from loadgen.trace.schema import Trace
 
 DEFAULT_TARGET = "grpc://127.0.0.1:50051"
@@ -47,81 +49,86 @@ class Outcome(NamedTuple):
     folder: Path
 
 
-STRICT_FLAG = Flag("--strict", "exit with status 3 when the run is INVALID", bool)
+CONCURRENCY_FLAG = Flag(
+    "--concurrency", "closed loop with this many requests in flight; a slow server lowers its own load", integer(1)
+)
+STRICT_FLAG = Flag("--strict", "exit with status 3 when the run is INVALID", switch())
 _TARGET_FLAGS = (
     Flag(
         "--api",
         "API of the server (default: grpc for grpc URLs, completions for http URLs)",
-        choices=("grpc", "completions", "chat"),
+        choice(("grpc", "completions", "chat")),
     ),
-    Flag("--model", "model name in requests (default: the only model of the server)", str, "NAME", ""),
+    Flag("--model", "model name in requests (default: the only model of the server)", ANY_TEXT, "NAME", ""),
     Flag(
         "--prompt-mode",
         "send prompts as token ids or as text (default: text for chat, else ids)",
-        choices=("ids", "text"),
+        choice(("ids", "text")),
     ),
-    Flag("--vocab-size", "token ids to draw prompts from (default: reported by the server)", at_least_one),
-    Flag("--temperature", "sampling temperature (default: %(default)g, greedy)", not_negative, "T", 0.0),
-    Flag("--ignore-eos", "generate exactly the planned number of tokens (default: yes)", bool, default=True),
-    Flag("--timeout", "timeout of one request, counted from sending (default: none)", duration_s),
-    Flag("--tls-ca", "trusted CA certificates for grpcs and https (default: those of the system)", Path),
-    Flag("--tls-cert", "client certificate for mutual TLS", Path),
-    Flag("--tls-key", "private key of --tls-cert", Path),
-    Flag("--metrics-url", "Prometheus endpoint to save before and after the run (default: none)", str, "URL"),
+    Flag("--vocab-size", "token ids to draw prompts from (default: reported by the server)", integer(1)),
+    Flag("--temperature", "sampling temperature (default: %(default)g, greedy)", number(0), "T", 0.0),
+    Flag("--ignore-eos", "generate exactly the planned number of tokens (default: yes)", switch(), default=True),
+    Flag("--timeout", "timeout of one request, counted from sending (default: none)", DURATION),
+    Flag("--tls-ca", "trusted CA certificates for grpcs and https (default: those of the system)", FILE),
+    Flag("--tls-cert", "client certificate for mutual TLS", FILE),
+    Flag("--tls-key", "private key of --tls-cert", FILE),
+    Flag("--metrics-url", "Prometheus endpoint to save before and after the run (default: none)", ANY_TEXT, "URL"),
 )
 _LOAD_FLAGS = (
     Flag(
         "--workers",
         "client processes (default: auto, as many as the load needs)",
-        lambda text: None if text == "auto" else at_least_one(text),
+        optional(integer(1), "auto"),
         "N|auto",
     ),
     Flag(
         "--max-concurrency",
         "limit of requests in flight; the wait of the others counts as latency (default: none)",
-        at_least_one,
+        integer(1),
     ),
     Flag(
         "--overflow",
         "whether requests over --max-concurrency wait or are dropped (default: %(default)s)",
+        choice(("queue", "drop")),
         default="queue",
-        choices=("queue", "drop"),
     ),
-    Flag("--cancel-rate", "share of calls to cancel deliberately, 0 to 1 (default: 0)", share, default=0.0),
+    Flag("--cancel-rate", "share of calls to cancel deliberately, 0 to 1 (default: 0)", SHARE, default=0.0),
     Flag(
         "--drain-timeout",
         "time for answers to finish after the last request was due, in a closed loop the last so far (default: "
         "%(default)g s)",
-        duration_s,
+        DURATION,
         default=600.0,
     ),
     Flag(
-        "--prompt-salt", "fix the prompts (default: new prompts in every run, so that nothing is cached)", str, "TEXT"
+        "--prompt-salt",
+        "fix the prompts (default: new prompts in every run, so that nothing is cached)",
+        ANY_TEXT,
+        "TEXT",
     ),
 )
 _MEASURE_FLAGS = (
-    Flag("--warmup", "exclude this first part from latencies (default: 0)", duration_s, default=0.0),
+    Flag("--warmup", "exclude this first part from latencies (default: 0)", DURATION, default=0.0),
     Flag(
         "--goodput",
         "latency limits of goodput in ms, such as ttft:500 tpot:50 e2el:15000",
-        slo,
+        repeated(SLO, takes_several=True),
         default=[],
-        more=SEVERAL,
+        aliases=["--slo"],
     ),
     Flag(
         "--metric-percentiles",
         "percentiles to report (default: 50,90,95,99,99.9)",
-        percentiles,
-        "P,P,...",
-        (50.0, 90.0, 95.0, 99.0, 99.9),
+        PERCENTILES,
+        default=(50.0, 90.0, 95.0, 99.0, 99.9),
     ),
 )
 _RESULT_FLAGS = (
-    Flag("--max-error-rate", "share of errors and timeouts above which a run is INVALID (default: 0.05)", share),
-    Flag("--result-dir", "folder for the results (default: loadgen-results/VERB-TIME)", Path, "DIR"),
-    Flag("--tag", "stored with the results; may be repeated", tag, "KEY=VALUE", [], more={"action": "append"}),
+    Flag("--max-error-rate", "share of errors and timeouts above which a run is INVALID (default: 0.05)", SHARE),
+    Flag("--result-dir", "folder for the results (default: loadgen-results/VERB-TIME)", FOLDER),
+    Flag("--tag", "stored with the results; may be repeated", repeated(TAG), default=[]),
     STRICT_FLAG,
-    Flag("--dry-run", "describe the workload without sending it", bool),
+    Flag("--dry-run", "describe the workload without sending it", switch()),
 )
 
 
@@ -130,7 +137,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, with_target: bool = Tr
     group = parser.add_argument_group("server")
     if with_target:
         default = _target_of(os.environ.get("CHAIRLIFT_TARGET", "")) or DEFAULT_TARGET
-        add_flags(group, [Flag("--target", _TARGET_HELP, str, "URL", default)])
+        add_flags(group, [Flag("--target", _TARGET_HELP, ANY_TEXT, "URL", default)])
     add_flags(group, _TARGET_FLAGS)
     add_flags(parser.add_argument_group("load"), _LOAD_FLAGS)
     add_flags(parser.add_argument_group("latency targets"), LATENCY_TARGET_FLAGS)
@@ -156,7 +163,9 @@ def _target_of(address: str) -> str:
 def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSpec:
     """Returns the server under test.
 
-    Raises: OptionError: a URL that no API fits.
+    Raises:
+        OptionError: a URL that no API fits.
+        TargetError: as `check_spec`.
     """
     url = options.target if url is None else url
     scheme = url.partition(":")[0]
@@ -166,9 +175,7 @@ def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSp
         known = ", ".join(dict.fromkeys(f"{each}:" for schemes in SCHEMES.values() for each in schemes))
         raise OptionError(f"--target {url}: must begin with {known}{meant}")
     api = options.api or apis[0]
-    if api not in apis:
-        raise OptionError(f"--api {api}: a target {scheme}: speaks {' or '.join(apis)}")
-    return TargetSpec(
+    spec = TargetSpec(
         url=url,
         api=api,
         model=options.model,
@@ -181,10 +188,25 @@ def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSp
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
     )
+    check_spec(spec)
+    return spec
+
+
+def check_run_flags(options: argparse.Namespace) -> None:
+    """Refuses flags of `add_run_arguments` that contradict each other, before anything is printed or run.
+
+    Raises: OptionError, TargetError: as `target_spec` and `run_options`.
+    """
+    if hasattr(options, "target"):
+        target_spec(options)
+    run_options(options)
 
 
 def run_options(options: argparse.Namespace, salt: str | None = None) -> RunOptions:
-    """Returns how to send: prompts are new unless a salt is given here or by flag."""
+    """Returns how to send: prompts are new unless a salt is given here or by flag.
+
+    Raises: OptionError: flags contradict each other, or a file of service classes cannot be used.
+    """
     return RunOptions(
         workers=options.workers,
         concurrency=getattr(options, "concurrency", None),
@@ -280,8 +302,10 @@ def _metrics_after(url: str, spec: TargetSpec, console: Console) -> str:
 def run_or_describe(workload: Trace, options: argparse.Namespace, verb: str) -> int:
     """Describes the workload of `replay` or `run` and, without `--dry-run`, runs it into a folder.
 
-    Raises: as `result_folder` and `run_and_report`.
+    Raises:
+        LoadgenError: as `check_run_flags`, `result_folder` and `run_and_report`.
     """
+    check_run_flags(options)
     print(describe(workload, asked_rate(options)))
     if options.dry_run:
         return 0

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from chairlift.service.flag_kinds import ANY_TEXT, choice, integer, notation, number, repeated, switch
+from chairlift.service.flags import Flag, FlagParser
 from chairlift.service.service_classes import ServiceClass
 from loadgen.atomic_file import writing_to
-from loadgen.cli.flags import SEVERAL, Flag, add_flags
+from loadgen.cli.flags import add_flags
 from loadgen.cli.latency_target_flags import CLASS_FLAGS, classes_of
 from loadgen.cli.trace_options import read, transformed
-from loadgen.cli.values import at_least_one, duration_s, not_negative, positive, share
+from loadgen.cli.values import DURATION, FILE, FOLDER, POSITIVE, SHARE
 from loadgen.cli.workload_options import add_trace_arguments
 from loadgen.cli.workload_text import describe
 from loadgen.errors import OptionError
@@ -30,47 +32,48 @@ _NOISE, _STALL_SHARE = 0.03, 0.0005
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(positive(part) for part in text.split(","))
+    return tuple(POSITIVE.value_of(part) for part in text.split(","))
 
 
+_MULTIPLES = notation(_numbers, "numbers above 0, separated by commas", "X,...")
 _FLEET_FLAGS = (
-    Flag("--engines", "engines of the fleet (default: %(default)s)", at_least_one, default=1),
-    Flag("--engines-for", "find the number of engines with this share of good requests, such as 0.99", share),
-    Flag("--max-engines", "largest fleet for --engines-for (default: %(default)s)", at_least_one, default=1024),
-    Flag("--device", "device and model (default: h200-8b)", choices=tuple(DEVICES)),
-    Flag("--step-log", "fit the step times to a log of the engine's --step-log instead of --device", Path),
+    Flag("--engines", "engines of the fleet (default: %(default)s)", integer(1), default=1),
+    Flag("--engines-for", "find the number of engines with this share of good requests, such as 0.99", SHARE),
+    Flag("--max-engines", "largest fleet for --engines-for (default: %(default)s)", integer(1), default=1024),
+    Flag("--device", "device and model (default: h200-8b)", choice(tuple(DEVICES))),
+    Flag("--step-log", "fit the step times to a log of the engine's --step-log instead of --device", FILE),
     Flag("--kv-cache-tokens", "KV cache of an engine in tokens (default: of the device; needed with --step-log)",
-         at_least_one),
+         integer(1)),
     Flag("--block-size", "tokens per block (default: %(default)s); larger ones save memory in large fleets",
-         at_least_one, default=16),
-    Flag("--max-num-seqs", "running requests per engine (default: %(default)s)", at_least_one, default=256),
-    Flag("--steps-in-flight", "of the step loop (default: of the device, 1 with --step-log)", at_least_one),
-    Flag("--prefix-cache", "share equal prefixes (default: yes)", bool, "", True),
-    Flag("--placement-rates", "placement by predicted first token (default: yes)", bool, "", True),
+         integer(1), default=16),
+    Flag("--max-num-seqs", "running requests per engine (default: %(default)s)", integer(1), default=256),
+    Flag("--steps-in-flight", "of the step loop (default: of the device, 1 with --step-log)", integer(1)),
+    Flag("--prefix-cache", "share equal prefixes (default: yes)", switch(), default=True),
+    Flag("--placement-rates", "placement by predicted first token (default: yes)", switch(), default=True),
     Flag("--noise", "standard deviation of a step's logarithm (default: 0.03, that of the fit with --step-log)",
-         not_negative),
-    Flag("--stall-share", "share of steps that stall for 50 ms (default: 0.0005, 0 with --step-log)", share),
-    Flag("--transit", "time that frontend, connections and client add to the first token (default: 0)", duration_s,
+         number(0)),
+    Flag("--stall-share", "share of steps that stall for 50 ms (default: 0.0005, 0 with --step-log)", SHARE),
+    Flag("--transit", "time that frontend, connections and client add to the first token (default: 0)", DURATION,
          default=0.0),
 )  # fmt: skip
 _REQUEST_FLAGS = (
     *CLASS_FLAGS,
-    Flag("--policy", "policies, each NAME or NAME@BUDGET (default: fcfs)", more=SEVERAL, metavar="POLICY"),
-    Flag("--baselines", "also simulate the baselines", bool),
-    Flag("--loads", "multiples of the rate to simulate, such as 1,2,3 (default: 1)", _numbers, "X,...", (1.0,)),
+    Flag("--policy", "policies, each NAME or NAME@BUDGET (default: fcfs)", repeated(ANY_TEXT, takes_several=True)),
+    Flag("--baselines", "also simulate the baselines", switch()),
+    Flag("--loads", "multiples of the rate to simulate, such as 1,2,3 (default: 1)", _MULTIPLES, default=(1.0,)),
     Flag("--duration", "length of every replay, with the first of the requests that fill it (default: all)",
-         duration_s),
+         DURATION),
     Flag("--repeats", "replays, each of a later part of the trace with its own seed (default: %(default)s)",
-         at_least_one, default=1),
-    Flag("--shift", "requests between the beginnings of two repeats (default: %(default)s)", at_least_one,
+         integer(1), default=1),
+    Flag("--shift", "requests between the beginnings of two repeats (default: %(default)s)", integer(1),
          default=1500),
-    Flag("--warmup", "do not count arrivals before (default: 0)", duration_s, default=0.0),
-    Flag("--grace", "time after the last arrival until which answers may end (default: 30 s)", duration_s,
+    Flag("--warmup", "do not count arrivals before (default: 0)", DURATION, default=0.0),
+    Flag("--grace", "time after the last arrival until which answers may end (default: 30 s)", DURATION,
          default=30.0),
 )  # fmt: skip
 _OUTPUT_FLAGS = (
-    Flag("--json", "file for all results", Path),
-    Flag("--draw", "folder for pictures, SVG and PNG", Path, "DIR"),
+    Flag("--json", "file for all results", FILE),
+    Flag("--draw", "folder for pictures, SVG and PNG", FOLDER),
 )
 
 
@@ -84,11 +87,10 @@ class _Engine(NamedTuple):
     fit: Fit | None
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "simulate",
-        help="simulate an engine or a fleet in virtual time",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Replays a trace in virtual time: the scheduler, block pool and placement of production, with a\n"
         "model of step times in place of the device. With --step-log and no --trace: only fits that model.",
         epilog=f"baselines: {', '.join(BASELINES)}",
@@ -98,7 +100,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_flags(parser.add_argument_group("fleet"), _FLEET_FLAGS)
     add_flags(parser.add_argument_group("requests"), _REQUEST_FLAGS)
     add_flags(parser.add_argument_group("output"), _OUTPUT_FLAGS)
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

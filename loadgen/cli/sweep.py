@@ -9,15 +9,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.cli.flags import SEVERAL, ExitStatus, Flag, add_flags
+from chairlift.service.flag_kinds import ANY_TEXT, integer, switch
+from chairlift.service.flags import Flag, FlagParser
+from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
     add_run_arguments,
+    check_run_flags,
     measure_options,
     run_and_report,
 )
-from loadgen.cli.values import at_least_one, duration_s, positive, slo
-from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, describe, workload
+from loadgen.cli.values import DURATION, POSITIVE
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, workload
+from loadgen.cli.workload_text import describe
 from loadgen.errors import OptionError
 from loadgen.report.sweep_files import PAGE, write_sweep
 from loadgen.report.sweep_text import sweep_lines
@@ -30,26 +34,20 @@ from loadgen.target.base import without_credentials
 from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, limit
 
-
-def _retries(text: str) -> int:
-    return 0 if text == "0" else at_least_one(text)
-
-
 _LEVEL_FLAGS = (
-    Flag("--level-duration", "approximate duration of each load level (default: all requests at each)", duration_s),
-    Flag("--bisect", "search between load levels for the highest load within the limits", bool),
-    Flag("--precision", "--bisect: relative precision (default: 0.05)", positive, "SHARE", 0.05),
-    Flag("--probes", "--bisect: maximum runs per limit (default: 8)", at_least_one, default=8),
-    Flag("--retries", "maximum repetitions of an INVALID load level (default: 1)", _retries, "N", 1),
-    Flag("--keep-going", "continue beyond saturation", bool),
+    Flag("--level-duration", "approximate duration of each load level (default: all requests at each)", DURATION),
+    Flag("--bisect", "search between load levels for the highest load within the limits", switch()),
+    Flag("--precision", "--bisect: relative precision (default: 0.05)", POSITIVE, "SHARE", 0.05),
+    Flag("--probes", "--bisect: maximum runs per limit (default: 8)", integer(1), default=8),
+    Flag("--retries", "maximum repetitions of an INVALID load level (default: 1)", integer(0), default=1),
+    Flag("--keep-going", "continue beyond saturation", switch()),
 )
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb."""
-    parser = subparsers.add_parser(
-        "sweep",
-        help="run several load levels: latency, goodput, and the highest load within the limits",
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb."""
+    parser = FlagParser(
+        prog,
         description="Runs the workload at each load level in ascending order, with new prompts, until the server is "
         "saturated. LEVELS is 1,2,4 or FROM:TO:xFACTOR (1:64:x1.5) or FROM:TO:+STEP (1:8:+1).",
     )
@@ -58,27 +56,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_flags(
         loads,
         [
-            Flag("--rates", "open loop: request rates, in requests/s on average", str, "LEVELS"),
-            Flag("--concurrencies", "closed loop: numbers of requests in flight", str, "LEVELS"),
+            Flag("--rates", "open loop: request rates, in requests/s on average", ANY_TEXT, "LEVELS"),
+            Flag("--concurrencies", "closed loop: numbers of requests in flight", ANY_TEXT, "LEVELS"),
         ],
     )
     add_flags(group, _LEVEL_FLAGS)
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
     add_run_arguments(parser)
-    add_flags(
-        parser,
-        [
-            Flag(
-                "--slo",
-                "alias of --goodput",
-                slo,
-                default=argparse.SUPPRESS,
-                more={"dest": "goodput", **SEVERAL},
-            )
-        ],
-    )
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:
@@ -90,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
     if options.bisect and not limits:
         raise OptionError("--bisect needs limits to look for, as --slo ttft:500 tpot:50")
     at = _workloads(options, axis, loads)
+    check_run_flags(options)
     print(f"{len(loads)} load levels: {', '.join(f'{load:g}' for load in loads)} {UNITS[axis]}; the first runs")
     print(describe(at(loads[0])))
     if options.dry_run:
@@ -110,7 +97,7 @@ def _climb(
         targets=TARGETS if limits else (),
         bisect=options.bisect,
         precision=options.precision,
-        most_probes=options.probes,
+        max_probes=options.probes,
         retries=options.retries,
         keep_going=options.keep_going,
     )
@@ -127,7 +114,7 @@ def _run_once(options: argparse.Namespace, axis: Axis, load: float, requests: Tr
     name, take = f"{axis}-{load:g}", 1
     while (folder / name).exists():
         name, take = f"{axis}-{load:g}-take-{take + 1}", take + 1
-    print(f"{load:g} {UNITS[axis]}{', once more' if take > 1 else ''}", flush=True)
+    print(f"{load:g} {UNITS[axis]}{', again' if take > 1 else ''}", flush=True)
     chosen = argparse.Namespace(**{**vars(options), "concurrency": int(load) if axis == "concurrency" else None})
     salt = None if options.prompt_salt is None else f"{options.prompt_salt}-{name}"  # never the same in two runs
     with part_of_results(folder / name) as own:

@@ -3,17 +3,18 @@
 import argparse
 from collections.abc import Callable
 from math import inf
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.service.flag_kinds import choice as choice_of
+from chairlift.service.flag_kinds import integer, notation, number
+from chairlift.service.flags import Flag
 from loadgen import arrivals
 from loadgen.arrivals import Step
-from loadgen.cli.flags import Flag, add_flags
+from loadgen.cli.flags import add_flags
 from loadgen.cli.trace_options import FIT_FLAGS, SEED_FLAG, fitted
-from loadgen.cli.values import at_least_one, duration_s, number, positive
+from loadgen.cli.values import DURATION, FILE, POSITIVE
 from loadgen.errors import OptionError
 from loadgen.synthetic import (
     Lengths,
@@ -32,7 +33,7 @@ from loadgen.trace.window import limit
 
 DATASETS = ("random", "shared-prefix", "jsonl")
 _NUM_PROMPTS = 1000
-_LENGTHS = "N, LOW-HIGH, A,B,.. (any of them), lognormal:MEAN:SIGMA or exponential:MEAN"
+_NOTATIONS = "N, LOW-HIGH, A,B,.. (any of them), lognormal:MEAN:SIGMA or exponential:MEAN"
 _OWN_FLAGS = {
     "random": ("random_input_len", "random_output_len", "random_range_ratio"),
     "shared-prefix": tuple(
@@ -48,41 +49,88 @@ SYNTHETIC_FLAGS = (
 """Attributes of the flags that a trace has no use for."""
 
 
-def add_dataset_arguments(group: Any) -> None:
+def _lengths(text: str) -> Lengths:
+    kind, *values = text.split(":")
+    try:
+        if kind == "lognormal" and len(values) == 2:
+            return lognormal(float(values[0]), float(values[1]))
+        if kind == "exponential" and len(values) == 1:
+            return exponential(float(values[0]))
+        low, dash, high = text.partition("-")
+        if dash:
+            return uniform(int(low), int(high))
+        return choice(*(int(part) for part in text.split(",")))
+    except OptionError as error:
+        raise ValueError(str(error)) from error
+
+
+def _rate(text: str) -> float:
+    return inf if text == "inf" else POSITIVE.value_of(text)
+
+
+def _on_off(text: str) -> tuple[float, float]:
+    on, _, off = text.partition(":")
+    return _above_zero_s(on), _above_zero_s(off)
+
+
+def _steps(text: str) -> tuple[Step, ...]:
+    steps = []
+    for part in text.split(","):
+        rate, _, duration = part.partition(":")
+        steps.append(Step(POSITIVE.value_of(rate), _above_zero_s(duration)))
+    return tuple(steps)
+
+
+def _above_zero_s(text: str) -> float:
+    seconds: float = DURATION.value_of(text)
+    if seconds == 0:
+        raise ValueError
+    return seconds
+
+
+_LENGTHS = notation(
+    _lengths, f"{_NOTATIONS}, at least 1 token each, LOW not above HIGH, SIGMA above 0 and at most 5", "LEN"
+)
+_RATE = notation(_rate, "a number above 0, or inf")
+_ON_OFF = notation(_on_off, "two durations above 0, ON:OFF such as 5s:20s", "ON:OFF")
+_STEPS = notation(_steps, "rates and durations above 0, RATE:TIME,... such as 2:1m,4:1m", "R:TIME,..")
+
+
+def add_dataset_arguments(group: argparse._ActionsContainer) -> None:
     """Adds the flags of a data set to a parser or a group."""
     flags = (
-        Flag("--dataset", "kind of workload (default: random)", choices=DATASETS),
-        Flag("--num-prompts", f"number of requests (default: {_NUM_PROMPTS}; jsonl: all)", at_least_one),
-        Flag("--dataset-path", "jsonl: file with lengths and shared blocks of requests", Path),
-        Flag("--random-input-len", f"prompt tokens: {_LENGTHS} (default: 1024)", _lengths, "LEN"),
-        Flag("--random-output-len", "output tokens, in the same notation (default: 128)", _lengths, "LEN"),
-        Flag("--random-range-ratio", "vary lengths by factors from 1 - R to 1 + R (default: 0)", _below_one, "R"),
+        Flag("--dataset", "kind of workload (default: random)", choice_of(DATASETS)),
+        Flag("--num-prompts", f"number of requests (default: {_NUM_PROMPTS}; jsonl: all)", integer(1)),
+        Flag("--dataset-path", "jsonl: file with lengths and shared blocks of requests", FILE),
+        Flag("--random-input-len", f"prompt tokens: {_NOTATIONS} (default: 1024)", _LENGTHS),
+        Flag("--random-output-len", "output tokens, in the same notation (default: 128)", _LENGTHS),
+        Flag(
+            "--random-range-ratio", "vary lengths by factors from 1 - R to 1 + R (default: 0)", number(0, below=1), "R"
+        ),
         Flag(
             "--prefix-repetition-num-prefixes",
             "shared-prefix: number of different prefixes (default: 10)",
-            at_least_one,
+            integer(1),
         ),
-        Flag("--prefix-repetition-prefix-len", "shared-prefix: tokens of each prefix (default: 256)", at_least_one),
-        Flag(
-            "--prefix-repetition-suffix-len", "shared-prefix: tokens after the prefix (default: 256)", _lengths, "LEN"
-        ),
-        Flag("--prefix-repetition-output-len", "shared-prefix: output tokens (default: 128)", _lengths, "LEN"),
+        Flag("--prefix-repetition-prefix-len", "shared-prefix: tokens of each prefix (default: 256)", integer(1)),
+        Flag("--prefix-repetition-suffix-len", "shared-prefix: tokens after the prefix (default: 256)", _LENGTHS),
+        Flag("--prefix-repetition-output-len", "shared-prefix: output tokens (default: 128)", _LENGTHS),
         *FIT_FLAGS,
         SEED_FLAG,
     )
     add_flags(group, flags)
 
 
-def add_schedule_arguments(group: Any) -> None:
+def add_schedule_arguments(group: argparse._ActionsContainer) -> None:
     """Adds the flags of a schedule to a parser or a group."""
     flags = (
-        Flag("--request-rate", "requests/s on average (default: inf, all at once)", _rate, "R|inf"),
-        Flag("--burstiness", "shape of intervals: 1 is Poisson (default), less is burstier, inf is even", _rate, "B"),
-        Flag("--on-off", "alternate bursts and pauses of these mean durations, such as 5s:20s", _on_off, "ON:OFF"),
-        Flag("--rate-steps", "sequence of rates and durations, such as 2:1m,4:1m", _steps, "R:TIME,.."),
-        Flag("--ramp-up-strategy", "change the rate over the run", choices=("linear", "exponential")),
-        Flag("--ramp-up-start-rps", "requests/s at the start", positive, "R"),
-        Flag("--ramp-up-end-rps", "requests/s at the end", positive, "R"),
+        Flag("--request-rate", "requests/s on average (default: inf, all at once)", _RATE, "R|inf"),
+        Flag("--burstiness", "shape of intervals: 1 is Poisson (default), less is burstier, inf is even", _RATE, "B"),
+        Flag("--on-off", "alternate bursts and pauses of these mean durations, such as 5s:20s", _ON_OFF),
+        Flag("--rate-steps", "sequence of rates and durations, such as 2:1m,4:1m", _STEPS),
+        Flag("--ramp-up-strategy", "change the rate over the run", choice_of(("linear", "exponential"))),
+        Flag("--ramp-up-start-rps", "requests/s at the start", POSITIVE, "R"),
+        Flag("--ramp-up-end-rps", "requests/s at the end", POSITIVE, "R"),
     )
     add_flags(group, flags)
 
@@ -201,56 +249,6 @@ def _around(flag: str, lengths: Lengths, ratio: float) -> Lengths:
         raise OptionError(f"--random-range-ratio and {flag}: only a single length can have a range around it")
     middle = lengths.values[0]
     return uniform(max(1, int(middle * (1 - ratio))), int(middle * (1 + ratio)))
-
-
-def _lengths(text: str) -> Lengths:
-    kind, *values = text.split(":")
-    try:
-        if kind == "lognormal" and len(values) == 2:
-            return lognormal(number(values[0]), number(values[1]))
-        if kind == "exponential" and len(values) == 1:
-            return exponential(number(values[0]))
-        low, dash, high = text.partition("-")
-        if dash:
-            return uniform(at_least_one(low), at_least_one(high))
-        return choice(*(at_least_one(part) for part in text.split(",")))
-    except (argparse.ArgumentTypeError, OptionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {_LENGTHS}: {error}") from None
-
-
-def _rate(text: str) -> float:
-    return inf if text == "inf" else positive(text)
-
-
-def _below_one(text: str) -> float:
-    ratio = number(text)
-    if not 0 <= ratio < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 0 and below 1")
-    return ratio
-
-
-def _on_off(text: str) -> tuple[float, float]:
-    on, colon, off = text.partition(":")
-    if not colon:
-        raise argparse.ArgumentTypeError(f"{text!r} is not ON:OFF such as 5s:20s")
-    return _above_zero_s(on), _above_zero_s(off)
-
-
-def _steps(text: str) -> tuple[Step, ...]:
-    steps = []
-    for part in text.split(","):
-        rate, colon, duration = part.partition(":")
-        if not colon:
-            raise argparse.ArgumentTypeError(f"{part!r} is not RATE:TIME such as 2:1m")
-        steps.append(Step(positive(rate), _above_zero_s(duration)))
-    return tuple(steps)
-
-
-def _above_zero_s(text: str) -> float:
-    seconds = duration_s(text)
-    if seconds == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
-    return seconds
 
 
 def _flag(name: str) -> str:

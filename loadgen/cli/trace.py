@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from chairlift.service.flags import FlagParser
 from loadgen.cli.trace_options import add_cutting_arguments, add_reading_arguments, read, transformed
 from loadgen.cli.workload_text import describe, inspect
 from loadgen.errors import OptionError
@@ -11,11 +12,11 @@ from loadgen.trace.schema import Trace
 from loadgen.trace.window import dequantize
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb and its own verbs."""
-    parser = subparsers.add_parser("trace", help="inspect, convert, slice or dequantize a trace")
+def make_parser(prog: str) -> FlagParser:
+    """Returns the parser of the verb and its own verbs."""
+    parser = FlagParser(prog)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for name, run, what in (
+    for name, action, what in (
         ("inspect", _inspect, "print its statistics"),
         ("convert", _convert, "write it as JSON lines, every request as it is"),
         ("slice", _slice, "write a part of it, cut and scaled as `replay` would run it"),
@@ -28,7 +29,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         add_reading_arguments(verb)
         if name == "slice":
             add_cutting_arguments(verb)
-        verb.set_defaults(run=run)
+        verb.set_defaults(action=action)
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what the verb's own verb says; returns the exit status."""
+    status: int = options.action(options)
+    return status
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -3,62 +3,50 @@
 import argparse
 from math import inf
 from pathlib import Path
-from typing import Any
 
-from loadgen.cli.flags import Flag, add_flags
-from loadgen.cli.values import at_least_one, duration_s, positive
+from chairlift.service.flag_kinds import ANY_TEXT, choice, integer, switch
+from chairlift.service.flags import Flag
+from loadgen.cli.flags import add_flags
+from loadgen.cli.values import POSITIVE, WINDOW
 from loadgen.errors import OptionError
 from loadgen.trace.formats import ReadOptions
 from loadgen.trace.reader import FORMATS, read_trace
 from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, at_speed, cut, dequantize, fit, from_zero, limit, scale_lengths, tick_s
 
-
-def _window_s(text: str) -> tuple[float, float]:
-    start, colon, end = text.partition(":")
-    if not colon:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a window such as 600:1200, 10m:20m or 10m:")
-    return duration_s(start) if start else 0.0, duration_s(end) if end else inf
-
-
-def _seed(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
-
-
-SEED_FLAG = Flag("--seed", "random seed (default: %(default)s)", _seed, "N", 0)
+SEED_FLAG = Flag("--seed", "random seed (default: %(default)s)", integer(0), default=0)
 FIT_FLAGS = (
-    Flag("--max-model-len", "maximum tokens of prompt and answer together (default: no limit)", at_least_one, "L"),
+    Flag("--max-model-len", "maximum tokens of prompt and answer together (default: no limit)", integer(1), "L"),
     Flag(
         "--overlong",
         "drop and count, clip, or refuse requests over --max-model-len (default: drop)",
-        choices=("drop", "clip", "fail"),
+        choice(("drop", "clip", "fail")),
     ),
 )
 _READING_FLAGS = (
     Flag(
         "--trace-format",
         "format of the file (default: %(default)s, from its first line)",
-        default="auto",
-        choices=FORMATS,
+        choice(FORMATS),
+        "{" + ",".join(FORMATS) + "}",
+        "auto",
     ),
-    Flag("--trace-model", "keep only requests to this model (burstgpt)", str, "NAME", ""),
-    Flag("--sort", "sort rows by arrival where timestamps are out of order", bool),
-    Flag("--skip-malformed", "skip and count malformed rows", bool),
+    Flag("--trace-model", "keep only requests to this model (burstgpt)", ANY_TEXT, "NAME", ""),
+    Flag("--sort", "sort rows by arrival where timestamps are out of order", switch()),
+    Flag("--skip-malformed", "skip and count malformed rows", switch()),
     SEED_FLAG,
 )
 _CUTTING_FLAGS = (
-    Flag("--window", "keep only this part of the trace, such as 600:1200, 10m:20m or 10m:", _window_s, "FROM:TO"),
-    Flag("--limit", "keep only the first N of the remaining requests", at_least_one),
-    Flag("--speed", "speed up the schedule by X: 2 sends 10 min in 5 min", positive),
-    Flag("--rate", "scale the schedule to R requests/s on average", positive, "R"),
-    Flag("--length-scale", "scale prompt and output lengths by X; shared prefixes stay shared", positive),
+    Flag("--window", "keep only this part of the trace, such as 600:1200, 10m:20m or 10m:", WINDOW),
+    Flag("--limit", "keep only the first N of the remaining requests", integer(1)),
+    Flag("--speed", "speed up the schedule by X: 2 sends 10 min in 5 min", POSITIVE),
+    Flag("--rate", "scale the schedule to R requests/s on average", POSITIVE, "R"),
+    Flag("--length-scale", "scale prompt and output lengths by X; shared prefixes stay shared", POSITIVE),
     Flag(
         "--dequantize",
         "spread requests over the ticks of a coarse clock (default: %(default)s, where one is detected)",
+        choice(("auto", "off")),
         default="auto",
-        choices=("auto", "off"),
     ),
     *FIT_FLAGS,
 )
@@ -66,12 +54,12 @@ TRACE_FLAGS = ("trace_model", "sort", "skip_malformed", "window", "limit", "spee
 """Attributes of the flags that a made-up data set has no use for."""
 
 
-def add_reading_arguments(group: Any) -> None:
+def add_reading_arguments(group: argparse._ActionsContainer) -> None:
     """Adds the flags of `read` to a parser or a group."""
     add_flags(group, _READING_FLAGS)
 
 
-def add_cutting_arguments(group: Any) -> None:
+def add_cutting_arguments(group: argparse._ActionsContainer) -> None:
     """Adds the flags of `transformed` to a parser or a group."""
     add_flags(group, _CUTTING_FLAGS)
 

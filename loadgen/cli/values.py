@@ -1,94 +1,67 @@
-"""What the values of flags look like: durations, shares, targets for latency. Each raises what argparse shows."""
+"""Kinds of values of the load generator's flags, besides those of `chairlift.service.flag_kinds`."""
 
-import argparse
-import math
 import re
+from math import inf
 
+from chairlift.service.flag_kinds import notation, number, path
 from loadgen.measure.goodput import SLO_METRICS
 
 _UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-def number(text: str) -> float:
-    """A finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not finite")
-    return value
-
-
-def positive(text: str) -> float:
-    """A number above 0."""
-    value = number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
-def not_negative(text: str) -> float:
-    """A number of at least 0."""
-    value = number(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return value
-
-
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    value = number(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not within 0 and 1")
-    return value
-
-
-def at_least_one(text: str) -> int:
-    """A whole number of at least 1."""
-    if not re.fullmatch(r"[0-9]+", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def duration_s(text: str) -> float:
-    """Seconds: a number with or without a unit, as 90, 500ms, 5s, 2m, 1h."""
+def _duration_s(text: str) -> float:
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h|)", text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90, 500ms, 5s, 2m or 1h")
+        raise ValueError
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-def slo(text: str) -> tuple[str, float]:
-    """A latency target, METRIC:MILLISECONDS."""
-    metric, colon, limit = text.partition(":")
-    if metric not in SLO_METRICS or not colon:
-        raise argparse.ArgumentTypeError(f"{text!r} is not METRIC:MS with one of {', '.join(SLO_METRICS)}")
-    return metric, positive(limit)
+def _window_s(text: str) -> tuple[float, float]:
+    start, colon, end = text.partition(":")
+    if not colon:
+        raise ValueError
+    return _duration_s(start) if start else 0.0, _duration_s(end) if end else inf
 
 
-def tag(text: str) -> tuple[str, str]:
-    """A label of the results, KEY=VALUE."""
+def _slo(text: str) -> tuple[str, float]:
+    metric, _, limit_ms = text.partition(":")
+    if metric not in SLO_METRICS:
+        raise ValueError
+    return metric, POSITIVE.value_of(limit_ms)
+
+
+def _tag(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+        raise ValueError
     return key, value
 
 
-def class_mix(text: str) -> dict[str, float]:
-    """Weights of service classes, CLASS=WEIGHT,..."""
+def _class_mix(text: str) -> dict[str, float]:
     mix: dict[str, float] = {}
     for part in text.split(","):
-        name, equals, weight = part.partition("=")
-        if not equals or not name or name in mix:
-            raise argparse.ArgumentTypeError(f"{text!r} is not CLASS=WEIGHT,..., each class once")
-        mix[name] = not_negative(weight)
+        name, _, weight = part.partition("=")
+        if not name or name in mix:
+            raise ValueError
+        mix[name] = number(0).value_of(weight)
     return mix
 
 
-def percentiles(text: str) -> tuple[float, ...]:
-    """Numbers above 0 and below 100, separated by commas."""
-    values = tuple(number(part) for part in text.split(","))
-    if not all(0 < value < 100 for value in values):
-        raise argparse.ArgumentTypeError(f"{text!r}: each must be above 0 and below 100")
-    return values
+def _percentiles(text: str) -> tuple[float, ...]:
+    return tuple(number(above=0, below=100).value_of(part) for part in text.split(","))
+
+
+FILE = path("FILE")
+FOLDER = path("DIR")
+POSITIVE = number(above=0)
+SHARE = number(0, 1, metavar="SHARE")
+DURATION = notation(_duration_s, "a duration such as 90, 500ms, 5s, 2m or 1h", "DURATION")
+"""Seconds; a number without a unit is seconds."""
+WINDOW = notation(_window_s, "a window such as 600:1200, 10m:20m or 10m:", "FROM:TO")
+"""Start and end in seconds; without an end it is inf."""
+SLO = notation(_slo, f"METRIC:MS with one of {', '.join(SLO_METRICS)} and a limit above 0", "METRIC:MS")
+"""A metric and its limit in milliseconds."""
+TAG = notation(_tag, "KEY=VALUE", "KEY=VALUE")
+CLASS_MIX = notation(_class_mix, "CLASS=WEIGHT,..., each class once, no weight below 0", "CLASS=WEIGHT,...")
+"""Weights of service classes by name."""
+PERCENTILES = notation(_percentiles, "numbers above 0 and below 100, separated by commas", "P,P,...")

@@ -7,15 +7,11 @@ from loadgen.cli.synthetic_options import (
     SYNTHETIC_FLAGS,
     add_dataset_arguments,
     add_schedule_arguments,
-    asked_rate,
     synthetic_workload,
 )
 from loadgen.cli.trace_options import TRACE_FLAGS, add_cutting_arguments, add_reading_arguments, read, transformed
-from loadgen.cli.workload_text import describe
 from loadgen.errors import OptionError
 from loadgen.trace.schema import Trace
-
-__all__ = ["add_synthetic_arguments", "add_trace_arguments", "asked_rate", "describe", "workload"]
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:

@@ -103,7 +103,7 @@ def _schedule(arrivals: ArrivalStatistics, asked_rps: float | None = None) -> It
     if arrivals.mean_rate_rps is None or arrivals.gap_cv is None:
         yield "all at once"
         return
-    asked = "" if asked_rps is None else f" (asked {asked_rps:g}, this was drawn)"
+    asked = "" if asked_rps is None else f" ({asked_rps:g} requested; this is the random draw)"
     over = f"over {_time(arrivals.span_s)}, CV of gaps {arrivals.gap_cv:.2f}"
     yield f"{arrivals.mean_rate_rps:.4g} requests/s{asked} {over}"
     missing = ", ".join(str(bin_s) for bin_s in BINS_S if bin_s not in arrivals.bursts)

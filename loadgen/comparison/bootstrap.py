@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from loadgen.comparison.resampling import LEAST_BLOCKS, Sample, Statistic, replicates
+from loadgen.comparison.resampling import MIN_BLOCKS, Sample, Statistic, replicates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -113,7 +113,7 @@ def _over_repeats(
     repeats, resamples = drawn.shape
     within_degrees = repeats * max(1.0, blocks - 1)
     if repeats == 1:
-        return drawn[0], student_t(within_degrees) / _Z / math.sqrt(1 - min(1 / blocks, 1 / LEAST_BLOCKS))
+        return drawn[0], student_t(within_degrees) / _Z / math.sqrt(1 - min(1 / blocks, 1 / MIN_BLOCKS))
     chosen = rng.integers(0, repeats, (resamples, repeats))
     draw = np.stack([rng.permutation(resamples) for _ in range(repeats)], axis=1)
     nested = drawn[chosen, draw].mean(axis=1)

@@ -26,7 +26,7 @@ _LOAD_SETTINGS = (
     "closed_loop", "concurrency", "max_concurrency", "overflow",
     "ignore_eos", "cancel_rate", "timeout_s", "max_retries",
 )  # fmt: skip
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ def check_comparable(sides: Sequence[Side], *, force: bool = False) -> tuple[str
         if verdict.level == "INVALID":
             problems.append(f"{name} is INVALID: {verdict.reasons[0].sentence}")
     if problems and not force:
-        more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+        more = f"; and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
         raise ComparisonError(
-            f"{'; '.join(problems[:_MOST_NAMED])}{more}; run both again alike, or --force a report that says so"
+            f"{'; '.join(problems[:_MAX_NAMED])}{more}; run both again alike, or --force a report that says so"
         )
     return tuple(problems)
 

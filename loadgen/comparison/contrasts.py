@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
 
-LEAST_REQUESTS = 20
+MIN_REQUESTS = 20
 _BEYOND = 5
 """Samples that a tail figure needs beyond it: 500 for a p99."""
 _EPISODES = 4
@@ -196,8 +196,8 @@ def _series(first: "Floats", second: "Floats") -> "list[Floats]":
 
 def _why_not(statistic: Statistic, pairs: Sequence[tuple[Sample, Sample]], count: int, block: float) -> str:
     """Returns why a figure is not judged; "" if it is."""
-    if count < LEAST_REQUESTS:
-        return f"not judged: {count} requests were answered on both sides, {LEAST_REQUESTS} are needed"
+    if count < MIN_REQUESTS:
+        return f"not judged: {count} requests were answered on both sides, {MIN_REQUESTS} are needed"
     if statistic.share is None or statistic.share <= 0.9:
         return ""
     name, beyond = f"p{100 * statistic.share:g}", 1 - statistic.share

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
 
-LEAST_BLOCKS = 5
+MIN_BLOCKS = 5
 """A run is never drawn from fewer: longer blocks are cut to a fifth of it."""
 # 10,000 draws of 1,000 units and 512 values are a product of 5 GFLOP: 0.2 s on two cores. More requests are drawn in
 # groups of close values, more values are rounded; both are far below what an interval shows.
@@ -89,7 +89,7 @@ def replicates(
     """
     group = -(-num_units // _UNITS)
     groups = -(-num_units // group)
-    block = min(max(1, math.ceil(block_units / group)), max(1, groups // LEAST_BLOCKS))
+    block = min(max(1, math.ceil(block_units / group)), max(1, groups // MIN_BLOCKS))
     grids = [_grid(sample, statistic.share) for sample in pair]
     tables = [_table(sample, group, groups, grid) for sample, grid in zip(pair, grids, strict=True)]
     exact = scale(np.array([statistic.of(sample) for sample in pair]))

@@ -1,9 +1,9 @@
 """Goodput by service class: which requests met the targets that they asked for, and what became of the others.
 
 Pure. A request meets its targets if its answer is complete, its first token came within the class's `ttft_s`, and at
-most 1 % of its tokens were late, as the frontend and the twin judge it (`loadgen.simulation.results`). Under `gap` a
-token is late after a gap per token above `inter_token_s`; under `paced` it is late after `first + k * inter_token_s`, k
-tokens after the first. One percent forgives nothing below 100 tokens.
+most MAX_LATE_SHARE of its tokens were late, as the frontend and the twin judge it. Under `gap` a token is late after a
+gap per token above `inter_token_s`; under `paced` it is late after `first + k * inter_token_s`, k tokens after the
+first. One percent forgives nothing below 100 tokens.
 
 Time counts from when a request was due, also for one that was refused and came back. What the server promised it then,
 a first token in time from the moment it named, is counted apart.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chairlift.service.service_classes import ServiceClass
+from chairlift.service.service_classes import MAX_LATE_SHARE, ServiceClass
 from loadgen.measure.goodput import judged
 from loadgen.measure.quantiles import Distribution, distribution
 from loadgen.record import RunData, Status
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from loadgen.measure.steady_state import Span
 
     Flags = NDArray[np.bool_]
-
-MAX_LATE_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

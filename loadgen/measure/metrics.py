@@ -145,7 +145,7 @@ class Metrics:
         steady: of the steady-state window: the figures to quote.
         whole: of the whole run, ramp and drain included; its counts and goodput are over the whole workload.
         tokens, cache: of the whole run; cache is None where the server does not say.
-        planned, run: the schedule, and the times of sending; None without any, as of a closed loop's schedule.
+        planned, played: the schedule, and the times of sending; None without any, as of a closed loop's schedule.
     """
 
     options: MeasureOptions

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from loadgen.measure.samples import Samples
 
 # Where fewer of the window's requests were answered in it, arrivals were over before the server had filled up: a burst.
-_LEAST_ANSWERED = 0.1
+_MIN_ANSWERED = 0.1
 
 
 class Span(NamedTuple):
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 def whole_run(ended_s: float) -> Span:
-    """Returns the span from the first arrival to the last status."""
+    """Returns the span from the start of the run to its last status."""
     return Span(0.0, ended_s, steady=False)
 
 
@@ -55,6 +55,6 @@ def steady_span(samples: "Samples", *, warmup_s: float, ended_s: float, interrup
         return whole_run(ended_s)
     chosen = span.holds(samples.scheduled_s)
     answered = chosen & samples.completed & span.holds(samples.last_s)
-    if answered.sum() < _LEAST_ANSWERED * chosen.sum() or not answered.any():
+    if answered.sum() < _MIN_ANSWERED * chosen.sum() or not answered.any():
         return whole_run(ended_s)
     return span

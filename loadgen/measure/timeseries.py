@@ -26,7 +26,7 @@ class Timeseries:
     Attributes:
         bin_s: length of a bin; the last one may reach past the end of the run.
         start_s: of each bin, seconds from the start of the run.
-        offered, completed, failed: requests per second: due, answered, and refused, timed out or dropped.
+        offered, completed, failed: requests per second: due; answered; errors, timeouts, refused and dropped ones.
         in_flight: requests between send and status, mean of the bin.
         waiting: requests due and not yet sent, mean of the bin.
         output_tokens: delivered, per second.

@@ -17,7 +17,7 @@ from loadgen.trace.schema import Accounting, Trace
 CountTokens = Callable[[str], Awaitable[int]]
 """Tokens that the server makes of a prompt with this text, everything that it adds included."""
 
-_ENOUGH_WORDS, _FEWEST_WORDS = 128, 32
+_ENOUGH_WORDS, _MIN_WORDS = 128, 32
 _MAX_COUNTS = 300  # a count may be a request; 10 ms each make 3 s
 _OPENING = "the"  # begins every text: without a space before it a word may be other tokens than elsewhere
 _TEST_LENGTHS = (64, 200, 512)
@@ -85,7 +85,7 @@ async def measure_text(count_tokens: CountTokens, max_model_len: int | None = No
         )
     overhead = two - (four - two) // 2
     longest = max_model_len or 1 << 20
-    words = COMMON_WORDS[: max(longest // 8, _FEWEST_WORDS)]  # words of 8 letters, each a token, still fit
+    words = COMMON_WORDS[: max(longest // 8, _MIN_WORDS)]  # words of 8 letters, each a token, still fit
     tokens = await count_tokens(" ".join((_OPENING, *words))) - overhead
     found: list[str] = []
     groups = [(words, tokens)]
@@ -99,7 +99,7 @@ async def measure_text(count_tokens: CountTokens, max_model_len: int | None = No
             first_tokens = await count_tokens(" ".join((_OPENING, *first))) - overhead
             groups += [(second, group_tokens - first_tokens), (first, first_tokens)]
             counts += 1
-    if len(found) >= _FEWEST_WORDS:
+    if len(found) >= _MIN_WORDS:
         measure = TextMeasure(tuple(found), overhead, 1.0)
     else:
         measure = TextMeasure(words, overhead, max(tokens / len(words), 1.0))

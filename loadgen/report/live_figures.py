@@ -31,7 +31,7 @@ class LiveFigures(NamedTuple):
     Attributes:
         elapsed_s, duration_s: since the start, and until the last request is due.
         total, offered, done: requests of the workload, due by now, and over whatever became of them.
-        failed: errors, timeouts and dropped ones.
+        failed: errors, timeouts, refused and dropped ones.
         in_flight, waiting: sent and not over; due and not sent.
         tokens: output tokens so far.
         ttft, tpot: of the last ten seconds: of first tokens that came in them, and of answers that ended in them.

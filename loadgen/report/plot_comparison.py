@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 SIDE_COLOURS = (BLUE, ORANGE, TEAL, RED, INK)
-_MOST_BINS = 120
+_MAX_BINS = 120
 _LONGEST_LABEL = 30
 _RATIO_TICKS = (
     0.01, 0.02, 0.05, 0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100,
@@ -119,7 +119,7 @@ def cumulative(labels: Sequence[str], runs: Sequence[Sequence[MeasuredRun]], opt
 def timelines(labels: Sequence[str], runs: Sequence[Sequence[MeasuredRun]]) -> Picture:
     """What was in flight, what came out and how long first tokens took, over the time of the runs."""
     longest_s = max(one.run.ended_s for side in runs for one in side) or 1.0
-    bin_s = bin_width_s(longest_s, _MOST_BINS)
+    bin_s = bin_width_s(longest_s, _MAX_BINS)
     with styled():
         figure = new_figure(6.0)
         rows = figure.subplots(3, 1, sharex=True)
@@ -137,7 +137,7 @@ def timelines(labels: Sequence[str], runs: Sequence[Sequence[MeasuredRun]]) -> P
         rows[1].set_ylim(bottom=0)
         if rows[2].lines:
             rows[2].set_yscale("log")
-            log_ticks(rows[2].yaxis, *rows[2].get_ylim(), most_ticks=5)
+            log_ticks(rows[2].yaxis, *rows[2].get_ylim(), max_ticks=5)
         rows[2].set_xlim(0, longest_s)
         rows[2].set_xlabel("seconds from the start of each run")
     return Picture(

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _CURVE_POINTS = 300
-_MOST_DOTS = 1000
+_MAX_DOTS = 1000
 # What is faster than all but this share is off the axis: messages that came together are microseconds apart.
-_LEAST_SHARE = 0.01
+_MIN_SHARE = 0.01
 _LENGTH_BINS = 16
 # Requests a range of prompt lengths needs before its median is drawn.
-_LEAST_FOR_MEDIAN = 10
+_MIN_FOR_MEDIAN = 10
 _PERCENT_TICKS = (0.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 99.999, 99.9999)
 
 
@@ -112,7 +112,7 @@ def percentile_curves(metrics: Metrics, samples: Samples) -> Picture:
             axes.plot(places, values, color=curve.colour, linestyle="--" if curve.dashed else "-")
             ends.append((float(values[-1]), float(places[-1]), curve))
             furthest = max(furthest, nines)
-            lowest = min(lowest, float(np.nanmin(values[1 - 10.0**-places >= _LEAST_SHARE])))
+            lowest = min(lowest, float(np.nanmin(values[1 - 10.0**-places >= _MIN_SHARE])))
         if ends:
             axes.set_yscale("log")
             axes.set_ylim(bottom=lowest * 0.8)
@@ -143,8 +143,8 @@ def ttft_by_prompt(run: "RunData", metrics: Metrics, samples: Samples) -> Pictur
     lengths, ttft = run.workload.input_tokens[chosen], samples.ttft[chosen]
     cached = run.requests["server_cached_tokens"][chosen] > 0
     shown = np.arange(len(chosen))
-    if len(chosen) > _MOST_DOTS:
-        shown = np.linspace(0, len(chosen) - 1, _MOST_DOTS).astype(np.int64)
+    if len(chosen) > _MAX_DOTS:
+        shown = np.linspace(0, len(chosen) - 1, _MAX_DOTS).astype(np.int64)
     medians = _medians(lengths, ttft)
     with styled():
         figure = new_figure(3.4)
@@ -164,10 +164,10 @@ def ttft_by_prompt(run: "RunData", metrics: Metrics, samples: Samples) -> Pictur
                 markeredgewidth=0.6,
             )  # fmt: skip
         if medians:
-            names.append((f"median of {_LEAST_FOR_MEDIAN} or more of about one length", INK))
+            names.append((f"median of {_MIN_FOR_MEDIAN} or more of about one length", INK))
         if len(chosen):
             axes.set_yscale("log")
-            log_ticks(axes.yaxis, *axes.get_ylim(), most_ticks=6)
+            log_ticks(axes.yaxis, *axes.get_ylim(), max_ticks=6)
         axes.set_xlim(left=0)
         axes.set_xlabel("prompt tokens")
         headline(axes, *names)
@@ -203,7 +203,7 @@ def _medians(lengths: "NDArray[np.int64]", ttft: "Floats") -> list[Median]:
             high=float(lengths[own == number].max()),
             ttft_ms=float(np.median(ttft[own == number])),
         )
-        for number in np.flatnonzero(np.bincount(own) >= _LEAST_FOR_MEDIAN).tolist()
+        for number in np.flatnonzero(np.bincount(own) >= _MIN_FOR_MEDIAN).tolist()
     ]
 
 
@@ -237,7 +237,7 @@ def draw_curves(axes: "Axes", curves: Iterable[Curve]) -> list[float]:
         values = _above_zero(quantiles(curve.values, shares.tolist(), curve.weights))
         look: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.4} if curve.faint else {}
         axes.plot(values, 100 * shares, color=curve.colour, linestyle="--" if curve.dashed else "-", **look)
-        ends += [float(np.nanmin(values[shares >= _LEAST_SHARE])), float(values[-1])]
+        ends += [float(np.nanmin(values[shares >= _MIN_SHARE])), float(values[-1])]
     return ends
 
 
@@ -249,7 +249,7 @@ def finish_panel(axes: "Axes", ends: list[float], names: list[tuple[str, str]], 
     if ends:
         axes.set_xscale("log")
         axes.set_xlim(min(ends) * 0.9, max(ends) * 1.1)
-        log_ticks(axes.xaxis, *axes.get_xlim(), most_ticks=4)
+        log_ticks(axes.xaxis, *axes.get_xlim(), max_ticks=4)
     headline(axes, *names)
 
 

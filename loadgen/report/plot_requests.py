@@ -13,14 +13,15 @@ from loadgen.report.palette import BLUE, GREY, INK, MUTED, ORANGE, RED, TEAL, VI
 from loadgen.report.plot_style import Picture, headline, new_figure, styled
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
     Rows = NDArray[np.int64]
 
-_MOST_ROWS = 120
+_MAX_ROWS = 120
 _ROW_IN = (0.045, 0.14)
 _STALL_OVER_MEDIAN = 4.0
-_LEAST_STALL_MS = 100.0
+_MIN_STALL_MS = 100.0
 _TOO_SHORT_TO_SEE = 0.002
 # Where the median line is a smaller share of the time between first and last, all begin at zero: about three in flight.
 _TOO_SHORT_TO_READ = 0.025
@@ -36,12 +37,49 @@ def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Pictur
     """
     rows = _around_the_peak(samples)
     median_ms = metrics.whole.latencies.chunk_gap.p50
-    stall_ms = max(_LEAST_STALL_MS, _STALL_OVER_MEDIAN * (0.0 if np.isnan(median_ms) else median_ms))
+    stall_ms = max(_MIN_STALL_MS, _STALL_OVER_MEDIAN * (0.0 if np.isnan(median_ms) else median_ms))
     lines = _lines(run, samples, rows, stall_ms)
     aligned = _too_short_to_read(lines)
     if aligned:
         due_s = samples.scheduled_s
         lines = {kind: [_since(line, due_s[line[0]]) for line in drawn] for kind, drawn in lines.items()}
+    with styled():
+        height_in = min(_ROW_IN[1], max(_ROW_IN[0], 1.4 / max(len(rows), 1)))
+        figure = new_figure(1.0 + height_in * max(len(rows), 10))
+        axes = figure.subplots()
+        shown = [("One line per request", INK), *_draw_lines(axes, lines, stall_ms, row_points=height_in * 72)]
+        if len(rows):
+            axes.set_ylim(rows[-1] + 1.5, rows[0] - 1.5)
+        axes.grid(visible=True, axis="x")
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("since each request was due" if aligned else "seconds from the start")
+        if aligned:
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda at_s, _: duration(at_s * 1e3)))
+        axes.set_ylabel("request")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        headline(axes, *shown)
+    which = _caption(rows, len(run.requests), aligned=aligned, has_elsewhere=("elsewhere", VIOLET) in shown)
+    return Picture(
+        name="requests",
+        title="Request by request",
+        caption=which,
+        alt=f"A line per request from when it was due to its last token, in order of arrival. {which}",
+        figure=figure,
+    )
+
+
+def _draw_lines(
+    axes: "Axes", lines: "dict[str, list[_Line]]", stall_ms: float, *, row_points: float
+) -> list[tuple[str, str]]:
+    """Draws the lines of every kind and sets the range of x.
+
+    Args:
+        axes: to draw on.
+        lines: by kind, see `_lines`.
+        stall_ms: the gap that counts as a stall.
+        row_points: height of a row, in points.
+    Returns: name and colour of each kind that the headline explains.
+    """
     until_s = max((end_s for kind in lines.values() for _, _, end_s in kind), default=1.0)
     from_s = min((start_s for kind in lines.values() for _, start_s, _ in kind), default=0.0)
     names = {
@@ -54,57 +92,40 @@ def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Pictur
         "stall": (f"gap over {duration(stall_ms)}", RED),
         "failed": ("no answer", INK),
     }
-    with styled():
-        height_in = min(_ROW_IN[1], max(_ROW_IN[0], 1.4 / max(len(rows), 1)))
-        figure = new_figure(1.0 + height_in * max(len(rows), 10))
-        axes = figure.subplots()
-        shown = [("One line per request", INK)]
-        for kind, (name, colour) in names.items():
-            seen = [line for line in lines[kind] if line[2] - line[1] > _TOO_SHORT_TO_SEE * (until_s - from_s)]
-            if kind == "client" and not seen:
-                continue
-            if lines[kind]:
-                # One path, broken between lines: a fifth of the size of one path each.
-                x = [at for _, start_s, end_s in lines[kind] for at in (start_s, end_s, np.nan)]
-                y = [at for row, _, _ in lines[kind] for at in (row, row, np.nan)]
-                thick = height_in * 72 * (0.45 if kind == "failed" else 0.72)
-                axes.plot(x, y, color=colour, linewidth=thick, solid_capstyle="butt")
-                if kind != "elsewhere" or seen:
-                    shown.append((name, MUTED if colour == GREY else colour))
-        if len(rows):
-            axes.set_ylim(rows[-1] + 1.5, rows[0] - 1.5)
-        axes.set_xlim(from_s, until_s)
-        axes.grid(visible=True, axis="x")
-        axes.grid(visible=False, axis="y")
-        axes.set_xlabel("since each request was due" if aligned else "seconds from the start")
-        if aligned:
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda at_s, _: duration(at_s * 1e3)))
-        axes.set_ylabel("request")
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        headline(axes, *shown)
-    which = "All requests."
-    if len(rows) < len(run.requests):
-        which = (
-            f"Requests {rows[0]:,} to {rows[-1]:,} of {len(run.requests):,}: those around the moment when most were in "
-            "the system."
+    shown = []
+    for kind, (name, colour) in names.items():
+        seen = [line for line in lines[kind] if line[2] - line[1] > _TOO_SHORT_TO_SEE * (until_s - from_s)]
+        if not lines[kind] or (kind == "client" and not seen):
+            continue
+        # One path, broken between lines: a fifth of the size of one path each.
+        x = [at for _, start_s, end_s in lines[kind] for at in (start_s, end_s, np.nan)]
+        y = [at for row, _, _ in lines[kind] for at in (row, row, np.nan)]
+        width = row_points * (0.45 if kind == "failed" else 0.72)
+        axes.plot(x, y, color=colour, linewidth=width, solid_capstyle="butt")
+        if kind != "elsewhere" or seen:
+            shown.append((name, MUTED if colour == GREY else colour))
+    axes.set_xlim(from_s, until_s)
+    return shown
+
+
+def _caption(rows: "Rows", num_requests: int, *, aligned: bool, has_elsewhere: bool) -> str:
+    text = "All requests."
+    if len(rows) < num_requests:
+        text = (
+            f"Requests {rows[0]:,} to {rows[-1]:,} of {num_requests:,}: those around the moment when most were in the "
+            "system."
         )
     if aligned:
-        which += " Each line begins when its request was due."
-    if ("elsewhere", VIOLET) in shown:
-        which += " Elsewhere: the rest of TTFT, before and after the server's own account, drawn after it."
-    return Picture(
-        name="requests",
-        title="Request by request",
-        caption=which,
-        alt=f"A line per request from when it was due to its last token, in order of arrival. {which}",
-        figure=figure,
-    )
+        text += " Each line begins when its request was due."
+    if has_elsewhere:
+        text += " Elsewhere: the rest of TTFT, before and after the server's own account, drawn after it."
+    return text
 
 
 def _around_the_peak(samples: Samples) -> "Rows":
     """Indexes of at most as many consecutive requests as can be distinguished."""
     due = samples.scheduled_s
-    if len(due) <= _MOST_ROWS:
+    if len(due) <= _MAX_ROWS:
         return np.arange(len(due))
     until = np.where(np.isnan(samples.ended_s), samples.last_s, samples.ended_s)
     come, gone = np.sort(due[~np.isnan(due)]), np.sort(until[~np.isnan(until)])
@@ -113,8 +134,8 @@ def _around_the_peak(samples: Samples) -> "Rows":
     peak = (
         int(np.searchsorted(due, fullest_s)) if not np.isnan(due).any() else int(np.nanargmin(np.abs(due - fullest_s)))
     )
-    first = min(max(0, peak - _MOST_ROWS * 2 // 3), len(due) - _MOST_ROWS)
-    return np.arange(first, first + _MOST_ROWS)
+    first = min(max(0, peak - _MAX_ROWS * 2 // 3), len(due) - _MAX_ROWS)
+    return np.arange(first, first + _MAX_ROWS)
 
 
 def _lines(run: RunData, samples: Samples, rows: "Rows", stall_ms: float) -> dict[str, list[_Line]]:

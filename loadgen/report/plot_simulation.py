@@ -8,7 +8,7 @@ from loadgen.report.plot_style import Picture, headline, new_figure, styled
 from loadgen.simulation.study import LoadResult
 
 _COLOURS = (TEAL, ORANGE, BLUE, VIOLET, RED, INK, GREY, MUTED)
-_MOST_LINES = len(_COLOURS)
+_MAX_LINES = len(_COLOURS)
 
 
 def simulation_pictures(studied: Sequence[LoadResult]) -> tuple[Picture, ...]:
@@ -28,8 +28,8 @@ def goodput_by_load(studied: Sequence[LoadResult]) -> Picture:
         left.plot(offered, bound, color=GREY, linestyle=(0, (4, 3)), zorder=1)
         for index in range(len(policies)):
             results = [one.results[index] for one in studied]
-            colour = _COLOURS[index % _MOST_LINES]
-            style = "-" if index < _MOST_LINES else ":"
+            colour = _COLOURS[index % _MAX_LINES]
+            style = "-" if index < _MAX_LINES else ":"
             for axes, values in (
                 (left, [result.good_requests_per_s for result in results]),
                 (right, [result.good_tokens_per_s for result in results]),
@@ -44,7 +44,7 @@ def goodput_by_load(studied: Sequence[LoadResult]) -> Picture:
             for index, height in enumerate(_spread(last, 0.045 * max(axes.get_ylim()[1], 1e-9))):
                 axes.annotate(
                     policies[index], (offered[-1], height), xytext=(6, -3), textcoords="offset points", fontsize=7.5,
-                    color=_COLOURS[index % _MOST_LINES], annotation_clip=False,
+                    color=_COLOURS[index % _MAX_LINES], annotation_clip=False,
                 )  # fmt: skip
         for axes in (left, right):
             axes.set_ylim(bottom=0)
@@ -86,7 +86,7 @@ def by_class(studied: LoadResult) -> Picture:
         left = [0.0] * len(results)
         for index, _ in enumerate(names):
             widths = [result.classes[index].num_good / result.span_s for result in results]
-            axes.barh(rows, widths, left=left, height=0.62, color=_COLOURS[index % _MOST_LINES])
+            axes.barh(rows, widths, left=left, height=0.62, color=_COLOURS[index % _MAX_LINES])
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.axvline(studied.bound * results[0].offered_per_s, color=GREY, linewidth=1.2, linestyle=(0, (4, 3)))
         axes.set_yticks(rows, [result.policy for result in results])
@@ -94,7 +94,7 @@ def by_class(studied: LoadResult) -> Picture:
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")
         axes.set_xlabel(f"good requests per second, of {results[0].offered_per_s:.3g} offered")
-        parts = [(name, _COLOURS[index % _MOST_LINES]) for index, name in enumerate(names)]
+        parts = [(name, _COLOURS[index % _MAX_LINES]) for index, name in enumerate(names)]
         headline(axes, ("Goodput by class", INK), *parts, ("upper bound", GREY))
     return Picture(
         name=f"simulation-classes-{studied.load:g}x",

@@ -114,16 +114,16 @@ def headline(axes: "Axes", *parts: tuple[str, str]) -> None:
 
 
 def log_ticks(
-    axis: "Axis", low: float, high: float, text: Callable[[float], str] = duration, *, most_ticks: int = 8
+    axis: "Axis", low: float, high: float, text: Callable[[float], str] = duration, *, max_ticks: int = 8
 ) -> None:
     """Puts as many round ticks on a logarithmic axis as there is room for; by default they are times in ms."""
     ticks: list[float] = []
     for leading in _LEADING_DIGITS:
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = [tick for decade in decades for digit in leading if low <= (tick := digit * 10.0**decade) <= high]
-        if len(ticks) <= most_ticks:
+        if len(ticks) <= max_ticks:
             break
-    named_ticks(axis, ticks[:: -(-len(ticks) // most_ticks) or 1], text)
+    named_ticks(axis, ticks[:: -(-len(ticks) // max_ticks) or 1], text)
 
 
 def named_ticks(axis: "Axis", ticks: Sequence[float], text: Callable[[float], str]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LOG_FROM = 4.0  # loads of which the highest is this many times the lowest
-_MOST_TICKS = 9
+_MAX_TICKS = 9
 _ROOM_FOR_A_LABEL_PX = (44.0, 14.0)
 
 
@@ -123,7 +123,7 @@ def goodput_by_load(sweep: Sweep, slo: Mapping[str, float]) -> Picture:
 
 
 def throughput_by_interactivity(sweep: Sweep) -> Picture:
-    """What the server delivers to all, against what one reader sees; every dot is a load."""
+    """What the server delivers to all, against what one user sees; every dot is a load."""
     with styled():
         figure = new_figure(4.0)
         axes = figure.subplots()
@@ -148,7 +148,7 @@ def throughput_by_interactivity(sweep: Sweep) -> Picture:
             axes.set_xlim(left=0)
         _label_loads(axes, shown)
         axes.grid(visible=True, axis="both")
-        axes.set_xlabel("tokens per second that one reader sees (1 / TPOT p50)")
+        axes.set_xlabel("tokens per second and user (1 / TPOT p50)")
         headline(axes, ("Output tokens per second, all readers", INK), (f"numbers: {UNITS[sweep.axis]}", MUTED))
     return Picture(
         name="sweep-pareto",
@@ -221,7 +221,7 @@ def _load_axis(axes: "Axes", sweep: Sweep) -> None:
     if _is_log(sweep):
         axes.set_xscale("log")
         axes.set_xlim(low, high)
-        log_ticks(axes.xaxis, low, high, "{:g}".format, most_ticks=_MOST_TICKS)
+        log_ticks(axes.xaxis, low, high, "{:g}".format, max_ticks=_MAX_TICKS)
     else:
         axes.set_xlim(0, high)
     axes.set_xlabel(AXIS_NAMES[sweep.axis])
@@ -235,4 +235,4 @@ def _log_time(axes: "Axes", also_ms: Sequence[float]) -> None:
         low, high = min(ends) / 1.25, max(ends) * 1.25
         axes.set_yscale("log")
         axes.set_ylim(low, high)
-        log_ticks(axes.yaxis, low, high, most_ticks=7)
+        log_ticks(axes.yaxis, low, high, max_ticks=7)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _BINS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
-_LEAST_BINS, _MOST_BINS, _REQUESTS_PER_BIN = 20, 150, 4
-_MOST_DOTS = 800
+_MIN_BINS, _MAX_BINS, _REQUESTS_PER_BIN = 20, 150, 4
+_MAX_DOTS = 800
 # Requests a bin needs before its median is drawn.
-_LEAST_FOR_MEDIAN = 20
+_MIN_FOR_MEDIAN = 20
 # Percentile of the tail, and the requests a bin needs for it (two lie above); the first with enough bins is drawn.
 _TAILS = ((99, 200), (95, 40), (90, 20))
-_LEAST_BINS_OF_TAIL = 5
+_MIN_BINS_OF_TAIL = 5
 
 
 class Bin(NamedTuple):
@@ -76,8 +76,8 @@ class Tail(NamedTuple):
 
 def timeline(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
     """Four rows over one axis of time."""
-    most_bins = min(_MOST_BINS, max(_LEAST_BINS, len(run.requests) // _REQUESTS_PER_BIN))
-    series = timeseries(run, samples, bin_s=bin_width_s(run.ended_s, most_bins))
+    max_bins = min(_MAX_BINS, max(_MIN_BINS, len(run.requests) // _REQUESTS_PER_BIN))
+    series = timeseries(run, samples, bin_s=bin_width_s(run.ended_s, max_bins))
     mean = metrics.steady.throughput.output_tokens_per_s
     with styled():
         figure = new_figure(6.8)
@@ -107,9 +107,9 @@ def timeline(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
     )
 
 
-def bin_width_s(duration_s: float, most_bins: int) -> float:
-    """Returns the narrowest round width with which a duration has at most `most_bins` bins."""
-    return next((width_s for width_s in _BINS_S if duration_s / width_s <= most_bins), duration_s / most_bins)
+def bin_width_s(duration_s: float, max_bins: int) -> float:
+    """Returns the narrowest round width with which a duration has at most `max_bins` bins."""
+    return next((width_s for width_s in _BINS_S if duration_s / width_s <= max_bins), duration_s / max_bins)
 
 
 def _middle(series: Timeseries) -> "Floats":
@@ -155,12 +155,12 @@ def _draw_ttft(axes: "Axes", series: Timeseries, samples: Samples) -> str:
     edges = np.append(series.start_s, series.start_s[-1] + series.bin_s)
     names = [("TTFT of requests due then", INK), ("each", MUTED)]
     shown = np.arange(len(chosen))
-    if len(chosen) > _MOST_DOTS:
-        shown = np.linspace(0, len(chosen) - 1, _MOST_DOTS).astype(np.int64)
+    if len(chosen) > _MAX_DOTS:
+        shown = np.linspace(0, len(chosen) - 1, _MAX_DOTS).astype(np.int64)
     if len(chosen):
         axes.scatter(due_s[shown], ttft[shown], s=6, color=GREY, alpha=0.7, linewidths=0)
         axes.set_yscale("log")
-    medians = full_bins(due_s, edges, _LEAST_FOR_MEDIAN)
+    medians = full_bins(due_s, edges, _MIN_FOR_MEDIAN)
     tail = _tail(due_s, edges)
     for bins, percentile, colour in ((medians, 50, BLUE), (tail.bins, tail.percentile, ORANGE)):
         if bins:
@@ -168,7 +168,7 @@ def _draw_ttft(axes: "Axes", series: Timeseries, samples: Samples) -> str:
             axes.stairs(values, [bins[0].low, *(one.high for one in bins)], baseline=None, color=colour, linewidth=1.6)
             names.append((f"p{percentile}", colour))
     if len(chosen):
-        log_ticks(axes.yaxis, *axes.get_ylim(), most_ticks=4)
+        log_ticks(axes.yaxis, *axes.get_ylim(), max_ticks=4)
     headline(axes, *names)
     if len(shown) < len(chosen):
         return f" Dots: {len(shown):,} of {len(chosen):,} requests, evenly chosen."
@@ -178,4 +178,4 @@ def _draw_ttft(axes: "Axes", series: Timeseries, samples: Samples) -> str:
 def _tail(due_s: "Floats", edges: "Floats") -> Tail:
     """The highest percentile with bins enough to see it change."""
     found = [Tail(percentile, full_bins(due_s, edges, least)) for percentile, least in _TAILS]
-    return next((tail for tail in found if len(tail.bins) >= _LEAST_BINS_OF_TAIL), found[-1])
+    return next((tail for tail in found if len(tail.bins) >= _MIN_BINS_OF_TAIL), found[-1])

@@ -61,7 +61,7 @@ def outcome_facts(run: RunData, metrics: Metrics) -> list[Fact]:
         "Refused for their targets": counts.refused,
         "Timeouts": counts.timeout,
         "Cancelled on purpose": counts.cancelled,
-        "Dropped at the cap": counts.dropped,
+        "Dropped at --max-concurrency": counts.dropped,
         "Unfinished": counts.in_flight,
         "Never sent": counts.unsent,
     }.items():
@@ -83,10 +83,10 @@ def throughput_facts(metrics: Metrics) -> list[Fact]:
     facts = [
         Fact("Requests (per s)", number(throughput.requests_per_s)),
         Fact("Output tokens (per s)", number(throughput.output_tokens_per_s)),
-        Fact("Busiest second (tokens)", number(throughput.peak_output_tokens_per_s)),
+        Fact("Peak output tokens (per s)", number(throughput.peak_output_tokens_per_s)),
         Fact("Total tokens (per s)", number(throughput.total_tokens_per_s)),
-        Fact("Under way, mean and most", f"{number(throughput.mean_in_flight)}, {throughput.peak_in_flight:,}"),
-        Fact("Tokens per s one reader sees", number(metrics.steady.interactivity)),
+        Fact("In flight, mean and peak", f"{number(throughput.mean_in_flight)}, {throughput.peak_in_flight:,}"),
+        Fact("Tokens/s per user, median", number(metrics.steady.interactivity)),
     ]
     if throughput.mean_waiting >= 0.05:
         facts.append(Fact("Waiting to be sent, mean", number(throughput.mean_waiting)))
@@ -94,18 +94,18 @@ def throughput_facts(metrics: Metrics) -> list[Fact]:
 
 
 def goodput_facts(metrics: Metrics) -> list[Fact]:
-    """How the limits were kept in the window, and over everything offered; empty without limits."""
+    """SLO attainment in the window and over everything offered, and goodput; empty without limits."""
     goodput = metrics.steady.goodput
     if not goodput.limits_ms:
         return []
     facts = [
         Fact("Limits", limits_text(goodput.limits_ms)),
-        Fact("Kept by", f"{share(goodput.attainment)}, {goodput.good:,} of {goodput.offered:,} offered"),
-        *(Fact(f"Kept {_SLO_NAMES[name]}", share(kept)) for name, kept in goodput.kept.items()),
+        Fact("SLO attainment", f"{share(goodput.attainment)}, {goodput.good:,} of {goodput.offered:,} offered"),
+        *(Fact(f"SLO attainment, {_SLO_NAMES[name]}", share(kept)) for name, kept in goodput.kept.items()),
         Fact("Good requests (per s)", number(goodput.requests_per_s)),
     ]
     if metrics.steady is not metrics.whole:
-        facts.append(Fact("Kept by, whole run", share(metrics.whole.goodput.attainment)))
+        facts.append(Fact("SLO attainment, whole run", share(metrics.whole.goodput.attainment)))
     return facts
 
 
@@ -138,17 +138,19 @@ def class_rows(metrics: Metrics) -> list[ClassRow]:
 
 
 def retry_facts(metrics: Metrics) -> list[Fact]:
-    """How refused requests fared that came back when they were told; empty if none did."""
+    """Refused requests that were sent again at the time that the server named, and their share that met its targets;
+    empty without any.
+    """
     classes = metrics.steady.classes
     came_back, met = sum(one.came_back for one in classes), sum(one.met_at_retry for one in classes)
-    return [Fact("Came back when told", f"{came_back:,}, {share(met / came_back)} met targets")] if came_back else []
+    return [Fact("Retried when told", f"{came_back:,}, {share(met / came_back)} met targets")] if came_back else []
 
 
 def schedule_facts(run: RunData, metrics: Metrics) -> list[Fact]:
     """Returns the planned schedule and the one that was sent; first the rate that was requested."""
     facts = [] if metrics.planned is not None else [Fact("Arrivals", "when another request ended (closed loop)")]
     if asked := run.settings.get("asked_rate_per_s"):
-        facts.append(Fact("Arrivals asked", f"{number(asked)} per s, of which the plan is one draw"))
+        facts.append(Fact("Arrivals requested", f"{number(asked)} per s; the plan is a random draw"))
     for name, shape in (("planned", metrics.planned), ("sent", metrics.played)):
         if shape is None:
             continue
@@ -174,5 +176,5 @@ def percentile_columns(metrics: Metrics) -> list[float]:
 
 
 def is_interesting(row: LatencyRow) -> bool:
-    """Not a wait that never was: below a tenth of a millisecond at its largest."""
+    """Whether a row is worth a line: all but a wait in the client of less than a tenth of a millisecond."""
     return not (row.name == "Wait in the client" and (math.isnan(row.figures.max) or row.figures.max < 0.1))

@@ -33,7 +33,7 @@ MEANING: dict[Level, str] = {
     "DEGRADED": "quote the figures together with the reasons",
     "INVALID": "the figures are not the server's: do not quote them",
 }
-_MOST_CAUSES = 3
+_MAX_CAUSES = 3
 _WIDTH, _NAME_WIDTH, _FIGURE_WIDTH = 80, 30, 8
 
 
@@ -85,13 +85,13 @@ def _cause_lines(run: RunData) -> list[Text]:
     """Why requests failed: the most frequent causes."""
     causes = causes_of(run)
     lines = [Text("Why requests failed:")] if causes else []
-    for cause in causes[:_MOST_CAUSES]:
+    for cause in causes[:_MAX_CAUSES]:
         lines += [
             Text(f"  {line}")
             for line in wrap(f"{cause.num_requests:,} x {cause.text}", _WIDTH - 4, subsequent_indent="  ")
         ]
-    if len(causes) > _MOST_CAUSES:
-        others = len(causes) - _MOST_CAUSES
+    if len(causes) > _MAX_CAUSES:
+        others = len(causes) - _MAX_CAUSES
         lines.append(Text(f"  and {others:,} other cause{'s' * (others > 1)}, see the report"))
     return lines
 

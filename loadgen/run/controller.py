@@ -75,30 +75,12 @@ def run_workload(
     check_spec(spec)
     if len(workload) == 0:
         raise OptionError("the workload has no requests")
-    pinned = bool(options.salt)
     salt = options.salt or secrets.token_hex(8)
     num_workers, warning = worker_count(workload, options, this_host()[1])
     memory = _memory(workload, num_workers, is_closed_loop=options.concurrency is not None)
     if options.targets is not None:
         memory.requests.rows()["service_class"] = options.targets.draw(len(workload), options.seed)
-    plans = [
-        WorkerPlan(
-            worker=worker,
-            num_workers=num_workers,
-            workload=workload,
-            spec=spec,
-            shard=shard,
-            salt=salt,
-            vocab_size=options.vocab_size,
-            probe_timeout_s=options.probe_timeout_s,
-            targets=options.targets,
-            requests=memory.requests,
-            chunks=memory.chunks[worker],
-            progress=memory.progress,
-        )
-        for worker, shard in enumerate(make_shards(workload, options, num_workers))
-    ]
-    with WorkerPool(plans) as pool:
+    with WorkerPool(_plans(workload, spec, options, salt, memory)) as pool:
         opened = pool.replies(Opened)[0]
         if on_opened is not None:
             on_opened(opened.facts)
@@ -120,17 +102,15 @@ def run_workload(
     settings = _settings(workload, spec, options, opened.facts, opened.measure)
     settings |= {
         "salt": salt,
-        "pinned_salt": pinned,
         "workers": num_workers,
         "warnings": [warning] if warning else [],
         "started_at": started_at,
         "start_monotonic_ns": start_ns,
         "host_busy": host.busy(),
+        "ceiling_messages_per_s": ceiling.of(num_workers) if (ceiling := stored_ceiling(spec.api)) else None,
     }
-    ceiling = stored_ceiling(spec.api)
-    settings["ceiling_messages_per_s"] = ceiling.of(num_workers) if ceiling else None
-    unfinished = ctrl_c.received or bool((requests["status"] == Status.IN_FLIGHT).any())
-    ended_ns = stopped_ns if unfinished else int(requests["ended_ns"].max())
+    is_unfinished = ctrl_c.received or bool((requests["status"] == Status.IN_FLIGHT).any())
+    ended_ns = stopped_ns if is_unfinished else int(requests["ended_ns"].max())
     return RunData(
         workload=workload,
         requests=requests,
@@ -141,6 +121,28 @@ def run_workload(
         interrupted=ctrl_c.received,
         settings=settings,
     )
+
+
+def _plans(workload: Trace, spec: TargetSpec, options: RunOptions, salt: str, memory: _Memory) -> list[WorkerPlan]:
+    """Returns what each worker is started with, one for each array of chunks."""
+    num_workers = len(memory.chunks)
+    return [
+        WorkerPlan(
+            worker=worker,
+            num_workers=num_workers,
+            workload=workload,
+            spec=spec,
+            shard=shard,
+            salt=salt,
+            vocab_size=options.vocab_size,
+            probe_timeout_s=options.probe_timeout_s,
+            targets=options.targets,
+            requests=memory.requests,
+            chunks=memory.chunks[worker],
+            progress=memory.progress,
+        )
+        for worker, shard in enumerate(make_shards(workload, options, num_workers))
+    ]
 
 
 def _memory(workload: Trace, num_workers: int, *, is_closed_loop: bool) -> _Memory:
@@ -231,6 +233,7 @@ def _settings(
         "max_model_len": facts.max_model_len,
         "vocab_size": options.vocab_size or facts.vocab_size,
         "closed_loop": options.concurrency is not None,
+        "pinned_salt": bool(options.salt),
         "workload_digest": workload_digest(workload),
         "text_prompts": measure and {"words": len(measure.words), **{name: getattr(measure, name) for name in of_text}},
         "service_classes": options.targets and options.targets.as_json(),

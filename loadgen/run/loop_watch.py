@@ -42,9 +42,10 @@ class LoopWatch:
         self._wait()
 
     def stop(self) -> None:
-        """Stops the ticks."""
+        """Stops the ticks; those that are overdue count, as the loop was blocked up to now."""
         if self._timer is not None:
             self._timer.cancel()
+            self.tick()
 
     def lag_ms(self) -> NDArray[np.float64]:
         """Returns the delay of each tick, [ticks]."""

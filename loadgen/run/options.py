@@ -50,8 +50,8 @@ class RunOptions:
                 raise OptionError(f"{name} is {value}, must be at least 1")
         if self.concurrency is not None and self.max_concurrency is not None:
             raise OptionError(
-                f"concurrency {self.concurrency} and max_concurrency {self.max_concurrency}: a closed loop keeps its "
-                "concurrency by itself; give one of them"
+                f"concurrency {self.concurrency} makes a closed loop, max_concurrency {self.max_concurrency} limits an "
+                "open one; give one of them"
             )
         if not 0 <= self.cancel_rate <= 1:
             raise OptionError(f"cancel_rate is {self.cancel_rate}, must be 0 to 1")

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.errors import OptionError
 from loadgen.run.options import RunOptions
 from loadgen.run.sender import Shard
 from loadgen.trace.schema import Trace
@@ -56,7 +55,10 @@ def worker_count(workload: Trace, options: RunOptions, num_cpus: int) -> WorkerC
 def make_shards(workload: Trace, options: RunOptions, num_workers: int) -> list[Shard]:
     """Returns the shard of each worker: every num_workers-th request, and an equal part of the concurrency.
 
-    Raises: OptionError: the concurrency is less than the number of workers.
+    Args:
+        workload: is shared out.
+        options: how it is run.
+        num_workers: from `worker_count`, so at most the concurrency.
     """
     due_ns = np.round(workload.arrival_s * 1e9).astype(np.int64)
     cancel_after = cancellations(workload, options)
@@ -68,8 +70,8 @@ def make_shards(workload: Trace, options: RunOptions, num_workers: int) -> list[
                 order=range(worker, len(workload), num_workers),
                 due_ns=due_ns[chosen].tolist(),
                 cancel_after=cancel_after[chosen].tolist(),
-                concurrency=_part("concurrency", options.concurrency, worker, num_workers),
-                max_concurrency=_part("max_concurrency", options.max_concurrency, worker, num_workers),
+                concurrency=_part(options.concurrency, worker, num_workers),
+                max_concurrency=_part(options.max_concurrency, worker, num_workers),
                 overflow=options.overflow,
                 drain_timeout_s=options.drain_timeout_s,
                 max_retries=options.max_retries,
@@ -97,9 +99,8 @@ def _busiest_tokens_per_s(workload: Trace) -> float:
     return float(bins.max()) / _BUSY_S
 
 
-def _part(name: str, total: int | None, worker: int, num_workers: int) -> int | None:
+def _part(total: int | None, worker: int, num_workers: int) -> int | None:
     if total is None:
         return None
-    if total < num_workers:
-        raise OptionError(f"{name} is {total}, fewer than the {num_workers} workers: set workers to {total} or less")
+    assert total >= num_workers, (total, num_workers)
     return total // num_workers + (worker < total % num_workers)

@@ -125,8 +125,8 @@ def work(plan: WorkerPlan, connection: Connection) -> None:
     """The process's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C and sends Stop
     with contextlib.suppress(OSError, ValueError):  # a stream over HTTP is a file, and the usual limit is 1,024
-        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+        _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the controller is gone
         try:
             asyncio.run(_work(plan, connection))

@@ -19,15 +19,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from chairlift.service.service_classes import MAX_LATE_SHARE
 from engine.core.latency.step_time import StepTimePrior
 from loadgen.simulation.step_cost import answer_seconds, prompt_seconds
 from loadgen.simulation.workload import SimulatedRequest
 
 _Floats = npt.NDArray[np.float64]
-_MAX_LATE_SHARE = 0.01  # of the tokens of a good request
 _NUM_PARTS = 32  # of the load: windows are all runs of parts, and shorter ones
 _NUM_ROUNDS, _NUM_ITERATIONS = 15, 150
-_LEAST_PRICE = 1e-4  # of the highest; windows below it are dropped
+_MIN_PRICE = 1e-4  # of the highest; windows below it are dropped
 
 
 def upper_bound(
@@ -69,7 +69,7 @@ class _Work:
         ttft_s = [request.service_class.ttft_s for request in requests]
         self._arrival_s = np.array([request.arrival_s for request in requests])
         self._due_s = self._arrival_s + np.array([np.inf if one is None else one for one in ttft_s])
-        num_late = _MAX_LATE_SHARE * (self._outputs + 1)
+        num_late = MAX_LATE_SHARE * (self._outputs + 1)
         is_paced = np.array([request.service_class.pacing == "paced" for request in requests])
         self._num_late = np.where(is_paced | (num_late < 1), num_late, np.inf)
         self._gap_s = np.array([request.inter_token_s for request in requests])
@@ -128,7 +128,7 @@ def _dual(work_s: _Floats, lengths_s: _Floats) -> float:
             taken_sum += taken
         prices, taken = price_sum / _NUM_ITERATIONS, taken_sum / _NUM_ITERATIONS  # restart from the means
         bound = min(bound, float(prices.sum() + np.maximum(1.0 - prices @ load, 0.0).sum()))
-        has_price = prices > _LEAST_PRICE * prices.max()
+        has_price = prices > _MIN_PRICE * prices.max()
         if not has_price.any():
             break
         load, prices = load[has_price], prices[has_price]

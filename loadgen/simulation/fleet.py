@@ -3,7 +3,7 @@
 import heapq
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.core.config import SchedulerConfig
@@ -119,20 +119,13 @@ class _Node:
         return self.next_s
 
 
-def simulate(
-    requests: Sequence[SimulatedRequest],
-    options: FleetOptions,
-    until_s: float = math.inf,
-    *,
-    on_progress: Callable[[float], None] | None = None,
-) -> FleetRun:
+def simulate(requests: Sequence[SimulatedRequest], options: FleetOptions, until_s: float = math.inf) -> FleetRun:
     """Serves requests in virtual time and writes what became of each into it.
 
     Args:
         requests: fresh ones, in order of arrival.
         options: the fleet.
         until_s: virtual seconds at which what is still open ends as unfinished.
-        on_progress: called with virtual seconds now and then.
 
     Raises:
         OptionError: the scheduler refuses the limits; names the field.
@@ -163,8 +156,6 @@ def simulate(
             if nodes[index].engine.is_idle and nodes[index].next_s != now_s:
                 nodes[index].next_s = now_s  # not at once: others may arrive at the same time
                 heapq.heappush(events, (now_s, index))
-            if on_progress is not None and num_placed % 1000 == 0:
-                on_progress(now_s)
         else:
             now_s, index = heapq.heappop(events)
             if nodes[index].next_s == now_s:  # otherwise it was advanced since

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chairlift.service.service_classes import MAX_LATE_SHARE
 from loadgen.measure.quantiles import Distribution, distribution
 from loadgen.simulation.fleet import FleetOptions, FleetRun
 from loadgen.simulation.workload import Outcome, SimulatedRequest
 
-MAX_LATE_SHARE = 0.01
 _PERCENTILES = (50.0, 90.0, 99.0)
 
 

@@ -1,7 +1,7 @@
 """Runs policies on one workload at several loads, with repeats, beside the bound that none of them can exceed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -92,7 +92,6 @@ def study(
     loads: Sequence[float],
     *,
     num_accelerators: int = 1,
-    on_result: Callable[[float, SimulationResult], None] | None = None,
 ) -> list[LoadResult]:
     """Simulates every policy at every load.
 
@@ -102,20 +101,17 @@ def study(
         policies: at least one.
         loads: multiples of the trace's rate.
         num_accelerators: of one engine.
-        on_result: called after each simulation with the load and the result.
 
     Raises: OptionError: see `Workload.part`; before anything is simulated.
     """
     workload.part(max(loads), workload.num_repeats - 1)  # needs the most requests, and is over first
     studied = []
     for load in loads:
-        results = []
-        for policy in policies:
-            result = simulate_policy(workload, replace(options, policy=policy), load, num_accelerators=num_accelerators)
-            results.append(result)
-            if on_result is not None:
-                on_result(load, result)
-        studied.append(LoadResult(load, _bound(workload, options, load), tuple(results)))
+        results = tuple(
+            simulate_policy(workload, replace(options, policy=policy), load, num_accelerators=num_accelerators)
+            for policy in policies
+        )
+        studied.append(LoadResult(load, _bound(workload, options, load), results))
     return studied
 
 

@@ -79,7 +79,7 @@ def next_probe(load_levels: Sequence[LoadLevel], target: float, precision: float
     """The load to run next: between the highest that keeps a target and the lowest that does not.
 
     Args:
-        load levels: what was run.
+        load_levels: what was run.
         target: share of requests.
         precision: a gap of this share of the load is small enough.
         axis: of concurrency only whole numbers can be run.

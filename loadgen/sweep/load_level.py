@@ -25,8 +25,9 @@ class LoadLevel:
         folder: of its records and reports.
         offered, good: requests, and those of them that kept every limit.
         goodput_per_s: of the latter.
+        ttft, tpot, e2e, normalized: latencies of the completed requests.
         requests_per_s, output_tokens_per_s: delivered.
-        interactivity: tokens per second that one reader sees at the median.
+        interactivity: tokens per second and user, at the median TPOT.
         interrupted: stopped by Ctrl-C.
     """
 

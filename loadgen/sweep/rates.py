@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from loadgen.errors import OptionError
 
-_MOST_LEVELS = 100
+_MAX_LEVELS = 100
 _FORMS = "1,2,4 or FROM:TO:xFACTOR (1:64:x1.5) or FROM:TO:+STEP (1:8:+1)"
 
 
@@ -51,8 +51,8 @@ def _range(text: str, flag: str) -> tuple[float, ...]:
         raise OptionError(f"{flag} {text}: a factor of {step:g} never gets to {high:g}; it must be above 1")
     room = math.log(high / low) / math.log(step) if kind == "x" else (high - low) / step
     number = math.floor(room + 1e-9) + 1
-    if number > _MOST_LEVELS:
-        raise OptionError(f"{flag} {text}: makes {number} load levels, {_MOST_LEVELS} at most")
+    if number > _MAX_LEVELS:
+        raise OptionError(f"{flag} {text}: makes {number} load levels, {_MAX_LEVELS} at most")
     return tuple(low * step**load_level if kind == "x" else low + step * load_level for load_level in range(number))
 
 

@@ -20,7 +20,7 @@ class Sweep:
 
     Attributes:
         axis: what the load is.
-        load levels: by ascending load; those of one load in the order in which they were run.
+        load_levels: by ascending load; those of one load in the order in which they were run.
         answers: one for each target; empty without limits.
         stopped: why not all loads were run; "" if it was.
         failure: what broke the sweep off; "" if nothing did.
@@ -43,7 +43,7 @@ def sweep(
     targets: Sequence[float] = (),
     bisect: bool = False,
     precision: float = 0.05,
-    most_probes: int = 8,
+    max_probes: int = 8,
     retries: int = 1,
     keep_going: bool = False,
 ) -> Sweep:
@@ -56,7 +56,7 @@ def sweep(
         targets: shares of requests that shall keep every limit; none without limits.
         bisect: halve the gap between the highest load that does and the lowest that does not.
         precision: a gap of this share of the load is small enough.
-        most_probes: for each target.
+        max_probes: for each target.
         retries: how often a load is run again whose load level is INVALID: a busy client may have been to blame.
         keep_going: continue when saturated.
 
@@ -72,7 +72,7 @@ def sweep(
         if stopped:
             break
     for target in targets if bisect else ():
-        for _ in range(most_probes):
+        for _ in range(max_probes):
             probe = None if climber.failure else next_probe(climber.load_levels, target, precision, axis)
             if probe is None:
                 break

@@ -25,8 +25,7 @@ def open_target(spec: TargetSpec, *, probe_timeout_s: float = PROBE_TIMEOUT_S) -
         spec: where and how to ask; without an api_key, HTTP takes that of the environment variable OPENAI_API_KEY, gRPC
             that of CHAIRLIFT_API_KEY.
         probe_timeout_s: for a server to say what it serves, seconds.
-    Raises: TargetError: URL and API do not belong together, the API takes no prompts of that kind, or a file for TLS is
-        of no use.
+    Raises: TargetError: as `check_spec`, or a file for TLS is of no use.
     """
     spec = replace(spec, api_key=spec.api_key or api_key_of(spec.api))
     check_spec(spec)
@@ -49,7 +48,8 @@ def api_key_of(api: Api) -> str:
 def check_spec(spec: TargetSpec) -> None:
     """Checks a spec without asking the server.
 
-    Raises: TargetError: see open_target.
+    Raises: TargetError: URL and API do not belong together, the URL names no host, one of two files for mutual TLS is
+        missing, the API key cannot be sent, or the API takes no prompts of that kind.
     """
     schemes = SCHEMES[spec.api]
     try:
@@ -58,7 +58,7 @@ def check_spec(spec: TargetSpec) -> None:
         raise TargetError(f"target {spec.url!r}: {error}") from error
     if parts.scheme not in schemes:
         wanted = " or ".join(f"{scheme}:" for scheme in schemes)
-        raise TargetError(f"target {spec.url!r} is no address for api {spec.api}, which wants {wanted}")
+        raise TargetError(f"target {spec.url!r} is no address for --api {spec.api}, which takes {wanted}")
     if spec.api != "null" and not (parts.path if parts.scheme == "grpc+unix" else parts.netloc):
         raise TargetError(f"target {spec.url!r} names no host")
     if (spec.tls_cert is None) != (spec.tls_key is None):

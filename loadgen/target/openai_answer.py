@@ -41,7 +41,7 @@ class Answer:
 
         Raises:
             RequestRefusedError: the server found later that the request's targets cannot be met.
-            RequestFailedError: it is another error, no JSON, or JSON of another form.
+            RequestFailedError: it is another error, not JSON, or JSON of another form.
         """
         if data == b"[DONE]":
             self._is_over = True
@@ -49,9 +49,9 @@ class Answer:
         try:
             event = json.loads(data)
         except ValueError:
-            raise RequestFailedError(f"an event is no JSON: {data[:60]!r}") from None
+            raise RequestFailedError(f"an event is not JSON: {data[:60]!r}") from None
         if not isinstance(event, dict):
-            raise RequestFailedError(f"an event is no JSON object: {data[:60]!r}")
+            raise RequestFailedError(f"an event is not a JSON object: {data[:60]!r}")
         if event.get("error"):
             if error_code(event) == INFEASIBLE:
                 raise RequestRefusedError(error_text(event), None, "")
@@ -59,7 +59,7 @@ class Answer:
         usage = _object(event.get("usage"), "usage")
         choices = event.get("choices") or []
         if not isinstance(choices, list):
-            raise RequestFailedError(f"choices is no list: {str(choices)[:60]!r}")
+            raise RequestFailedError(f"choices is not a list: {str(choices)[:60]!r}")
         for first in choices[:1]:
             choice = _object(first, "choices[0]")
             count = self._new_tokens(choice, usage)
@@ -116,7 +116,7 @@ def _object(value: object, name: str) -> dict[str, Any]:
     if not value:
         return {}
     if not isinstance(value, dict):
-        raise RequestFailedError(f"{name} is no JSON object: {str(value)[:60]!r}")
+        raise RequestFailedError(f"{name} is not a JSON object: {str(value)[:60]!r}")
     return value
 
 

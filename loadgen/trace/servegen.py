@@ -27,7 +27,7 @@ DESCRIPTION = (
     "servegen: CSV ..arrivals.. with client_id, window_start_s, rate_rps, iat_family, param1, param2 beside JSON lines "
     "..lengths.., or a folder with chunk-ID-trace.csv and chunk-ID-dataset.json"
 )
-_MOST_REQUESTS = 5_000_000  # 160 MB and some seconds; a week of the larger models is 60 million
+_MAX_REQUESTS = 5_000_000  # 160 MB and some seconds; a week of the larger models is 60 million
 
 
 def recognises(names: Iterable[str]) -> bool:
@@ -48,8 +48,8 @@ def read(path: Path, options: ReadOptions) -> Trace:
     count = sum(window.num_requests for window in windows)
     if count == 0:
         raise TraceError(f"{path}: the model has no requests from {from_s:g} s to {to_s:g} s")
-    if count > _MOST_REQUESTS:
-        raise TraceError(f"{path}: {count} requests, more than {_MOST_REQUESTS} at once; choose a part with --window")
+    if count > _MAX_REQUESTS:
+        raise TraceError(f"{path}: {count} requests, more than {_MAX_REQUESTS} at once; choose a part with --window")
     samples = [_sample(model, window, options.seed) for window in windows]
     arrival_s = np.concatenate([sample.arrival_s for sample in samples])
     order = np.argsort(arrival_s, kind="stable")

@@ -16,7 +16,7 @@ from loadgen.trace.schema import Trace
 
 BINS_S = (1, 10, 60)
 PERCENTILES = (1, 25, 50, 75, 90, 95, 99)
-_LEAST_BINS = 5  # with fewer the variance of a bin is chance, and with one it is 0 whatever came
+_MIN_BINS = 5  # with fewer the variance of a bin is chance, and with one it is 0 whatever came
 CONTEXTS_TOKENS = (1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -116,7 +116,7 @@ def arrival_statistics(arrival_s: NDArray[np.float64]) -> ArrivalStatistics:
         gap_cv=float(gaps.std() / gaps.mean()) if span_s > 0 else None,
         distinct_times=len(np.unique(arrival_s)),
         zero_gap_share=float(np.mean(gaps == 0)) if len(gaps) else None,
-        bursts={bin_s: _burst(arrival_s, bin_s) for bin_s in BINS_S if span_s >= _LEAST_BINS * bin_s},
+        bursts={bin_s: _burst(arrival_s, bin_s) for bin_s in BINS_S if span_s >= _MIN_BINS * bin_s},
     )
 
 

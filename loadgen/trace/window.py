@@ -20,7 +20,7 @@ Overlong = Literal["drop", "clip", "fail"]
 _QUANTISED_SHARE = 0.1
 """A clock whose readings repeat this often, at regular steps, ticks. Azure 2023 repeats none, Mooncake 90 and 94 %."""
 
-_LONGEST_S = 1e9  # thirty years
+_MAX_SPAN_S = 1e9  # thirty years
 
 
 def cut(trace: Trace, from_s: float, to_s: float) -> Trace:
@@ -56,8 +56,8 @@ def at_speed(trace: Trace, speed: float) -> Trace:
     """
     if not (speed > 0 and np.isfinite(speed)):
         raise OptionError(f"speed is {speed:g}, must be above 0: 2 runs ten minutes in five, 0.5 in twenty")
-    if not trace.span_s / speed < _LONGEST_S:
-        raise OptionError(f"speed {speed:g} makes {trace.span_s:g} s last more than {_LONGEST_S:g} s")
+    if not trace.span_s / speed < _MAX_SPAN_S:
+        raise OptionError(f"speed {speed:g} makes {trace.span_s:g} s last more than {_MAX_SPAN_S:g} s")
     return replace(trace, arrival_s=trace.arrival_s / speed, speed=trace.speed * speed)
 
 
@@ -69,7 +69,7 @@ def at_rate(trace: Trace, rate: float) -> Trace:
     if not (rate > 0 and np.isfinite(rate)):
         raise OptionError(f"rate is {rate:g} requests per second, must be above 0 and finite")
     if trace.span_s == 0:
-        raise OptionError(f"rate {rate:g} cannot be had by running faster or slower: all requests arrive at once")
+        raise OptionError(f"rate {rate:g} cannot be reached by scaling time: all requests arrive at once")
     return at_speed(trace, rate * trace.span_s / len(trace))
 
 

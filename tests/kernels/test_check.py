@@ -7,6 +7,7 @@ import torch
 
 from kernels.check import find_mismatches, kernel_cases, run_cases
 from kernels.cpu.cpu_features import cpu_features
+from kernels.delta_heads import DeltaHeads
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import ClampedGate, Routing
 from kernels.model_forms import ExpertForms
@@ -25,6 +26,7 @@ BIASED = {
 MICROSCALED = {
     "experts": ExpertForms(7, 96, Routing(3, normalizes=True, gate=ClampedGate(1.702, 7.0)), True, is_microscaled=True)
 }
+STATES = {"delta_heads": DeltaHeads(2, 16, 4, 32, 4), "has_attention_gate": True}
 CHOSEN = {"experts": ExpertForms(7, 40, Routing(3, normalizes=True, gate="silu_and_mul"), has_router=False)}
 TWO_BYTES = [LARGE | {"weights_dtype": dtype} for dtype in (torch.bfloat16, torch.float16)]
 
@@ -49,7 +51,7 @@ def check(ops, forms=SMALL, device=CPU):
     "fields",
     [
         *({}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, *GROUPS, *FP4),
-        *(EXPERTS, CHOSEN, BIASED, MICROSCALED, NORMED, *TWO_BYTES),
+        *(STATES, STATES | GROUPS[0], EXPERTS, CHOSEN, BIASED, MICROSCALED, NORMED, *TWO_BYTES),
     ],
 )
 def test_cpu_kernels_pass(fields):
@@ -89,6 +91,7 @@ def test_rounding_to_16_bits_passes(dtype):
         *((name, name) for name in ("gather_rows", "rms_norm", "add_rms_norm", "linear", "silu_and_mul")),
         ("paged_attention", "paged_attention"),
         ("soft_cap", "soft_cap"),
+        *((name, f"linear after {name}") for name in ("delta_rule", "gate_columns")),
         ("mix_experts", "mixture of experts"),
     ],
 )
@@ -104,7 +107,7 @@ def test_a_wrong_element_is_noticed(name, kernel, fault):
         return right
 
     setattr(FaultyOps, name, faulty)
-    mismatches = check(FaultyOps(), replace(SMALL, **CAPPED, **EXPERTS))
+    mismatches = check(FaultyOps(), replace(SMALL, **CAPPED, **EXPERTS, **STATES))
     assert any(kernel in mismatch.kernel for mismatch in mismatches)
     assert f"an error of {'inf' if fault != 1.01 else '0.'}" in mismatches[0].reason
     assert "0.001 is allowed" in mismatches[0].reason
@@ -119,6 +122,19 @@ def test_a_wrong_value_in_the_cache_is_noticed(part):
             return q
 
     assert {mismatch.kernel for mismatch in check(FaultyOps())} == {"rotate_and_store", "paged_attention"}
+
+
+@pytest.mark.parametrize("part", ["conv", "recurrent"])
+def test_a_state_that_is_not_kept_is_noticed(part):
+    class FaultyOps(ReferenceOps):
+        def delta_rule(self, x, gates, weights, states, metadata):
+            before = getattr(states, part).clone()
+            out = ReferenceOps.delta_rule(x, gates, weights, states, metadata)
+            getattr(states, part).copy_(before)
+            return out
+
+    (mismatch,) = check(FaultyOps(), replace(SMALL, **STATES))
+    assert mismatch.kernel == "linear after delta_rule"
 
 
 def test_forgotten_norms_of_projections_are_noticed():

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.bench.benchmark import BenchmarkError
-from loadgen.cli.flags import Flag, add_flags
-from loadgen.cli.values import at_least_one, positive
+from chairlift.service.flag_kinds import integer, repeated, switch
+from chairlift.service.flags import Flag, FlagParser
+from loadgen.cli.flags import add_flags
+from loadgen.cli.values import FILE, FOLDER, POSITIVE, WINDOW
 from loadgen.errors import LoadgenError, OptionError
 from loadgen.experiments.batching.cases import (
     QUICK,
@@ -149,40 +151,31 @@ def _result_folder(out: Path) -> Path:
     return folder
 
 
-def _window(text: str) -> tuple[float, float]:
-    begin, _, end = text.partition(":")
-    try:
-        return float(begin or 0), float(end or "inf")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not FROM:TO in seconds") from error
-
-
 _FLAGS = (
-    Flag("--model", "checkpoint folder (default: a 15M shape with random weights)", Path, "DIR"),
-    Flag("--trace", "production trace of the fourth case (default: skip it)", Path),
-    Flag("--window", "part of the trace in seconds (default: 600:1200)", _window, "FROM:TO", (600.0, 1200.0)),
-    Flag("--length-scale", "scale of its prompt and output lengths (default: 0.25)", positive, default=0.25),
+    Flag("--model", "checkpoint folder (default: a 15M shape with random weights)", FOLDER),
+    Flag("--trace", "production trace of the fourth case (default: skip it)", FILE),
+    Flag("--window", "part of the trace (default: 600:1200)", WINDOW, default=(600.0, 1200.0)),
+    Flag("--length-scale", "scale of its prompt and output lengths (default: 0.25)", POSITIVE, default=0.25),
     Flag(
         "--load",
         "arrival rate of the trace, relative to the capacity of the continuous engine (default: 0.7)",
-        positive,
+        POSITIVE,
         "SHARE",
         0.7,
     ),
     Flag(
         "--sweep-slots",
         "slots of the engines in the sweep (default: 4 8 16 32 64 128)",
-        at_least_one,
-        more={"nargs": "+"},
+        repeated(integer(1), takes_several=True),
     ),
-    Flag("--rounds", "measured rounds (default: 3)", at_least_one, default=3),
-    Flag("--quick", "tiny sizes, one minute: checks that it runs, measures nothing", bool),
-    Flag("--out", "folder for the results (default: bench-results)", Path, "DIR", Path("bench-results")),
+    Flag("--rounds", "measured rounds (default: 3)", integer(1), default=3),
+    Flag("--quick", "tiny sizes, one minute: checks that it runs, measures nothing", switch()),
+    Flag("--out", "folder for the results (default: bench-results)", FOLDER, default=Path("bench-results")),
 )
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         prog="python -m loadgen.experiments.batching",
         description="Compares static and continuous batching in the same engine: equal ids, steps against a "
         "simulation of the slots, time, latencies, and slot occupancy.",

@@ -28,7 +28,7 @@ RunTrace = Callable[[Trace, str, str], RunData]
 """Runs a trace against HOST:PORT with prompts of a salt, from the moment it is called; see `run_trace`."""
 
 _DRAIN_TIMEOUT_S = 1800.0
-_MOST_STEP_TOKENS = 2048
+_MAX_STEP_TOKENS = 2048
 _CALIBRATION_BARRIERS = 4
 _LOG_TIMEOUT_S = 20.0
 _POLL_S = 0.02
@@ -72,7 +72,7 @@ class EngineSize:
     @classmethod
     def of(cls, model: Model, num_slots: int, prompt_tokens: int, longest: int) -> "EngineSize":
         """Room for requests of `longest` tokens, and a step that takes all prompts of a batch if they are short."""
-        step_tokens = min(num_slots * prompt_tokens, _MOST_STEP_TOKENS, model.max_model_len // 2)
+        step_tokens = min(num_slots * prompt_tokens, _MAX_STEP_TOKENS, model.max_model_len // 2)
         return cls(model, num_slots, min(model.max_model_len, max(longest, step_tokens + 2)), step_tokens)
 
     @property

@@ -27,6 +27,10 @@ MAX_CLASSES = 64
 MAX_TARGET_MS = 86_400_000.0
 """The largest target: one day."""
 
+MAX_LATE_SHARE = 0.01
+"""Share of the tokens of an answer that may be late if its request met its targets: frontend, load generator and
+simulation judge alike."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _FIELDS = ("ttft_ms", "inter_token_ms", "tokens_per_second", "weight", "pacing", "when_infeasible", "headroom")
 

@@ -92,7 +92,9 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
         }
     if architecture.startswith("Glm") and "head_dim" in fields:
         fields = {"partial_rotary_factor": 0.25, "num_key_value_heads": 8}  # nor here
-    takes_no_null = ("MistralForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
+    if architecture == "Qwen3_5ForCausalLM":  # nor here; the last of three layers attends
+        fields = {**fields, "full_attention_interval": 3} | ({"head_dim": 32} if "head_dim" in fields else {})
+    takes_no_null = ("MistralForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Qwen3_5ForCausalLM")
     if architecture in takes_no_null and "num_key_value_heads" in fields:
         fields = {**fields, "num_key_value_heads": 8}
     shape = {"hidden_size": 1024, "num_attention_heads": 64}

@@ -90,6 +90,22 @@ CHECKPOINTS = {
             "attention_bias": True,
         },
     ),
+    "qwen3.5": ("qwen3_5", {}),
+    "qwen3.5 bfloat16, tied, biases, a layer in four attends, other sizes": (
+        "qwen3_5",
+        {
+            "dtype": "bfloat16",
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "num_hidden_layers": 4,
+            "layer_types": None,
+            "head_dim": 24,
+            "linear_key_head_dim": 20,
+            "linear_value_head_dim": 48,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
     "mixtral": ("mixtral", {}),
     "mixtral window, tied, in shards": (
         "mixtral",
@@ -165,6 +181,7 @@ CHECKPOINTS = {
         {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     ),
     "qwen3 with images": ("qwen3 with images", {}),
+    "qwen3.5 with images": ("qwen3.5 with images", {}),
     "llama gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "granite tied biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
 }
@@ -203,7 +220,7 @@ def run(model, ops, prompts, chunk_lens, kv_dtype=torch.float32):
     shuffled = torch.randperm(len(prompts) * blocks_per_row, generator=torch.Generator().manual_seed(1))
     block_table = shuffled.view(len(prompts), blocks_per_row).to(torch.int32)
     shape = (block_table.numel(), BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    kv_caches = [ops.make_kv_cache(*shape, kv_dtype) for _ in range(config.num_layers)]
+    kv_caches = [ops.make_kv_cache(*shape, kv_dtype) for _ in config.attention_layers]
     for kv_cache in kv_caches:
         poison_cache(kv_cache)
     logits = [[] for _ in prompts]
@@ -227,6 +244,7 @@ def run(model, ops, prompts, chunk_lens, kv_dtype=torch.float32):
             block_size=BLOCK_SIZE,
             max_query_len=int(query_lens.max()),
             max_seq_len=max(computed),
+            state_slots=torch.tensor(rows, dtype=torch.int32),
         )
         input_ids = torch.cat([prompts[row][p] for row, p in zip(rows, positions, strict=True)])
         hidden = model.forward(input_ids, torch.cat(positions), kv_caches, metadata)
@@ -246,7 +264,7 @@ def run(model, ops, prompts, chunk_lens, kv_dtype=torch.float32):
 )
 def test_logits_equal_transformers(case, make_ops, chunk_lens):
     ops = make_ops()
-    model = load_model(case.path, case.config, ops, max_model_len=SERVED_LEN)
+    model = load_model(case.path, case.config, ops, max_model_len=SERVED_LEN, max_num_seqs=len(PROMPT_LENS))
     logits = run(model, ops, case.prompts, chunk_lens)
     error = max(float((a - e).abs().max()) for a, e in zip(logits, case.expected, strict=True))
     print(f"largest error {error:.1e}, standard deviation {float(torch.cat(case.expected).std()):.2f}")  # noqa: T201
@@ -265,7 +283,7 @@ def test_int8_logits_are_near(case, quantization, kv_dtype, limit):
     Of a mixture of experts it is that of a token in the middle: rounding makes a few choose another expert.
     """
     ops = cpu_ops(quantization=quantization)
-    model = load_model(case.path, case.config, ops, max_model_len=SERVED_LEN)
+    model = load_model(case.path, case.config, ops, max_model_len=SERVED_LEN, max_num_seqs=len(PROMPT_LENS))
     logits, expected = torch.cat(run(model, ops, case.prompts, [17, 1, 40], kv_dtype)), torch.cat(case.expected)
     squares = (logits - expected).square().mean(dim=1)
     mean = squares.median() if any(case.config.traits.mixtures) else squares.mean()

@@ -45,7 +45,7 @@ def outputs(path, ops):
     layer, generator = model.layers[-1], torch.Generator().manual_seed(0)
     results = [model.compute_logits(torch.randn(5, 64, generator=generator))]
     mlp = layer.feed_forward
-    for linear, size in ((layer.qkv, 64), (layer.o, 64), (mlp.gate_up, 64), (mlp.down, 128)):
+    for linear, size in ((layer.mixer.qkv, 64), (layer.mixer.o, 64), (mlp.gate_up, 64), (mlp.down, 128)):
         results.append(linear(ops, torch.randn(5, size, generator=generator)))
     return results
 

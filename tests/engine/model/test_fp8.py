@@ -99,8 +99,8 @@ def layer_outputs(path, ops):
     outputs = [model.compute_logits(torch.randn(5, hidden, generator=generator))]
     inner = model.config.intermediate_size
     for linear, columns in (
-        (layer.qkv, hidden),
-        (layer.o, heads),
+        (layer.mixer.qkv, hidden),
+        (layer.mixer.o, heads),
         (layer.feed_forward.gate_up, hidden),
         (layer.feed_forward.down, inner),
     ):
@@ -278,7 +278,7 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins, ki
     ops = cpu_ops()
     model = load_model(small, ModelConfig.from_dir(small), ops, load_format="dummy")
     x = torch.randn(200, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    assert 0.9 < float(model.layers[0].qkv(ops, x).std()) < 1.1
+    assert 0.9 < float(model.layers[0].mixer.qkv(ops, x).std()) < 1.1
     assert 0.9 < float(model.layers[0].feed_forward.gate_up(ops, x).std()) < 1.1
 
 

@@ -41,7 +41,7 @@ def outputs(path: Path, ops: KernelOps) -> list[torch.Tensor]:
     """Results of the linear layers for random inputs, embeddings and logits."""
     model = load_model(path, ModelConfig.from_dir(path), ops)
     layer = model.layers[0]
-    linears = [layer.qkv, layer.o, layer.feed_forward.gate_up, layer.feed_forward.down]
+    linears = [layer.mixer.qkv, layer.mixer.o, layer.feed_forward.gate_up, layer.feed_forward.down]
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(5, size, generator=generator) for size in (256, 256, 256, 512)]
     results = [linear(ops, x) for linear, x in zip(linears, inputs, strict=True)]
@@ -172,7 +172,7 @@ def test_a_cpu_keeps_about_the_bits_of_the_file(
     path, _ = twins(make_checkpoint, tmp_path, "llama", kinds, default)
     config = ModelConfig.from_dir(path)
     layer = load_model(path, config, cpu_ops()).layers[0]
-    linears = [layer.qkv, layer.o, layer.feed_forward.gate_up, layer.feed_forward.down]
+    linears = [layer.mixer.qkv, layer.mixer.o, layer.feed_forward.gate_up, layer.feed_forward.down]
     for linear in linears:
         (packed,) = linear.take_packed()
         num_bytes = packed.weight.nbytes + packed.scales.nbytes + packed.codes.nbytes
@@ -196,7 +196,7 @@ def test_a_cpu_keeps_integers_of_5_and_6_bits_in_as_many(
     make_checkpoint: Any, tmp_path: Path, kinds: dict[str, str], default: str, bits: float
 ) -> None:
     path, _ = twins(make_checkpoint, tmp_path, "llama", kinds, default)
-    (packed,) = load_model(path, ModelConfig.from_dir(path), cpu_ops()).layers[0].qkv.take_packed()
+    (packed,) = load_model(path, ModelConfig.from_dir(path), cpu_ops()).layers[0].mixer.qkv.take_packed()
     num_bytes = packed.weight.nbytes + packed.scales.nbytes + packed.codes.nbytes
     assert 8 * num_bytes == bits * packed.in_features * packed.out_features
 

@@ -49,6 +49,7 @@ CHECKPOINTS = {
     "qwen2, window in some layers": ("qwen2", SLIDING),
     "qwen3": ("qwen3", {}),
     "qwen3 with experts": ("qwen3_moe", {}),
+    "qwen3.5": ("qwen3_5", {}),
     "mixtral": ("mixtral", {}),
     "gpt-oss": ("gpt_oss", {}),
     "olmo2": ("olmo2", {}),
@@ -120,12 +121,14 @@ class Server:
     def __init__(self, case, ops, device, *, dtype=torch.float32, kv_dtype=None):
         self._prompts = case.prompts
         self._device = device
-        self._model = load_model(case.path, case.config, ops, dtype=dtype, device=device)
+        self._model = load_model(
+            case.path, case.config, ops, dtype=dtype, device=device, max_num_seqs=len(case.prompts)
+        )
         generator = torch.Generator().manual_seed(1)
         num_blocks = len(case.prompts) * BLOCKS_PER_ROW
         self._block_table = torch.randperm(num_blocks, generator=generator).view(-1, BLOCKS_PER_ROW).int()
         shape = (num_blocks, BLOCK_SIZE, case.config.num_kv_heads, case.config.head_dim)
-        self.kv_caches = [ops.make_kv_cache(*shape, kv_dtype or dtype) for _ in range(case.config.num_layers)]
+        self.kv_caches = [ops.make_kv_cache(*shape, kv_dtype or dtype) for _ in case.config.attention_layers]
         for kv_cache in self.kv_caches:
             poison_cache(kv_cache)
         self.num_computed = [0] * len(case.prompts)
@@ -165,6 +168,7 @@ class Server:
             max_query_len=max(lens),
             max_seq_len=max(self.num_computed),
             num_one_token_reqs=lens.count(1),
+            state_slots=torch.tensor(rows + padding, dtype=torch.int32).to(self._device),
         )
         zeros = torch.zeros(num_padded_rows, dtype=torch.int64)
         inputs = StepInputs(

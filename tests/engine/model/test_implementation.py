@@ -173,13 +173,16 @@ def test_each_served_family_passes_both(tmp_path, name):
     assert (config.unrecordable is not None) == is_unrecordable, config.unrecordable
 
 
+NATIVE_WITH_STATE = ("Qwen3.5",)
+
+
 @pytest.mark.parametrize("name", STATEFUL_FAMILIES)
 def test_layers_with_state_are_found(tmp_path, name):
     from engine.model.transformers_probe import TransformersConfig
 
     prefix, fields = STATEFUL_FAMILIES[name]
     path = saved_config(tmp_path, prefix, **fields)
-    assert choose_implementation(path, "auto") == "transformers"
+    assert choose_implementation(path, "auto") == ("chairlift" if name in NATIVE_WITH_STATE else "transformers")
     config = TransformersConfig.from_dir(path)
     assert config.stateful_layers
     assert len(config.attention_layers) == len(config.shape.layers) >= 1

@@ -66,7 +66,7 @@ def last_linears(path, ops):
     """Returns these layers, by name."""
     layer = load(path, ops).layers[-1]
     mlp = layer.feed_forward
-    return {"qkv": layer.qkv, "o": layer.o, "gate_up": mlp.gate_up, "down": mlp.down}
+    return {"qkv": layer.mixer.qkv, "o": layer.mixer.o, "gate_up": mlp.gate_up, "down": mlp.down}
 
 
 def outputs(path, ops):

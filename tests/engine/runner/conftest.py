@@ -64,7 +64,7 @@ class TinyEngine:
     ) -> None:
         self.config = ModelConfig.from_dir(path)
         self.ops = ops
-        self.model: Decoder = load_model(path, self.config, ops, device=device, group=group)
+        self.model: Decoder = load_model(path, self.config, ops, device=device, group=group, max_num_seqs=64)
         self._shape = shard_shape(self.config, group)
 
     def runner(self, kv_plan: KVCachePlan, **config: Any) -> TorchModelRunner:

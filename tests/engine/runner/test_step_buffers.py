@@ -7,9 +7,18 @@ import torch
 
 from engine.runner.step_buffers import StepLayout, StepSections
 
-LAYOUT = StepLayout(max_num_seqs=5, max_num_tokens=70, max_blocks=9, has_adapters=True)
+LAYOUT = StepLayout(max_num_seqs=5, max_num_tokens=70, max_blocks=9, has_adapters=True, has_state=True)
 TYPES = {
-    torch.int32: ["query_start_loc", "seq_lens", "ints", "forced_ids", "bias_start", "bias_ids", "block_table"],
+    torch.int32: [
+        "query_start_loc",
+        "seq_lens",
+        "state_slots",
+        "ints",
+        "forced_ids",
+        "bias_start",
+        "bias_ids",
+        "block_table",
+    ],
     torch.int64: [
         "logits_indices",
         "longs",
@@ -50,7 +59,7 @@ def test_sections_have_the_types_of_the_tensors_they_become():
 
 
 def test_only_an_engine_with_adapters_has_sections_for_them():
-    without = StepLayout(max_num_seqs=5, max_num_tokens=70, max_blocks=9)
+    without = StepLayout(max_num_seqs=5, max_num_tokens=70, max_blocks=9, has_state=True)
     arrays = without.arrays(torch.zeros(without.num_bytes, dtype=torch.uint8))
     assert not arrays.adapted_indices.size
     assert not arrays.adapters.size

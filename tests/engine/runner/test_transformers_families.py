@@ -134,3 +134,15 @@ def test_int8_layers_give_the_tokens_of_the_native_decoder(make_family, transfor
     ops = cpu_ops(quantization="int8")
     ours, native = (make(path, ops).serve(prompts, max_num_batched_tokens=48) for make in (transformers_on, engine_on))
     assert [one.token_ids for one in ours.answers] == [one.token_ids for one in native.answers]
+
+
+def test_the_native_decoder_keeps_the_state_of_each_request(make_family, engine_on, reference_of, prompts):
+    """Chunks, preemption and slots that other requests have left, and the same bits alone as among others."""
+    path = make_family("Qwen3.5")
+    engine = engine_on(path, cpu_ops())
+    together = serve(engine, prompts)
+    check(reference_of(path), prompts, together)
+    for prompt, among_others in zip(prompts[:4], together.answers, strict=False):
+        (alone,) = engine.serve([prompt], max_num_batched_tokens=7).answers
+        assert alone.token_ids == among_others.token_ids
+        assert alone.logprobs == among_others.logprobs

@@ -318,8 +318,8 @@ def test_flags_of_structured_output_and_time_budget_become_options(tmp_path, mon
         ("--max-tokens -1", "max_tokens is -1"),
         ("--seed -1", "seed is -1"),
         ("--system x", "--system needs --chat"),
-        ("--timeout 0", "argument --timeout: is 0, it must be above 0 and at most 1,000,000 seconds"),
-        ("--timeout inf", "argument --timeout: is inf, it must be above 0 and at most 1,000,000 seconds"),
+        ("--timeout 0", "--timeout is 0, it must be above 0 and at most 1,000,000 seconds"),
+        ("--timeout inf", "--timeout is inf, it must be above 0 and at most 1,000,000 seconds"),
         ("--target=", "argument --target: is empty, it must be HOST:PORT or unix:PATH"),
     ],
 )

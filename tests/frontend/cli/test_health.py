@@ -40,7 +40,7 @@ def test_a_timeout_that_no_wait_can_have_is_refused(timeout, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["health", f"--timeout={timeout}"])
     assert caught.value.code == 2
-    assert f"--timeout: is {timeout}, it must be above 0" in capsys.readouterr().err
+    assert f"--timeout is {timeout}, it must be above 0" in capsys.readouterr().err
 
 
 async def test_unreachable_server(capsys):

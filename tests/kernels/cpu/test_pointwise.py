@@ -146,3 +146,21 @@ def test_errors_name_what_is_wrong():
         OPS.silu_and_mul(torch.ones(2, 3, 4))
     with pytest.raises(ValueError, match=r"table of shape \[3, 4\] is not contiguous"):
         OPS.gather_rows(torch.ones(3, 8)[:, :4], torch.tensor([0]))
+
+
+@pytest.mark.parametrize("num_tokens", SIZES)
+@pytest.mark.parametrize("n", [1, 33, 256])
+def test_gate_columns_equals_reference(num_tokens, n):
+    """The gate is columns of wider rows, which stay as they are."""
+    x, wide = torch.randn(num_tokens, n), torch.randn(num_tokens, n + 7) * 10
+    untouched, gate = wide.clone(), wide[:, 5 : 5 + n]
+    expected = REFERENCE.gate_columns(x, gate)
+    alone = OPS.gate_columns(x[-1:].clone(), gate[-1:])
+    assert_close(OPS.gate_columns(x, gate), expected)
+    assert_same_bits(x[-1:], alone)
+    assert_same_bits(wide, untouched)
+
+
+def test_a_gate_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"gate of shape \[2, 5\] and strides \(5, 1\), x has shape \[2, 6\]"):
+        OPS.gate_columns(torch.zeros(2, 6), torch.zeros(2, 5))

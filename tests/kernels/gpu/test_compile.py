@@ -349,6 +349,48 @@ def test_faults_are_found(tmp_path):
     )
 
 
+@pytest.mark.slow
+def test_a_layer_compiles_for_columns_of_wider_rows_and_for_the_copies_of_recorded_steps(tmp_path):
+    """Two heads, so that rows of gates are a multiple of 16 values in neither, and wider rows are not one either."""
+    script(
+        tmp_path,
+        "",
+        """
+        from kernels.delta_heads import DeltaHeads
+        from kernels.delta_rule import DeltaStates, DeltaWeights
+        from kernels.gpu.ops import GpuOps
+        from kernels.metadata import AttentionMetadata
+
+        meta, heads = torch.device("meta"), DeltaHeads(1, 16, 2, 16, 4)
+        columns = heads.num_channels + heads.value_size
+        empty = lambda *shape, dtype=torch.float32: torch.empty(shape, dtype=dtype, device=meta)
+        weights = DeltaWeights(heads, empty(4, heads.num_channels), empty(2), empty(2), empty(16), 1e-6)
+        states = DeltaStates.zeros(heads, 4, meta)
+        ops = GpuOps(meta, TARGETS["sm_80"], num_processors=108)
+
+        def run(num_tokens, num_rows, copies=False):
+            rows = empty(num_tokens, columns + 4, dtype=torch.bfloat16)
+            x, gates = rows[:, :columns], rows[:, columns:]
+            if copies:
+                x, gates = x.clone(), gates.clone()
+            metadata = AttentionMetadata(
+                empty(num_rows + 1, dtype=torch.int32), empty(num_rows, dtype=torch.int32), empty(num_rows, 1),
+                empty(num_tokens), 16, num_tokens, num_tokens, state_slots=empty(num_rows, dtype=torch.int32),
+            )
+            ops.delta_rule(x, gates, weights, states, metadata)
+
+        with compile_only():
+            run(1, 1)
+        compiled = []
+        counter = CompileCounter(compiled.append)
+        for sizes in ((1, 1), (5, 2), (16, 16), (300, 4)):
+            for copies in (False, True):
+                run(*sizes, copies)
+        assert compiled == [], compiled
+        """,
+    )
+
+
 def test_check_fails_under_the_interpreter(monkeypatch):
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET is set"):

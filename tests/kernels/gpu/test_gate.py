@@ -1,11 +1,11 @@
-"""Gates of feed-forward layers, in the model's dtype and in 8 bits, against PyTorch's activations in fp32."""
+"""Gates of feed-forward layers and of attention, in the model's dtype and in 8 bits, against PyTorch's in fp32."""
 
 from functools import partial
 
 import pytest
 import torch
 
-from kernels.gpu.gate import clamped_gate, gelu_and_mul, silu_and_mul
+from kernels.gpu.gate import clamped_gate, gate_columns, gelu_and_mul, silu_and_mul
 from kernels.interface import ClampedGate
 from tests.support.kernels.batches import assert_close, assert_quantized
 
@@ -75,6 +75,41 @@ def test_large_gates_open_or_close(device, gate_and_mul):
     assert_close(out[:, 3:], 3 * gate_up[:, 3:6])
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "n"), [(1, 16), (5, 7), (33, 80), (2, 4096)])
+def test_columns_of_wider_rows_gate(device, seed, dtype, num_rows, n):
+    x, wider = (
+        random_gate_up(seed, num_rows, n, dtype)[:, :n].contiguous(),
+        random_gate_up(seed + 1, num_rows, n, dtype),
+    )
+    on_device = x.to(device, copy=True)
+    for first in (0, n - 1, n):
+        gate = wider[:, first : first + n]
+        out = gate_columns(on_device, wider.to(device)[:, first : first + n])
+        assert out.dtype is dtype
+        assert out.is_contiguous()
+        assert_close(out.cpu(), x.float() * gate.float().sigmoid())
+
+
+@pytest.mark.parametrize("group_size", [None, 16])
+def test_quantized_columns_are_rounded_once(device, seed, float8, group_size):
+    x, wider = (
+        random_gate_up(seed, 9, 80, torch.bfloat16)[:, :80].contiguous(),
+        random_gate_up(seed, 9, 80, torch.bfloat16),
+    )
+    rows = gate_columns(x.to(device), wider.to(device)[:, 80:], quantize=float8, group_size=group_size)
+    assert rows.group_size == (group_size or 80)
+    wanted = (x.float() * wider[:, 80:].float().sigmoid()).view(9, -1, rows.group_size)
+    assert_quantized(rows.dequantized(torch.float32).cpu().view(wanted.shape), wanted, float8)
+
+
+def test_nan_stays_where_it_gates_or_is_gated(device):
+    x, gate = torch.randn(3, 40, device=device), torch.randn(3, 50, device=device)
+    x[1, 5] = gate[2, 17] = torch.nan
+    assert gate_columns(x, gate[:, 10:]).isnan().nonzero().tolist() == [[1, 5], [2, 7]]
+
+
 @gates
 def test_nan_stays_where_it_is(device, gate_and_mul):
     gate_up = torch.randn(3, 40, device=device)
@@ -86,7 +121,9 @@ def test_nan_stays_where_it_is(device, gate_and_mul):
 
 
 def test_empty_batch_gives_no_rows(device):
-    assert silu_and_mul(torch.empty(0, 80, device=device)).shape == (0, 40)
+    empty = torch.empty(0, 80, device=device)
+    assert silu_and_mul(empty).shape == (0, 40)
+    assert gate_columns(empty, empty).shape == (0, 80)
 
 
 def test_errors_name_what_is_wrong(device):
@@ -94,3 +131,10 @@ def test_errors_name_what_is_wrong(device):
         silu_and_mul(torch.ones(1, 7, device=device))
     with pytest.raises(ValueError, match=r"gate_up has shape \[2, 3, 4\]"):
         silu_and_mul(torch.ones(2, 3, 4, device=device))
+    x = torch.ones(2, 3, device=device)
+    with pytest.raises(ValueError, match=r"x is torch\.float32 of shape \[2, 3\], gate torch\.float32 of \[2, 2\]"):
+        gate_columns(x, x[:, 1:])
+    with pytest.raises(ValueError, match=r"gate has shape \[3, 2\], strides \(1, 3\); expected columns of rows"):
+        gate_columns(x, x.t())
+    with pytest.raises(ValueError, match=r"x has shape \[2, 2\], strides \(3, 1\); expected whole rows"):
+        gate_columns(x[:, 1:], x[:, 1:])

@@ -39,7 +39,8 @@ def test_8_bit_rows_are_made_for_linear_layers_only(make_ops, device, float8):
     assert isinstance(ops.add_rms_norm(x, x.clone(), weight, 1e-6)[0], torch.Tensor)
     normed, residual = ops.add_rms_norm(x, x.clone(), weight, 1e-6, for_linear=True)
     assert isinstance(residual, torch.Tensor)
-    for rows in (ops.rms_norm(x, weight, 1e-6, for_linear=True), normed, ops.silu_and_mul(x)):
+    gated = ops.gate_columns(x, torch.cat((x, x), dim=1)[:, 32:])
+    for rows in (ops.rms_norm(x, weight, 1e-6, for_linear=True), normed, ops.silu_and_mul(x), gated):
         assert isinstance(rows, QuantizedRows)
         assert rows.values.dtype is float8
 

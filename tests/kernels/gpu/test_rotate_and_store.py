@@ -125,6 +125,35 @@ def test_a_token_has_the_same_bits_among_any_number_of_tokens(device, seed, cach
         assert torch.equal(alone, all_tokens[4:6])
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms", [False, True], ids=["plain", "norms"])
+def test_columns_of_wider_rows_have_the_bits_of_whole_rows(device, seed, norms, dtype):
+    """As a projection has them whose other columns gate the result."""
+    step = RotationStep(5, 64, norms=norms, padding=2, seed=seed)
+    ops = ops_for(device, dtype)
+    q, cache = step.run(ops, dtype, dtype)
+    rotate = ops.rotate_and_store
+
+    def rotate_columns(qkv, *args, **options):
+        wider = torch.full((len(qkv), qkv.shape[1] + 48), torch.nan, dtype=dtype, device=device)
+        columns = wider[:, 32:-16]
+        columns.copy_(qkv)
+        out = rotate(columns, *args, **options)
+        assert wider[:, :32].isnan().all()
+        assert wider[:, -16:].isnan().all()
+        return out
+
+    ops.rotate_and_store = rotate_columns
+    columns_q, columns_cache = step.run(ops, dtype, dtype)
+    assert torch.equal(columns_q, q)
+    assert columns_q.is_contiguous()
+    for actual, expected in zip(
+        read_cache(columns_cache, step.slots.to(device)), read_cache(cache, step.slots.to(device)), strict=True
+    ):
+        assert torch.equal(actual, expected)
+
+
 def test_empty_batch_gives_no_tokens(device):
     q, _ = run(RotationStep(0, 64), device, torch.float32, torch.float32)
     assert q.shape == (0, 4, 64)
@@ -138,6 +167,8 @@ def test_errors_name_what_is_wrong(device):
         qkv = torch.ones(1, width, device=device)
         rotate_and_store(qkv, positions, cos, cos, cache, zero, target=TARGETS["sm_90"])
 
+    with pytest.raises(ValueError, match=r"qkv has shape \[1, 40\], strides \(80, 2\); expected columns of rows"):
+        rotate_and_store(table.new_ones(1, 80)[:, ::2], zero, table, table, cache, zero, target=TARGETS["sm_90"])
     for width in (30, 32):
         with pytest.raises(ValueError, match=rf"qkv \[1, {width}\] does not hold heads of 8, 2 of them keys"):
             run(width)

@@ -51,7 +51,7 @@ def test_a_clean_run_is_valid_and_every_check_is_listed() -> None:
     assert {finding.check for finding in verdict.findings} == {
         "complete", "workers_alive", "dispatch_lag", "achieved_rate", "loop_lag", "worker_cpu", "chunk_times",
         "ceiling", "warnings", "answered", "errors", "in_flight", "input_tokens", "output_tokens", "cache",
-        "steady_state", "saturation",
+        "steady_state", "saturation", "tail",
     }  # fmt: skip
 
 
@@ -124,10 +124,12 @@ def test_a_client_that_stood_still_once_is_a_note_on_what_lies_beyond_p99() -> N
     for latest_ms, notes in ((40.0, []), (500.0, ["loop_lag"])):
         lag_ms[5000:5050] = np.linspace(latest_ms, 0.0, 50)
         run = replace(_steady(), workers=(replace(healthy(0, 100), loop_lag_ms=lag_ms),))
-        verdict = judge(run, measure(run))
+        verdict = judge(run, measure(run, MeasureOptions(percentiles=(99.0,))))
         assert verdict.level == "VALID"
         assert [note.check for note in verdict.notes] == notes
-    assert "stood still for 500 ms: figures beyond p99, the largest too, may be its own" in verdict.notes[0].text
+    assert (
+        "was blocked for 500 ms: percentiles beyond p99 and the largest values may be its own" in verdict.notes[0].text
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_prompt_lengths_of_a_silent_server_are_judged_by_the_probe() -> None:
 def test_warnings_of_the_client_and_a_missing_steady_state_are_notes() -> None:
     run = run_of([Answered(0.0, ((0.1, 1),))], settings={"warnings": ["wants 3 workers, has 2 cores"]})
     notes = judge(run, measure(run)).notes
-    assert [note.check for note in notes] == ["warnings", "steady_state"]
+    assert [note.check for note in notes] == ["warnings", "steady_state", "tail"]
 
 
 def test_any_hit_of_prompts_that_share_nothing_is_a_warm_cache() -> None:
@@ -334,3 +336,34 @@ def test_the_worst_finding_is_the_verdict_and_comes_first() -> None:
     assert verdict.level == "INVALID"
     assert verdict.reasons[0].check == "loop_lag"
     assert [finding.level for finding in verdict.reasons] == ["INVALID", "DEGRADED", "DEGRADED"]
+
+
+@pytest.mark.parametrize(
+    ("count", "percentiles", "note"),
+    [
+        (100, (50.0, 99.0), ""),
+        (
+            99,
+            (50.0, 99.0),
+            "99 answered requests in the window are too few for p99: hardly more than the extreme value; 100 are",
+        ),
+        (1000, (99.9,), ""),
+        (
+            999,
+            (99.9,),
+            "999 answered requests in the window are too few for p99.9: hardly more than the extreme value; 1,000 are",
+        ),
+        (19, (5.0, 95.0), "19 answered requests in the window are too few for p5, p95, p99: hardly more"),
+        (100, (1.0, 99.0), ""),
+    ],
+)
+def test_percentiles_of_too_few_requests_have_a_note(count: int, percentiles: tuple[float, ...], note: str) -> None:
+    found = _finding(_steady(count), "tail", options=MeasureOptions(percentiles=percentiles))
+    assert found.level == "VALID"
+    assert found.text.startswith(note)
+    assert bool(found.text) == bool(note)
+
+
+def test_a_run_without_an_answer_has_no_note_on_its_percentiles() -> None:
+    run = _steady(20)
+    assert not _finding(with_requests(run, status=np.full(20, Status.ERROR)), "tail").text

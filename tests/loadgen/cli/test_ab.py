@@ -214,6 +214,7 @@ def test_sigterm_stops_the_server_too(fake: Fake, servers: Path, port: int) -> N
         ((*TARGETS, "--servers", "file"), "leave --target-a and --target-b out"),
         ((*TARGETS, "--label-a", "b"), "both sides are called 'b'"),
         (("--target-a", "ftp://h:1", "--target-b", "grpc://h:1"), "ftp://h:1"),
+        ((*TARGETS, "--max-retries", "1"), "--max-retries needs targets"),
         (("--servers", "nowhere.toml"), "--servers nowhere.toml: No such file"),
     ],
 )

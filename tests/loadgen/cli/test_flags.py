@@ -1,39 +1,43 @@
 """Tables of flags."""
 
+from typing import Any
+
 import pytest
 
+from chairlift.service.flag_kinds import integer, switch
+from chairlift.service.flags import Flag, FlagParser
 from loadgen.cli import compare, report, run, simulate, sweep
-from loadgen.cli.flags import Flag, Parser, add_flags
+from loadgen.cli.flags import add_flags
 
 
 def test_switches_that_are_on_can_be_turned_off_and_a_flag_is_added_once() -> None:
-    parser = Parser()
+    parser = FlagParser("program")
     add_flags(
-        parser, [Flag("--on", "x", bool, default=True), Flag("--off", "x", bool), Flag("--n", "x", int, default=2)]
+        parser,
+        [
+            Flag("--on", "x", switch(), default=True),
+            Flag("--off", "x", switch()),
+            Flag("--n", "x", integer(0), default=2),
+        ],
     )
-    add_flags(parser, [Flag("--n", "y", int, default=9)])
+    add_flags(parser, [Flag("--n", "y", integer(0), default=9)])
     assert vars(parser.parse_args([])) == {"on": True, "off": False, "n": 2}
     assert vars(parser.parse_args(["--no-on", "--off", "--n", "3"])) == {"on": False, "off": True, "n": 3}
     with pytest.raises(SystemExit):
         parser.parse_args(["--no-off"])
 
 
-@pytest.mark.parametrize("verb", [["run"], ["sweep", "--rates", "1"], ["report", "x"], ["compare", "x"]])
-def test_limits_of_several_flags_all_count(verb: list[str]) -> None:
-    parser = Parser()
-    verbs = parser.add_subparsers()
-    for module in (run, sweep, report, compare):
-        module.add_parser(verbs)
+@pytest.mark.parametrize(("verb", "needed"), [(run, []), (sweep, ["--rates", "1"]), (report, ["x"]), (compare, ["x"])])
+def test_limits_of_several_flags_all_count(verb: Any, needed: list[str]) -> None:
+    parser = verb.make_parser("program")
     limits = ["--goodput", "ttft:500", "e2el:9000", "--goodput", "tpot:50"]
     expected = [("ttft", 500.0), ("e2el", 9000.0), ("tpot", 50.0)]
-    assert parser.parse_args([*verb, *limits]).goodput == expected
-    assert parser.parse_args([*verb, *limits]).goodput == expected  # nothing is left of the first time
-    if verb[0] == "sweep":
-        assert parser.parse_args([*verb, "--slo", "ttft:1", "--slo", "tpot:2"]).goodput == [("ttft", 1), ("tpot", 2)]
+    assert parser.parse_args([*needed, *limits]).goodput == expected
+    assert parser.parse_args([*needed, *limits]).goodput == expected  # nothing is left of the first time
+    assert parser.parse_args([*needed, "--slo", "ttft:1", "--slo", "tpot:2"]).goodput == [("ttft", 1), ("tpot", 2)]
 
 
 def test_policies_of_several_flags_all_count() -> None:
-    parser = Parser()
-    simulate.add_parser(parser.add_subparsers())
-    options = parser.parse_args(["simulate", "--trace", "x", "--policy", "fcfs", "slo", "--policy", "static"])
+    parser = simulate.make_parser("program")
+    options = parser.parse_args(["--trace", "x", "--policy", "fcfs", "slo", "--policy", "static"])
     assert options.policy == ["fcfs", "slo", "static"]

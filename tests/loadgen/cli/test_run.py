@@ -56,7 +56,7 @@ def test_a_tag_without_a_value_is_refused_before_anything_is_run(capsys: pytest.
         with pytest.raises(SystemExit, match="2"):
             main(["run", "--target", server.url, *_FLAGS, "--random-input-len", "5", "--tag", "gpu"])
         assert not server.record.answered()
-    assert "argument --tag: 'gpu' is not KEY=VALUE" in capsys.readouterr().err
+    assert "--tag is gpu, it must be KEY=VALUE" in capsys.readouterr().err
 
 
 def test_the_run_is_kept_if_the_servers_metrics_are_gone_after_it(
@@ -113,6 +113,32 @@ def test_targets_of_every_request_are_judged_without_a_file(capsys: pytest.Captu
     said = capsys.readouterr().out
     assert "Goodput by class" in said
     assert next(line.split()[1] for line in said.splitlines() if line.startswith("all ")) == "12"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--target", "ftp://h:1"], "--target ftp://h:1: must begin with"),
+        (
+            ["--target", "grpc://h:1", "--api", "chat"],
+            "target 'grpc://h:1' is no address for --api chat, which takes http: or https:",
+        ),
+        (
+            ["--max-concurrency", "8", "--concurrency", "4"],
+            "concurrency 4 makes a closed loop, max_concurrency 8 limits",
+        ),
+        (["--target", "http://h:1/v1", "--api", "chat", "--prompt-mode", "ids"], "the chat API takes no token ids"),
+        (["--tls-cert", "x.pem"], "--tls-cert and --tls-key belong together"),
+        (["--max-retries", "1"], "--max-retries needs targets"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_is_printed(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--num-prompts", "12", "--dry-run", *flags]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
 
 
 @pytest.mark.parametrize(

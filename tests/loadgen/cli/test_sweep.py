@@ -198,6 +198,7 @@ def test_a_dry_run_runs_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) 
         (("--rates", "1,2", "--rate-steps", "1:5s,2:5s"), "leave --rate-steps out"),
         (("--rates", "1,2", "--speed", "2"), "leave --speed out"),
         (("--concurrencies", "1,2", "--max-concurrency", "5"), "leave --max-concurrency out"),
+        (("--rates", "1,2", "--target", "ftp://h:1"), "--target ftp://h:1: must begin with"),
         (("--concurrencies", "1,2", "--level-duration", "5s"), "--level-duration is for --rates"),
         (("--rates", "1,2", "--level-duration", "5s"), "--level-duration and --num-prompts"),
     ],

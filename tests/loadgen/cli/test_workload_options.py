@@ -1,12 +1,13 @@
-import argparse
 import json
 
 import numpy as np
 import pytest
 
-from loadgen.cli.synthetic_options import SYNTHETIC_FLAGS
+from chairlift.service.flags import FlagParser
+from loadgen.cli.synthetic_options import SYNTHETIC_FLAGS, asked_rate
 from loadgen.cli.trace_options import TRACE_FLAGS
-from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, asked_rate, describe, workload
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, workload
+from loadgen.cli.workload_text import describe
 from loadgen.errors import OptionError, TraceError
 from loadgen.trace.oracle import ideal_reuse
 from loadgen.trace.stats import arrival_statistics
@@ -16,19 +17,19 @@ class ComplaintError(Exception):
     """What argparse would print before it exits."""
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(FlagParser):
     def error(self, message):
         raise ComplaintError(message)
 
 
 def replay(*arguments):
-    parser = Parser()
+    parser = Parser("program")
     add_trace_arguments(parser)
     return workload(parser.parse_args([str(argument) for argument in arguments]))
 
 
 def run(*arguments):
-    parser = Parser()
+    parser = Parser("program")
     add_synthetic_arguments(parser)
     return workload(parser.parse_args([str(argument) for argument in arguments]))
 
@@ -118,13 +119,13 @@ def test_contradictions_of_a_replay_are_named(trace, arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--window", "10"], "argument --window: '10' is not a window such as"),
-        (["--window", "5x:9"], "argument --window: '5x' is not a duration"),
-        (["--limit", "0"], "argument --limit"),
-        (["--speed", "-1"], "argument --speed"),
-        (["--rate", "inf"], "argument --rate: 'inf' is not finite"),
-        (["--seed", "-1"], "argument --seed: '-1' is not a whole number"),
-        (["--trace-format", "parquet"], "argument --trace-format: invalid choice"),
+        (["--window", "10"], "--window is 10, it must be a window such as"),
+        (["--window", "5x:9"], "--window is 5x:9, it must be a window such as"),
+        (["--limit", "0"], "--limit is 0, it must be a whole number, at least 1"),
+        (["--speed", "-1"], "--speed is -1, it must be a number above 0"),
+        (["--rate", "inf"], "--rate is inf, it must be a number above 0"),
+        (["--seed", "-1"], "--seed is -1, it must be a whole number, at least 0"),
+        (["--trace-format", "parquet"], "--trace-format is parquet, it must be one of auto, azure, "),
     ],
 )
 def test_values_that_cannot_be_are_named_with_their_flag(trace, arguments, message):
@@ -183,15 +184,15 @@ def test_what_is_run_is_described(trace):
     ],
 )
 def test_a_rate_that_is_drawn_for_is_named_beside_the_draw(flags, asked):
-    parser = Parser()
+    parser = Parser("program")
     add_synthetic_arguments(parser)
     options = parser.parse_args(["--num-prompts", "40", *flags])
     assert asked_rate(options) == asked
     requests = workload(options)
     drawn = arrival_statistics(requests.arrival_s).mean_rate_rps
     text = describe(requests, asked_rate(options))
-    assert (f"{drawn or 0:.4g} requests/s (asked 8, this was drawn)" in text) == (asked is not None)
-    assert ("asked" in text) == (asked is not None)
+    assert (f"{drawn or 0:.4g} requests/s (8 requested; this is the random draw)" in text) == (asked is not None)
+    assert ("requested" in text) == (asked is not None)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +305,7 @@ def test_contradictions_of_a_run_are_named(arguments, message):
 
 
 def test_a_closed_loop_has_no_schedule():
-    parser = Parser()
+    parser = Parser("program")
     add_synthetic_arguments(parser)
     parser.add_argument("--concurrency", type=int)
     assert workload(parser.parse_args(["--concurrency", "4"])).arrival_s.max() == 0
@@ -316,14 +317,14 @@ def test_a_closed_loop_has_no_schedule():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--random-input-len", "0"], "argument --random-input-len: '0' is not N, LOW-HIGH"),
-        (["--random-input-len", "9-5"], "lengths from 9 to 5"),
-        (["--random-output-len", "normal:3"], "argument --random-output-len"),
-        (["--random-range-ratio", "1"], "is not at least 0 and below 1"),
-        (["--request-rate", "0"], "argument --request-rate"),
-        (["--on-off", "5s"], "'5s' is not ON:OFF"),
-        (["--on-off", "5s:0"], "must be above 0"),
-        (["--rate-steps", "5"], "'5' is not RATE:TIME"),
+        (["--random-input-len", "0"], "--random-input-len is 0, it must be N, LOW-HIGH"),
+        (["--random-input-len", "9-5"], "--random-input-len is 9-5, it must be .* LOW not above HIGH"),
+        (["--random-output-len", "normal:3"], "--random-output-len is normal:3, it must be N, LOW-HIGH"),
+        (["--random-range-ratio", "1"], "--random-range-ratio is 1, it must be a number, at least 0 and below 1"),
+        (["--request-rate", "0"], "--request-rate is 0, it must be a number above 0, or inf"),
+        (["--on-off", "5s"], "--on-off is 5s, it must be two durations above 0, ON:OFF"),
+        (["--on-off", "5s:0"], "--on-off is 5s:0, it must be two durations above 0"),
+        (["--rate-steps", "5"], "--rate-steps is 5, it must be rates and durations above 0, RATE:TIME"),
     ],
 )
 def test_values_of_a_run_that_cannot_be_are_named_with_their_flag(arguments, message):
@@ -338,7 +339,7 @@ def test_the_tail_of_drawn_lengths_can_be_fitted():
 
 
 def test_one_parser_takes_either_but_not_both(trace):
-    parser = Parser()
+    parser = Parser("program")
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
     assert len(workload(parser.parse_args(["--trace", str(trace), "--max-model-len", "20"]))) == 12
@@ -355,7 +356,7 @@ def test_one_parser_takes_either_but_not_both(trace):
 
 
 def test_flags_without_a_use_are_known():
-    parser = Parser()
+    parser = Parser("program")
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
     known = {action.dest for action in parser._actions}

@@ -14,7 +14,7 @@ def test_a_logarithmic_axis_has_some_ticks_and_never_too_many(low_ms: float, rat
     axes = Figure().subplots()
     axes.set_xlim(low_ms, low_ms * ratio)
     axes.set_xscale("log")
-    log_ticks(axes.xaxis, low_ms, low_ms * ratio, most_ticks=most)
+    log_ticks(axes.xaxis, low_ms, low_ms * ratio, max_ticks=most)
     ticks = [tick for tick in axes.xaxis.get_majorticklocs() if low_ms <= tick <= low_ms * ratio]
     assert 1 <= len(ticks) <= most
     assert all(axes.xaxis.get_major_formatter()(tick).endswith(("ms", "s", "min")) for tick in ticks)

@@ -36,7 +36,7 @@ def test_the_verdict_comes_first_and_says_why() -> None:
 
 
 def test_a_valid_run_has_no_reasons() -> None:
-    lines = _summary(synthetic_run(300))
+    lines = _summary(synthetic_run(1000))
     assert lines[1] == "VALID: the figures may be quoted"
     assert lines[2].startswith("Requests answered:")
 
@@ -55,10 +55,10 @@ def test_figures_are_those_of_the_metrics() -> None:
     metrics = measure(run, options)
     lines = _summary(run, options)
     assert _figure(lines, "Timeouts") == "5"
-    assert _figure(lines, "Dropped at the cap") == "4"
+    assert _figure(lines, "Dropped at --max-concurrency") == "4"
     assert _figure(lines, "Limits") == "TTFT 90 ms, TPOT 12.5 ms"
     goodput = metrics.steady.goodput
-    assert _figure(lines, "Kept by").endswith(f"{goodput.good:,} of {goodput.offered:,} offered")
+    assert _figure(lines, "SLO attainment").endswith(f"{goodput.good:,} of {goodput.offered:,} offered")
     assert any("after 2 s of warm-up to the last arrival" in line for line in lines)
     (heads,) = [line.split() for line in lines if line.split()[:1] == ["mean"]]
     assert heads == ["mean", "p50", "p90", "p99", "max"]
@@ -101,7 +101,7 @@ def test_arrivals_are_those_that_were_asked_and_what_did_not_happen_takes_no_lin
         _summary(synthetic_run(50, settings=settings))
         for settings in ({"asked_rate_per_s": 8.0}, {"closed_loop": True})
     )
-    assert _figure(asked, "Arrivals asked") == "8 per s, of which the plan is one draw"
+    assert _figure(asked, "Arrivals requested") == "8 per s; the plan is a random draw"
     assert _figure(closed, "Arrivals") == "when another request ended (closed loop)"
-    absent = ("Arrivals asked", "Timeouts", "Wait in the client", "Kept by", "Prompt tokens")
+    absent = ("Arrivals requested", "Timeouts", "Wait in the client", "SLO attainment", "Prompt tokens")
     assert not [line for line in _summary(run_of([Answered(0.0, ((0.1, 1), (0.2, 1)))])) if line.startswith(absent)]

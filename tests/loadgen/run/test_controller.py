@@ -348,7 +348,7 @@ def test_nobody_listening_is_said_and_no_process_is_left() -> None:
 def test_what_cannot_be_run_is_refused_before_anything_is_started() -> None:
     with pytest.raises(OptionError, match="no requests"):
         run_workload(workload(0, 1), spec("null:", "null"))
-    with pytest.raises(TargetError, match="no address for api grpc"):
+    with pytest.raises(TargetError, match="no address for --api grpc"):
         run_workload(workload(1, 1), spec("http://host/v1"))
     with (
         mock_in_thread("grpc", MockBehaviour(vocab_size=2, ttft_s=0.0)) as server,

@@ -28,6 +28,15 @@ async def test_every_tick_that_a_hold_up_delays_is_late() -> None:
     assert made.lag_ms().tolist() == [0, 0, 1, 45, 35, 25, 15, 5, 0]
 
 
+async def test_a_loop_that_is_blocked_until_the_end_is_late() -> None:
+    clocks = Clocks()
+    made = watch(clocks)
+    made.start(0)
+    clocks.now_ns = 35_000_000
+    made.stop()
+    assert made.lag_ms().tolist() == [35, 25, 15, 5]
+
+
 async def test_cpu_shares_are_per_second_and_without_what_was_burnt_waiting() -> None:
     clocks = Clocks()
     made = watch(clocks)

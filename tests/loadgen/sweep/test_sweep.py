@@ -100,7 +100,7 @@ def test_the_end_of_the_ladder_is_not_called_left_early() -> None:
 @pytest.mark.parametrize("target", [0.9, 0.99])
 def test_bisection_finds_the_knee_of_a_monotone_curve(target: float) -> None:
     server = Server(capacity=100.0)
-    found = sweep([1, 4, 16, 64], server.run_once, targets=(target,), bisect=True, precision=0.02, most_probes=12)
+    found = sweep([1, 4, 16, 64], server.run_once, targets=(target,), bisect=True, precision=0.02, max_probes=12)
     (answer,) = found.answers
     truth = 10.0 * (9 * (1 / target - 1)) ** (1 / 8)
     assert answer.load is not None
@@ -135,7 +135,7 @@ def test_bisection_of_concurrency_ends_at_neighbours() -> None:
 
 def test_bisection_gives_up_after_its_probes() -> None:
     server = Server(capacity=100.0)
-    sweep([1, 64], server.run_once, targets=(0.9, 0.99), bisect=True, precision=1e-9, most_probes=3)
+    sweep([1, 64], server.run_once, targets=(0.9, 0.99), bisect=True, precision=1e-9, max_probes=3)
     assert len(server.played) == 2 + 2 * 3
 
 

@@ -22,9 +22,9 @@ def test_these_belong_together(url: str, api: Api, mode: PromptMode) -> None:
 @pytest.mark.parametrize(
     ("url", "api", "mode", "complaint"),
     [
-        ("http://host:8000/v1", "grpc", "ids", "no address for api grpc, which wants grpc: or"),
-        ("localhost:50051", "grpc", "ids", "no address for api grpc"),
-        ("grpc://host:50051", "chat", "text", "wants http: or https:"),
+        ("http://host:8000/v1", "grpc", "ids", "no address for --api grpc, which takes grpc: or"),
+        ("localhost:50051", "grpc", "ids", "no address for --api grpc"),
+        ("grpc://host:50051", "chat", "text", "takes http: or https:"),
         ("http:///v1", "completions", "ids", "names no host"),
         ("grpc+unix:", "grpc", "ids", "names no host"),
         ("http://host/v1", "chat", "ids", "--prompt-mode text"),

@@ -6,21 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from chairlift.service.flag_kinds import choice, integer, notation, number, optional, path, repeated, switch, text
 from chairlift.service.flags import (
+    Flag,
     FlagError,
     FlagParser,
+    add_flag,
     add_flags,
     check_flags,
-    choice,
     config_from,
     flag,
-    integer,
-    number,
-    optional,
-    path,
-    repeated,
-    switch,
-    text,
 )
 
 
@@ -194,9 +189,85 @@ def test_a_secret_is_in_no_repr() -> None:
 
 
 def test_unknown_flags_may_be_left_to_another_program() -> None:
-    parser = FlagParser("up")
+    parser = FlagParser("up", returns_unknown=True)
     add_flags(parser, Config)
     arguments, rest = parser.parse_known_args(["--max-num-seqs", "4", "--port", "1", "--por", "2"])
     assert rest == ["--max-num-seqs", "4", "--por", "2"]  # no abbreviations: they may be the other program's
     assert config_from(arguments, Config, {}).port == 1
     assert isinstance(arguments, argparse.Namespace)
+
+
+_TABLE = (
+    Flag("--num-seats", "seats", integer(1), default=2),
+    Flag("--load", "load", number(above=0, below=1)),
+    Flag("--pair", "pair", notation(lambda text: tuple(map(int, text.split(":", 1))), "A:B", "A:B")),
+    Flag("--limit", "limits", repeated(number(0), takes_several=True), default=[], aliases=["--most"]),
+    Flag("--fast", "fast", switch(), default=True),
+    Flag("--dry-run", "dry", switch()),
+    Flag("--name", "name", metavar="TEXT"),
+)
+
+
+def with_verb() -> FlagParser:
+    """A program with the verb `go`, which has the flags of the table."""
+    parser = FlagParser("program")
+    verb = parser.add_subparsers().add_parser("go")
+    for each in _TABLE:
+        add_flag(verb, each)
+    return parser
+
+
+def test_flags_of_a_table_are_parsed_or_have_their_default() -> None:
+    defaults = {
+        "num_seats": 2, "load": None, "pair": None, "limit": [], "fast": True, "dry_run": False, "name": None,
+    }  # fmt: skip
+    assert vars(with_verb().parse_args(["go"])) == defaults
+    given = "go --num-seats 2k --load .5 --pair 3:4 --limit 1 2 --most 3 --no-fast --dry-run --name="
+    assert vars(with_verb().parse_args(given.split())) == {
+        "num_seats": 2000, "load": 0.5, "pair": (3, 4), "limit": [1, 2, 3], "fast": False, "dry_run": True, "name": "",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("--num-seats 0", "--num-seats is 0, it must be a whole number, at least 1"),
+        ("--load 1", "--load is 1, it must be a number above 0 and below 1"),
+        ("--load 0", "--load is 0, it must be a number above 0 and below 1"),
+        ("--pair 3:x", "--pair is 3:x, it must be A:B"),
+        ("--most 1 -1.5", "--limit is -1.5, it must be a number, at least 0"),
+        ("--no-dry-run", "unknown: --no-dry-run; did you mean --dry-run?"),
+        ("--num-seat 3", "unknown: --num-seat 3; did you mean --num-seats?"),
+    ],
+)
+def test_a_verb_refuses_its_wrong_flags_itself(capsys: pytest.CaptureFixture[str], argv: str, says: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        with_verb().parse_args(["go", *argv.split()])
+    assert capsys.readouterr().err == f"program go: error: {says} (see program go --help)\n"
+
+
+def test_help_of_a_table_has_the_values(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        with_verb().parse_args(["go", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for line in (
+        "--num-seats N seats",
+        "--pair A:B pair",
+        "--fast, --no-fast fast",
+        "--dry-run dry",
+        "--name TEXT name",
+    ):
+        assert line in shown
+
+
+@pytest.mark.parametrize(("flags", "meant"), [(["--model"], "--model"), (["--model", "--trace"], "--trace")])
+def test_a_word_without_a_flag_may_be_the_file(
+    capsys: pytest.CaptureFixture[str], flags: list[str], meant: str
+) -> None:
+    parser = FlagParser("program")
+    for name in flags:
+        add_flag(parser, Flag(name, "file", path()))
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["a.csv"])
+    assert f"unknown: a.csv; did you mean {meant} a.csv?" in capsys.readouterr().err

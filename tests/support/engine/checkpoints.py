@@ -33,6 +33,20 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "moe_intermediate_size": 40,
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        "Qwen3_5ForCausalLM",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "rms_norm_eps": 0.05,
+        },
+    ),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}),
@@ -144,6 +158,14 @@ WITH_IMAGES: dict[str, tuple[str, str, str, str, dict[str, Any], dict[str, Any]]
         {"rope_parameters": _MROPE},
         {**_QWEN_VISION, "fullatt_block_indexes": [0]},
     ),
+    "qwen3.5 with images": (
+        "qwen3_5",
+        "Qwen3_5TextConfig",
+        "Qwen3_5Config",
+        "Qwen3_5ForConditionalGeneration",
+        {},
+        {**_QWEN_VISION, "num_position_embeddings": 16},
+    ),
     "qwen3 with images": (
         "qwen3",
         "Qwen3VLTextConfig",
@@ -194,7 +216,8 @@ def save_checkpoint(
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "norm" in name and "vis" not in name:  # around one, so that a forgotten norm weight shows
-            values = ("Gemma" not in model_class) + 0.2 * noise  # Gemma adds the one
+            adds_one = model_class.startswith(("Gemma", "Qwen3_5")) and "linear_attn" not in name
+            values = (not adds_one) + 0.2 * noise
         elif parameter.ndim == 1:  # biases that matter
             values = 0.2 * noise
         else:  # keeps activations and logits near unit scale

@@ -1,0 +1,89 @@
+"""Qwen3.5, dense: three of four layers are gated delta rules (arXiv:2412.06464), the others have gated attention."""
+
+from engine.model.config_fields import ConfigFields
+from engine.model.family import DecoderTraits, Family, num_layers, same_ropes
+from kernels.delta_heads import DeltaHeads
+
+_MAX_SIZE = 2**16  # of heads and their dimensions: several times those of the largest models
+_MAX_CONV_WIDTH = 64
+_LANES, _UNROLLED = 16, 4  # of which kernels compute whole multiples
+
+
+def _qwen3_5(fields: ConfigFields) -> DecoderTraits:
+    attention_bias = fields.flag("attention_bias", False)
+    heads = _delta_heads(fields)
+    return DecoderTraits(
+        sliding_windows=(None,) * num_layers(fields),
+        ropes=same_ropes(fields),
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        qk_norm=True,
+        norm_offset=1.0,
+        delta_rules=tuple(None if attends else heads for attends in _attending(fields)),
+        attention_gate=True,
+    )
+
+
+def _delta_heads(fields: ConfigFields) -> DeltaHeads:
+    """Raises: CheckpointError: sizes that do not fit each other, or that kernels do not compute."""
+
+    def size(name: str, multiple: int = 1) -> int:
+        value = fields.integer(name, maximum=_MAX_SIZE)
+        if value % multiple:
+            raise fields.error(name, f"is {value}, expected a multiple of {multiple}; or use --model-impl transformers")
+        return value
+
+    num_key_heads, num_value_heads = size("linear_num_key_heads"), size("linear_num_value_heads")
+    if num_value_heads % num_key_heads:
+        raise fields.error(
+            "linear_num_value_heads", f"is {num_value_heads}, not a multiple of linear_num_key_heads {num_key_heads}"
+        )
+    return DeltaHeads(
+        num_key_heads,
+        size("linear_key_head_dim", _UNROLLED),
+        num_value_heads,
+        size("linear_value_head_dim", _LANES),
+        fields.integer("linear_conv_kernel_dim", minimum=2, maximum=_MAX_CONV_WIDTH),
+    )
+
+
+def _attending(fields: ConfigFields) -> list[bool]:
+    """Returns whether each layer attends, by `layer_types`, or else each `full_attention_interval`-th.
+
+    Raises: CheckpointError: another number of layers, another type, or none that attends.
+    """
+    number = num_layers(fields)
+    if "layer_types" not in fields:
+        interval = fields.integer("full_attention_interval", 4)
+        types = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(number)]
+    else:
+        types = fields.raw("layer_types")
+    if not isinstance(types, list) or len(types) != number:
+        raise fields.error("layer_types", f"is {types!r}, expected a list with one entry for each of {number} layers")
+    if unknown := sorted({str(kind) for kind in types} - {"full_attention", "linear_attention"}):
+        raise fields.error("layer_types", f"has {', '.join(unknown)}, supported are full_attention, linear_attention")
+    if "full_attention" not in types:
+        raise fields.error("layer_types", "has no full_attention: a model without attention is not supported")
+    return [kind == "full_attention" for kind in types]
+
+
+QWEN3_5 = Family(
+    "Qwen3_5ForCausalLM",
+    _qwen3_5,
+    {
+        "vocab_size": 248320,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 32768,
+        "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    },
+)
