@@ -14,13 +14,11 @@ import torch
 
 from kernels.check_inputs import CachedRows, CheckInputs, DeltaRows, Outputs, sampling_batch
 from kernels.dtypes import dtype_name
-from kernels.fp4_groups import NVFP4_GROUP_SIZE
-from kernels.fp8_block import BLOCK
 from kernels.interface import AdapterOps, ExpertChoice, KernelOps, LowRank
 from kernels.metadata import AdaptedTokens
-from kernels.microscaled_weights import GROUP_SIZE
 from kernels.model_forms import ALLOWED, ExpertForms, ModelForms
 from kernels.sample_weights import grouped, microscaled, nvfp4
+from kernels.scale_groups import FP8_BLOCK_SIZE, MXFP4_GROUP_SIZE, NVFP4_GROUP_SIZE
 
 _NUM_TOKENS = 33
 _NUM_OUT = 256
@@ -149,11 +147,11 @@ def _linear_cases(forms: ModelForms, inputs: CheckInputs) -> Iterator[KernelCase
         if forms.weights_form == "fp8 checkpoint":
             scales = torch.linspace(0.5, 1.5, len(weight), device=inputs.device)
             return ops.pack_quantized(weight.to(torch.float8_e4m3fn), scales, bias, forms.weights_dtype)
-        if forms.weights_form == "fp8 blocks" and not any(size % BLOCK for size in weight.shape):
-            shape = (weight.shape[0] // BLOCK, weight.shape[1] // BLOCK)
+        if forms.weights_form == "fp8 blocks" and not any(size % FP8_BLOCK_SIZE for size in weight.shape):
+            shape = (weight.shape[0] // FP8_BLOCK_SIZE, weight.shape[1] // FP8_BLOCK_SIZE)
             block_scales = torch.linspace(0.5, 1.5, shape[0] * shape[1], device=inputs.device).view(shape)
             return ops.pack_quantized(weight.to(torch.float8_e4m3fn), block_scales, bias, forms.weights_dtype)
-        if forms.weights_form == "mxfp4 groups" and weight.shape[1] % GROUP_SIZE == 0:
+        if forms.weights_form == "mxfp4 groups" and weight.shape[1] % MXFP4_GROUP_SIZE == 0:
             return ops.pack_fp4(microscaled(weight), bias, forms.dtype)
         if forms.weights_form == "nvfp4 groups" and weight.shape[1] % NVFP4_GROUP_SIZE == 0:
             return ops.pack_fp4(nvfp4(weight), bias, forms.dtype)  # the reference rounds to it
@@ -211,7 +209,7 @@ def _mixture_case(
         choice = ExpertChoice(x[:, :number].topk(routing.top_k).indices, factors)
 
     def packed_expert(ops: KernelOps, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
-        if experts.is_microscaled and weight.shape[1] % GROUP_SIZE == 0:
+        if experts.is_microscaled and weight.shape[1] % MXFP4_GROUP_SIZE == 0:
             return ops.pack_microscaled(microscaled(weight), bias, forms.weights_dtype)
         return packed(ops, weight, bias)
 

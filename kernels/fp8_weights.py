@@ -2,14 +2,14 @@
 
 import torch
 
-from kernels.fp8_block import BLOCK
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 FP8_DTYPE = torch.float8_e4m3fn
 
 
 def has_block_scales(values: torch.Tensor, scales: torch.Tensor) -> bool:
     """Tells whether scales are per block of values [out, in]; otherwise they are per tensor or output channel."""
-    return scales.ndim == 2 and scales.numel() > 1 and len(scales) != len(values)
+    return scales.ndim == 2 and scales.numel() > 1 and scales.shape != (len(values), 1)
 
 
 def dequantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -23,7 +23,7 @@ def dequantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     exact = values.float()
     if has_block_scales(values, scales):
         for index, of_rows in enumerate(scales.float()):
-            rows = exact[index * BLOCK : (index + 1) * BLOCK]
-            rows.mul_(of_rows.repeat_interleave(BLOCK)[: exact.shape[1]])
+            rows = exact[index * FP8_BLOCK_SIZE : (index + 1) * FP8_BLOCK_SIZE]
+            rows.mul_(of_rows.repeat_interleave(FP8_BLOCK_SIZE)[: exact.shape[1]])
         return exact
     return exact.mul_(scales.float().reshape(-1, 1))

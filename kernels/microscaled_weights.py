@@ -4,11 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.fp4_groups import MXFP4_GROUP_SIZE
 from kernels.grouped_weights import GroupedWeights
-
-GROUP_SIZE = MXFP4_GROUP_SIZE
-"""Inputs that share a scale in MXFP4."""
 
 NAN = 255
 """An exponent that stands for NaN."""

@@ -2,16 +2,16 @@
 
 import torch
 
-from kernels.fp4_groups import NVFP4_GROUP_SIZE
 from kernels.grouped_weights import GroupedWeights
-from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights, NvFp4Weights
+from kernels.microscaled_weights import MicroscaledWeights, NvFp4Weights
+from kernels.scale_groups import MXFP4_GROUP_SIZE, NVFP4_GROUP_SIZE
 
 _INTEGERS_GROUP_SIZE = 32
 
 
 def microscaled(weight: torch.Tensor) -> MicroscaledWeights:
     """Makes codes of the bits of some weights [out, in], and scales that keep results near unit scale."""
-    exponents = torch.arange(len(weight) * weight.shape[1] // GROUP_SIZE, device=weight.device) % 3 + 119
+    exponents = torch.arange(len(weight) * weight.shape[1] // MXFP4_GROUP_SIZE, device=weight.device) % 3 + 119
     return MicroscaledWeights(_codes(weight), exponents.view(len(weight), -1).to(torch.uint8))
 
 

@@ -24,9 +24,9 @@ from engine.bench.linear_layers import seconds_of
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.packed_linear import PackedLinear
 from kernels.cpu.threads import set_num_threads
-from kernels.fp4_groups import NVFP4_GROUP_SIZE
 from kernels.grouped_weights import GroupedWeights, Superblocks
-from kernels.microscaled_weights import GROUP_SIZE, Fp4Weights, MicroscaledWeights, NvFp4Weights
+from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights, NvFp4Weights
+from kernels.scale_groups import MXFP4_GROUP_SIZE, NVFP4_GROUP_SIZE
 
 _ROWS = (1, 16, 32)
 _BYTES = 128 << 20
@@ -61,7 +61,7 @@ def _nvfp4(num_out: int, num_in: int) -> NvFp4Weights:
 
 
 def _mxfp4(num_out: int, num_in: int) -> MicroscaledWeights:
-    exponents = torch.randint(110, 127, (num_out, num_in // GROUP_SIZE), dtype=torch.uint8)
+    exponents = torch.randint(110, 127, (num_out, num_in // MXFP4_GROUP_SIZE), dtype=torch.uint8)
     return MicroscaledWeights(_codes(num_out, num_in), exponents)
 
 

@@ -1,16 +1,16 @@
 """One layer of the decoder: attention, or what stands for it, and a feed-forward network, with RMSNorms around each."""
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from engine.model.attention import Attention
-from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, Span
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet
 from engine.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
-from engine.model.linear import Linear
+from engine.model.linear import Linear, LinearFactory
 from engine.model.norm import Norm
 from engine.model.sharding import Sharding
 from engine.model.stacked_linear import StackedLinear
@@ -78,25 +78,7 @@ class DecoderLayer:
         self._prefix = f"model.layers.{index}."
         self._eps = config.rms_norm_eps
         hidden = Span.whole(config.hidden_size)
-
-        def linear(
-            prefix: str,
-            in_features: Span,
-            out_features: Mapping[str, Span | FusedSpan],
-            *,
-            bias: bool,
-            row_order: torch.Tensor | None = None,
-        ) -> Linear:
-            return Linear(
-                prefix,
-                in_features,
-                out_features,
-                bias=bias,
-                quantized=config.quantized,
-                dtype=dtype,
-                device=device,
-                row_order=row_order,
-            )
+        linear: LinearFactory = partial(Linear, quantized=config.quantized, dtype=dtype, device=device)
 
         def norm(
             name: str, size: int = config.hidden_size, *, scale: float = 1.0, order: torch.Tensor | None = None

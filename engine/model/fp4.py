@@ -11,7 +11,7 @@ from typing import Literal
 
 from engine.model.config_fields import ConfigFields
 from engine.model.module_patterns import ModulePattern, is_selected, module_patterns, targeted_modules
-from kernels.fp4_groups import MXFP4_GROUP_SIZE, NVFP4_GROUP_SIZE
+from kernels.scale_groups import MXFP4_GROUP_SIZE, NVFP4_GROUP_SIZE
 
 Layout = Literal["modelopt", "nvfp4", "mxfp4"]
 

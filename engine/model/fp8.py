@@ -8,11 +8,12 @@ token and 128 inputs. This is at least as exact as a static scale for a whole te
 for activations, keys and values are not used.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from engine.model.config_fields import ConfigFields
 from engine.model.module_patterns import ModulePattern, is_selected, module_patterns, targeted_modules
-from kernels.fp8_block import BLOCK
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class Fp8Weights:
         Raises: CheckpointError: a field is not supported.
         """
         has_blocks = "weight_block_size" in section
-        if has_blocks and (size := section.raw("weight_block_size")) != [BLOCK, BLOCK]:
-            raise section.error("weight_block_size", f"is {size!r}, supported is [{BLOCK}, {BLOCK}]")
+        if has_blocks and (size := section.raw("weight_block_size")) != [FP8_BLOCK_SIZE, FP8_BLOCK_SIZE]:
+            raise section.error("weight_block_size", f"is {size!r}, supported is [{FP8_BLOCK_SIZE}, {FP8_BLOCK_SIZE}]")
         scheme = section.raw("activation_scheme", "dynamic")
         if scheme not in ("dynamic", "static"):
             raise section.error("activation_scheme", f"is {scheme!r}, supported are dynamic, static")
@@ -64,19 +65,24 @@ class Fp8Weights:
         if strategy not in ("tensor", "channel", "block"):
             raise weights.error("strategy", f"is {strategy!r}, supported are tensor, channel, block")
         has_blocks = strategy == "block"
-        if has_blocks and (size := weights.raw("block_structure", None)) != [BLOCK, BLOCK]:
-            raise weights.error("block_structure", f"is {size!r}, supported is [{BLOCK}, {BLOCK}]")
+        if has_blocks and (size := weights.raw("block_structure", None)) != [FP8_BLOCK_SIZE, FP8_BLOCK_SIZE]:
+            raise weights.error("block_structure", f"is {size!r}, supported is [{FP8_BLOCK_SIZE}, {FP8_BLOCK_SIZE}]")
         strategy = activations.raw("strategy", "tensor")
         if strategy not in ("token", "tensor") and not (has_blocks and strategy == "group"):
             supported = "group, token, tensor" if has_blocks else "token, tensor"
             raise activations.error("strategy", f"is {strategy!r}, supported are {supported}")
-        if strategy == "group" and (size := activations.raw("group_size", None)) != BLOCK:
-            raise activations.error("group_size", f"is {size!r}, supported is {BLOCK}")
+        if strategy == "group" and (size := activations.raw("group_size", None)) != FP8_BLOCK_SIZE:
+            raise activations.error("group_size", f"is {size!r}, supported is {FP8_BLOCK_SIZE}")
         return cls(module_patterns(section, "ignore"), has_blocks, only=targeted_modules(group))
 
     def holds(self, module: str) -> bool:
         """Whether a linear layer is stored in 8 bits; `module` is its name, such as `model.layers.0.mlp.up_proj`."""
         return is_selected(module, self.exceptions, self.only)
+
+    def packed_bytes(self, _names: Collection[str], num_rows: int, num_columns: int, *, is_compact: bool) -> int:  # noqa: ARG002 - one form
+        """Returns the bytes in memory of the matrix that layers form: weights, and scales in fp32."""
+        num_scales = -(-num_rows // FP8_BLOCK_SIZE) * -(-num_columns // FP8_BLOCK_SIZE) if self.has_blocks else num_rows
+        return num_rows * num_columns + 4 * num_scales
 
 
 def _check_float8(part: ConfigFields) -> None:

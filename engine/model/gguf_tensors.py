@@ -1,6 +1,7 @@
 """Reads tensors of a GGUF file, with the interface of a file that `safetensors.safe_open` opened."""
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class GgufTensors:
         """
         self._path, self._entries, self._layout = file, entries, layout
         self._file = open_regular(file)
+        weakref.finalize(self, self._file.close)
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """Returns a tensor in its dtype, or in float32 if it is stored in blocks.
@@ -102,9 +104,6 @@ class GgufTensors:
         if len(data) != stop - start:
             raise CheckpointError(f"{self._path}: ends at byte {start + len(data)}, its header requires {stop}")
         return torch.frombuffer(data, dtype=torch.uint8)
-
-    def __del__(self) -> None:
-        self._file.close()
 
 
 def in_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -63,12 +63,13 @@ class GgufWeights:
         """Whether there are such matrices."""
         return any(self.is_microscaled((name,)) for name in self.kinds)
 
-    def packed_bytes(self, names: Collection[str], num_weights: int, *, is_compact: bool) -> int:
+    def packed_bytes(self, names: Collection[str], num_rows: int, num_columns: int, *, is_compact: bool) -> int:
         """Returns the bytes in memory of the matrix that layers form.
 
         is_compact: whether the matrix takes about the bytes of the file, as on a CPU. Otherwise scales and offsets
             are two fp32 per group, and integers have 4 or 8 bits.
         """
+        num_weights = num_rows * num_columns
         if self.is_microscaled(names):
             block = QUANTIZED_TYPES["MXFP4"]
             return num_weights // block.numbers * block.num_bytes

@@ -6,7 +6,7 @@ Three tools write them: GPTQ (arXiv:2210.17323; AutoGPTQ, GPTQModel), AWQ (arXiv
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -165,13 +165,17 @@ class IntWeights:
             quantizes_inputs=bool(inputs.names),
         )
 
-    def form(self, names: Iterable[str]) -> tuple[int, int | None]:  # noqa: ARG002 - all layers have the same
-        """Returns bits of an integer and inputs of a group; None: all."""
-        return self.num_bits, self.group_size
-
     def holds(self, module: str) -> bool:
         """Whether a linear layer is quantised; `module` is its name, such as `model.layers.0.mlp.up_proj`."""
         return is_selected(module, self.exceptions, self.only)
+
+    def packed_bytes(self, _names: Collection[str], num_rows: int, num_columns: int, *, is_compact: bool) -> int:  # noqa: ARG002 - one form
+        """Returns the bytes in memory of the matrix that layers form: integers, and two numbers per group in fp32.
+
+        A CPU keeps these numbers in fewer bytes if their values allow it.
+        """
+        num_groups = num_columns // (self.group_size or num_columns)
+        return num_rows * (num_columns * self.num_bits // 8 + 8 * num_groups)
 
 
 def _num_bits(section: ConfigFields, field: str, supported: tuple[int, ...]) -> int:

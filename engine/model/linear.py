@@ -9,7 +9,6 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span, pack_anew, rows_of, stacked
 from engine.model.fp4 import Fp4Weights
 from engine.model.gguf_weights import GgufWeights
-from engine.model.int_weights import IntWeights
 from engine.model.linear_adapters import LinearAdapters
 from engine.model.quantization_config import QuantizedWeights
 from engine.model.stored_matrix import StoredMatrix, allocate_matrix, check_matrix
@@ -121,25 +120,16 @@ class Linear:
         Args:
             is_quantized_on_load: whether weights that are not kept become 8 bits with a scale per row, or else dtype.
             kept: kinds of quantised weights that stay as they are.
-            is_compact: see `GgufWeights.packed_bytes` and `Fp4Weights.packed_bytes`.
+            is_compact: whether they take as little memory as on a CPU, see their `packed_bytes`.
         """
-        num_rows = rows_of(self._out_features)
-        num_weights = num_rows * self._in_features.size
+        num_rows, num_columns = rows_of(self._out_features), self._in_features.size
+        num_weights = num_rows * num_columns
         num_bytes = num_rows * self._dtype.itemsize if self._has_bias else 0
         stored = self._quantized
         is_microscaled = isinstance(stored, GgufWeights) and stored.is_microscaled(self._out_features)
         is_requantized = is_quantized_on_load and (is_microscaled or (isinstance(stored, Fp4Weights) and is_compact))
         if isinstance(stored, kept) and not is_requantized:
-            if isinstance(stored, Fp4Weights):
-                sizes = num_rows, self._in_features.size
-                return num_bytes + stored.packed_bytes(self._out_features, *sizes, is_compact=is_compact)
-            if isinstance(stored, IntWeights | GgufWeights):
-                if isinstance(stored, GgufWeights):
-                    return num_bytes + stored.packed_bytes(self._out_features, num_weights, is_compact=is_compact)
-                num_groups = self._in_features.size // (stored.group_size or self._in_features.size)
-                return num_bytes + num_weights * stored.num_bits // 8 + 8 * num_groups * num_rows
-            scales = [part.tensor for part in self.checkpoint_parts().values() if part.is_scale]
-            return num_bytes + num_weights + sum(tensor.nbytes for tensor in scales)
+            return num_bytes + stored.packed_bytes(self._out_features, num_rows, num_columns, is_compact=is_compact)
         if is_quantized_on_load:
             return num_bytes + num_weights + 4 * num_rows
         return num_bytes + num_weights * self._dtype.itemsize

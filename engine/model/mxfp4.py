@@ -1,9 +1,11 @@
 """Experts of a checkpoint in MXFP4, as gpt-oss is published; see `kernels.microscaled_weights`."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from engine.model.config_fields import ConfigFields
 from engine.model.module_patterns import ModulePattern, module_patterns
+from kernels.scale_groups import MXFP4_GROUP_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,7 @@ class Mxfp4Weights:
     def holds(self, module: str) -> bool:
         """Whether a layer is in MXFP4; `module` is its name, such as `model.layers.0.mlp.experts.down_proj`."""
         return ".experts." in module and not any(exception.match(module) for exception in self.exceptions)
+
+    def packed_bytes(self, _names: Collection[str], num_rows: int, num_columns: int, *, is_compact: bool) -> int:  # noqa: ARG002 - one form
+        """Returns the bytes in memory of the matrices of experts: codes of 4 bits, and a byte per group."""
+        return num_rows * (num_columns // 2 + num_columns // MXFP4_GROUP_SIZE)

@@ -8,7 +8,8 @@ from engine.model.linear import Kept
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.quantization_config import QuantizedWeights
 from kernels.interface import KernelOps, LinearWeights
-from kernels.microscaled_weights import GROUP_SIZE, NAN, MicroscaledWeights
+from kernels.microscaled_weights import NAN, MicroscaledWeights
+from kernels.scale_groups import MXFP4_GROUP_SIZE
 
 _META = torch.device("meta")
 
@@ -57,6 +58,7 @@ class StackedLinear:
         self._alternates = alternates
         self._packed: list[LinearWeights] = []
         self.is_quantized = quantized is not None and quantized.holds(name)
+        self._quantized = quantized if self.is_quantized else None
         if not self.is_quantized:
             return
         if not isinstance(quantized, Mxfp4Weights):
@@ -64,15 +66,15 @@ class StackedLinear:
                 f"quantization_config: {name} is one tensor for all experts, which is supported in 16 bits, 32 bits "
                 "and mxfp4"
             )
-        if in_features.total % GROUP_SIZE:
+        if in_features.total % MXFP4_GROUP_SIZE:
             raise CheckpointError(
-                f"quantization_config: {name} has {in_features.total} inputs, not a multiple of the {GROUP_SIZE} that "
-                "share a scale in mxfp4"
+                f"quantization_config: {name} has {in_features.total} inputs, not a multiple of the "
+                f"{MXFP4_GROUP_SIZE} that share a scale in mxfp4"
             )
-        if in_features.start % GROUP_SIZE or in_features.size % GROUP_SIZE:
+        if in_features.start % MXFP4_GROUP_SIZE or in_features.size % MXFP4_GROUP_SIZE:
             raise ConfigError(
                 f"--tensor-parallel-size gives each rank {in_features.size} inputs of {name}, not a multiple of the "
-                f"{GROUP_SIZE} that share a scale in mxfp4: use fewer ranks"
+                f"{MXFP4_GROUP_SIZE} that share a scale in mxfp4: use fewer ranks"
             )
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
@@ -109,12 +111,12 @@ class StackedLinear:
         packed, self._packed = self._packed, []
         return packed
 
-    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = (), is_compact: bool = False) -> int:  # noqa: ARG002 - has no groups of GGUF files
+    def packed_bytes(self, *, is_quantized_on_load: bool, kept: Kept = (), is_compact: bool = False) -> int:
         """Returns the bytes of the packed weights; see `Linear.packed_bytes`."""
         num_rows, num_in = self._experts.size * self._out_features.size, self._in_features.size
         num_bytes = num_rows * self._dtype.itemsize
-        if self.is_quantized and Mxfp4Weights in kept and not is_quantized_on_load:
-            return num_bytes + num_rows * (num_in // 2 + num_in // GROUP_SIZE)
+        if isinstance(self._quantized, kept) and not is_quantized_on_load:
+            return num_bytes + self._quantized.packed_bytes((self._name,), num_rows, num_in, is_compact=is_compact)
         if is_quantized_on_load:
             return num_bytes + num_rows * (num_in + 4)
         return num_bytes + num_rows * num_in * self._dtype.itemsize
@@ -126,10 +128,10 @@ class StackedLinear:
         bias = {f"{self._name}_bias": part(self._dtype, self._experts, self._out_features)}
         if not self.is_quantized:
             return {self._name: part(self._dtype, self._experts, self._in_features, self._out_features)} | bias
-        groups = self._in_features.in_blocks(GROUP_SIZE)
+        groups = self._in_features.in_blocks(MXFP4_GROUP_SIZE)
         matrices = self._experts, self._out_features, groups
         return bias | {
-            f"{self._name}_blocks": part(torch.uint8, *matrices, Span.whole(GROUP_SIZE // 2)),
+            f"{self._name}_blocks": part(torch.uint8, *matrices, Span.whole(MXFP4_GROUP_SIZE // 2)),
             f"{self._name}_scales": part(torch.uint8, *matrices),
         }
 

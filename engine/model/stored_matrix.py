@@ -16,9 +16,9 @@ from engine.model.int_matrix import IntMatrix, check_int_matrix, int_matrix_shap
 from engine.model.int_weights import IntWeights
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.quantization_config import QuantizedWeights
-from kernels.fp8_block import BLOCK
 from kernels.fp8_weights import FP8_DTYPE
 from kernels.interface import KernelOps, LinearWeights
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 
 class StoredMatrix(Protocol):
@@ -62,7 +62,7 @@ class Fp8Matrix:
         num_rows = rows_of(rows)
         self._stored, self._rows, self._columns, self._dtype = stored, rows, columns, dtype
         self._values = torch.empty(num_rows, columns.size, dtype=FP8_DTYPE, device=device)
-        shape = (-(-num_rows // BLOCK), -(-columns.size // BLOCK)) if stored.has_blocks else (num_rows,)
+        shape = tuple(-(-n // FP8_BLOCK_SIZE) for n in self._values.shape) if stored.has_blocks else (num_rows,)
         self._scales = torch.empty(shape, dtype=torch.float32, device=device)
 
     def parts(self) -> dict[str, CheckpointPart]:
@@ -72,8 +72,8 @@ class Fp8Matrix:
             parts[f"{name}.weight"] = CheckpointPart(self._values[below], (span, self._columns))
             spans: tuple[Span | FusedSpan, ...] = (span,)
             if self._stored.has_blocks:
-                below = slice(below.start // BLOCK, -(-below.stop // BLOCK))
-                spans = span.in_blocks(BLOCK), self._columns.in_blocks(BLOCK)
+                below = slice(below.start // FP8_BLOCK_SIZE, -(-below.stop // FP8_BLOCK_SIZE))
+                spans = span.in_blocks(FP8_BLOCK_SIZE), self._columns.in_blocks(FP8_BLOCK_SIZE)
             parts[f"{name}.{self._stored.scale_name}"] = CheckpointPart(self._scales[below], spans, is_scale=True)
         return parts
 
@@ -108,19 +108,20 @@ def check_matrix(stored: QuantizedWeights | None, rows: Rows, columns: Span, *, 
         return
     if is_reordered:
         raise CheckpointError(
-            f"quantization_config: weight_block_size [{BLOCK}, {BLOCK}] is not supported for {', '.join(rows)} with "
-            "partial_rotary_factor: use a checkpoint with one scale per channel"
+            f"quantization_config: weight_block_size [{FP8_BLOCK_SIZE}, {FP8_BLOCK_SIZE}] is not supported for "
+            f"{', '.join(rows)} with partial_rotary_factor: use a checkpoint with one scale per channel"
         )
     for name, span in rows.items():
-        if any(part.total % BLOCK for part in (*span.parts, columns)):
+        if any(part.total % FP8_BLOCK_SIZE for part in (*span.parts, columns)):
             raise CheckpointError(
-                f"quantization_config: blocks of {BLOCK} x {BLOCK} weights do not divide {name} of {span.total} rows "
-                f"and {columns.total} columns"
+                f"quantization_config: blocks of {FP8_BLOCK_SIZE} x {FP8_BLOCK_SIZE} weights do not divide {name} of "
+                f"{span.total} rows and {columns.total} columns"
             )
-        if any(number % BLOCK for part in (*span.parts, columns) for number in (part.start, part.size)):
+        if any(number % FP8_BLOCK_SIZE for part in (*span.parts, columns) for number in (part.start, part.size)):
             raise ConfigError(
                 f"--tensor-parallel-size gives each rank {span.size} rows and {columns.size} columns of {name}, whose "
-                f"scales are per block of {BLOCK} x {BLOCK}: use fewer ranks, so that each has whole blocks"
+                f"scales are per block of {FP8_BLOCK_SIZE} x {FP8_BLOCK_SIZE}: use fewer ranks, so that each has whole "
+                "blocks"
             )
 
 

@@ -18,7 +18,7 @@ from engine.errors import CheckpointError
 from engine.model.linear_adapters import AdaptableModel, LinearAdapters
 from engine.model.transformers_adapters import StepAdapters
 from engine.model.transformers_experts import EXPERTS
-from engine.model.transformers_packing import Progress, pack_model
+from engine.model.transformers_packing import pack_model
 from engine.model.transformers_probe import (
     ATTENTION,
     AttentionCall,
@@ -32,6 +32,7 @@ from engine.model.transformers_probe import (
 )
 from engine.model.transformers_states import RequestStates
 from engine.model.transformers_weights import TransformersWeights
+from engine.model.weights import Progress
 from kernels.interface import KernelOps, KVCache
 from kernels.metadata import AttentionMetadata, Span, StepInputs
 

@@ -11,10 +11,8 @@ from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape, PackedLayer
 from engine.model.transformers_adapters import StepAdapters
 from engine.model.transformers_experts import PackedMixture, set_experts
 from engine.model.transformers_weights import TransformersWeights
+from engine.model.weights import Progress
 from kernels.interface import KernelOps, LinearWeights
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes of parameters packed so far and the total."""
 
 AddAdapters = Callable[[torch.Tensor, torch.Tensor], None]
 """Adds what adapters change to the results [T, rows] of a layer of inputs [T, columns], in place."""

@@ -83,7 +83,6 @@ class TransformersConfig:
         sliding_windows: of the layers that attend; None: no window.
         soft_caps: the different limits of attention scores; None: no limit.
         unrecordable: why a step cannot be recorded as a CUDA graph; None: it can.
-        is_text_part: whether the checkpoint has parts for images or sound, which are not read.
         original_positions: positions up to which a longrope rotation uses its short factors; None: another rotation.
     """
 
@@ -103,7 +102,6 @@ class TransformersConfig:
     soft_caps: tuple[float | None, ...]
     unrecordable: str | None
     original_positions: int | None
-    is_text_part: bool
 
     @classmethod
     def from_dir(cls, path: Path) -> "TransformersConfig":
@@ -173,7 +171,6 @@ class TransformersConfig:
             soft_caps=tuple(dict.fromkeys(call.soft_cap for call in calls)),
             unrecordable="its layers keep state of each request" if stateful else _unrecordable(model, calls),
             original_positions=_original_positions(text),
-            is_text_part=_has_other_parts(path),
         )
 
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
@@ -197,7 +194,9 @@ class TransformersConfig:
 
         return dtype_name(exact_dtype(self.path, counts))
 
-    def packed_bytes(self, dtype: torch.dtype, model_dtype: torch.dtype, *, is_quantized: bool, kept: Kept) -> int:
+    def packed_bytes(
+        self, dtype: torch.dtype, model_dtype: torch.dtype, *, is_quantized: bool, kept: Kept, is_compact: bool = False
+    ) -> int:
         """Returns the bytes of the packed linear layers and experts, and of all other parameters.
 
         Args:
@@ -205,6 +204,7 @@ class TransformersConfig:
             model_dtype: dtype of other parameters.
             is_quantized: whether linear layers that are not kept are quantised to 8 bits as they load.
             kept: kinds of quantised weights that stay as they are.
+            is_compact: see `Linear.packed_bytes`.
         """
         num_others, num_bytes = self.num_parameters, 0
         layers = [(name, shape, 1) for name, shape in self.linear_layers.items()]
@@ -214,7 +214,8 @@ class TransformersConfig:
             layers.append((f"{name}.0.down_proj", LinearShape(*down, has_bias=False), experts.num_experts))
         for name, shape, times in layers:
             layer = linear_layer(name, shape, self.quantized, dtype, torch.device("meta"))
-            num_bytes += times * layer.packed_bytes(is_quantized_on_load=is_quantized, kept=kept)
+            of_layer = layer.packed_bytes(is_quantized_on_load=is_quantized, kept=kept, is_compact=is_compact)
+            num_bytes += times * of_layer
             num_others -= times * shape.num_rows * (shape.num_columns + shape.has_bias)
         return num_bytes + num_others * model_dtype.itemsize
 

@@ -117,7 +117,7 @@ class Vocabulary:
         stored = self._stored(name)
         if stored is None or not isinstance(stored, kept):
             return None
-        return stored.packed_bytes((name,), self._num_rows * self._columns.size, is_compact=is_compact)
+        return stored.packed_bytes((name,), self._num_rows, self._columns.size, is_compact=is_compact)
 
     def _stored(self, name: str) -> GgufWeights | None:
         """Returns how a matrix is stored, if it stays in blocks."""

@@ -50,7 +50,7 @@ _SCALES = (
 """Ends of the names of scales, which are read in a dtype of their own or not used, whatever that of weights is."""
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes read so far and the total."""
+"""Called with the bytes read, checked or packed so far, and the total."""
 
 _log = logging.getLogger(__name__)
 

@@ -33,10 +33,10 @@ from engine.startup.progress import StartupProgress
 from engine.startup.rank_task import RankTask
 from engine.startup.served_model import ServedModel, bytes_of_weights, load, shard_of, shard_shape
 from kernels.families import cpu_ops, reference_ops
-from kernels.fp8_block import BLOCK
 from kernels.gpu.attention_backends import UnsupportedBackendError, attention_backend
 from kernels.gpu.targets import Target, UnsupportedTargetError
 from kernels.interface import KernelOps, ReplaceableAdapterOps
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 if TYPE_CHECKING:
     from kernels.cpu.ops import CpuOps
@@ -273,7 +273,7 @@ def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress)
         num_processors=gpu.num_processors,
         quantize_weights=quantizes,
         quantize_inputs=has_row_scales or (has_blocks and target.fp8_dtype is not None),
-        input_group_size=BLOCK if has_blocks else None,
+        input_group_size=FP8_BLOCK_SIZE if has_blocks else None,
         attention=attention,
         batch_invariant=task.config.batch_invariant,
         adapter_dtype=task.dtype,

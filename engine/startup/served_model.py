@@ -163,9 +163,9 @@ def bytes_of_weights(
     """Returns the bytes of this rank's packed weights; see `weights_bytes`."""
     if isinstance(model, ModelConfig):
         return weights_bytes(model, dtype, group=group, quantization=quantization, kept=kept, is_compact=is_compact)
-    return model.packed_bytes(
-        dtype, torch.float32 if is_compact else dtype, is_quantized=quantization is not None, kept=kept
-    )
+    model_dtype = torch.float32 if is_compact else dtype
+    is_quantized = quantization is not None
+    return model.packed_bytes(dtype, model_dtype, is_quantized=is_quantized, kept=kept, is_compact=is_compact)
 
 
 def load(

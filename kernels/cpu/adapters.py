@@ -69,7 +69,10 @@ def pack_adapters(adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:
     num_parts = max(map(len, adapters))
     if not num_parts:
         raise ValueError(f"none of {len(adapters)} adapters changes the layer")
-    (num_in,) = {change.a.shape[1] for changes in adapters for change in changes}
+    widths = {change.a.shape[1] for changes in adapters for change in changes}
+    if len(widths) > 1:
+        raise ValueError(f"A has {' and '.join(map(str, sorted(widths)))} columns in changes of one layer")
+    (num_in,) = widths
     down = torch.zeros(len(adapters), 1, _ENTRY, dtype=torch.int64)
     up = torch.zeros(len(adapters), num_parts, _ENTRY, dtype=torch.int64)
     memory = [torch.empty(_num_floats(num_in, changes)) for changes in adapters]

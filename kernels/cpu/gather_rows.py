@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.cpu.arrays import check_stored
+from kernels.cpu.arrays import check_integers, check_stored
 from kernels.cpu.group_factors import CODE_BYTES, UNIT_BYTES, FactorsForm, expand_factors
 from kernels.cpu.group_integers import integer_at
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row, item_kernel
@@ -41,6 +41,7 @@ def emit_gather_rows(recording: Recording, table: torch.Tensor | PackedLinear, i
 
     Raises: ValueError: of another type, or not contiguous.
     """
+    check_integers(torch.int64, indices=indices)
     if isinstance(table, PackedLinear):
         if not can_gather(table):
             raise ValueError(f"rows of weights of kind {table.kind.name} cannot be gathered")

@@ -2,6 +2,9 @@
 
 An instruction's work is divided into items, which any thread may process in any order. The number of items may depend
 on the number of rows of the step, so the instruction holds the address of that number.
+
+Kernels call an instruction `row`, because it is one of the program's table: `row[N]` is an operand. Rows of tensors are
+counted by `num_rows(row[ROWS])`.
 """
 
 from collections.abc import Callable

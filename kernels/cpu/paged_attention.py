@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from kernels.cpu.arrays import check_fp32
+from kernels.cpu.arrays import check_fp32, check_integers
 from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, Opcode, item_kernel, num_rows
 from kernels.cpu.intrinsics import floats_at, longs_at, words_at
 from kernels.cpu.jit import bits_float, inline, kernel
@@ -45,7 +45,9 @@ def emit_plan(recording: Recording, metadata: AttentionMetadata, group_size: int
         recording: gets the instruction.
         metadata: the batch.
         group_size: query heads per KV head.
+    Raises: ValueError: integers of another dtype.
     """
+    check_integers(torch.int32, query_start_loc=metadata.query_start_loc, seq_lens=metadata.seq_lens)
     max_items = metadata.num_tokens * group_size // MAX_ROWS + metadata.num_reqs
     plan = torch.zeros(1 + max_items, 3, dtype=torch.int64)
     recording.keep((plan, metadata))
@@ -70,10 +72,13 @@ def emit_paged_attention(
 ) -> torch.Tensor:
     """See `kernels.interface.KernelOps.paged_attention`; sinks may be in any dtype, and are read now.
 
-    Raises: ValueError: not fp32, shapes disagree, or heads that are not contiguous.
+    Raises: ValueError: another dtype, sizes disagree, or heads that are not contiguous.
     """
     check_fp32(q=q)
+    check_integers(torch.int32, block_table=metadata.block_table)
     _, num_heads, head_dim = q.shape
+    if metadata.block_size != kv_cache.block_size:
+        raise ValueError(f"block_size of the batch is {metadata.block_size}, of the cache {kv_cache.block_size}")
     if 8 * (metadata.block_table.shape[1] * kv_cache.block_size // LANES + 3) > SCRATCH_BYTES // 2:
         raise ValueError(f"rows of {metadata.block_table.shape[1] * kv_cache.block_size} tokens are too long")
     if num_heads % kv_cache.num_kv_heads or kv_cache.head_dim != head_dim or q.stride()[1:] != (head_dim, 1):

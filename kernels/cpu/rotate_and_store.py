@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.cpu.arrays import check_fp32
+from kernels.cpu.arrays import check_fp32, check_integers
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row, item_kernel
 from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at, shorts_at
 from kernels.cpu.jit import inline
@@ -41,12 +41,17 @@ def emit_rotate_and_store(
 ) -> torch.Tensor:
     """See `kernels.interface.KernelOps.rotate_and_store`.
 
-    Raises: ValueError: not fp32, not in rows, or shapes disagree.
+    Raises: ValueError: another dtype, not in rows, or shapes disagree.
     """
     check_fp32(qkv=qkv, cos=cos, sin=sin)
+    check_integers(torch.int64, positions=positions, slot_mapping=slot_mapping)
     if qkv.ndim != 2 or qkv.stride(1) != 1:
         raise ValueError(f"qkv of shape {list(qkv.shape)} has strides {qkv.stride()}; expected rows")
-    num_heads = kv_cache.num_query_heads(qkv, cos, sin)
+    num_tokens, num_heads = qkv.shape[0], kv_cache.num_query_heads(qkv, cos, sin)
+    if not positions.shape == slot_mapping.shape == (num_tokens,):
+        raise ValueError(
+            f"qkv has {num_tokens} tokens, positions {list(positions.shape)}, slot_mapping {list(slot_mapping.shape)}"
+        )
     norms = [norm.float() for norm in head_norms or ()]
     recording.emit(
         Opcode.ROTATE_AND_STORE,

@@ -82,7 +82,13 @@ class Sampler:
             logits: [S, vocab_size], float32, contiguous, not changed.
             batch: sampling parameters of each row.
             show: called with the array of token ids before the first draw; entries are -1 until drawn.
+        Raises: ValueError: logits of another dtype or layout, for which a kernel would be compiled now.
         """
+        if logits.ndim != 2 or logits.dtype is not torch.float32 or not logits.is_contiguous():
+            raise ValueError(
+                f"logits are {logits.dtype} of shape {list(logits.shape)}, strides {logits.stride()}; expected whole "
+                "rows in float32"
+            )
         num_rows = logits.shape[0]
         is_small = num_rows == 1 or logits.numel() < (_SMALL_RANDOM if batch.any_random else _SMALL)
         if self._last is None or self._last[0] is not batch:

@@ -40,13 +40,16 @@ def _run(control: int, scratch: int, pipe: int, pipes: "np.ndarray[Any, Any]") -
 
     A worker has a pipe: it waits at it for every program, and returns when the pool is closed. The calling thread has
     none (-1): it wakes the workers behind `pipes`, and returns when all threads have left the program.
+
+    A read that a signal interrupts returns -1 and counts as a wake-up, which does nothing if no program is open. A
+    worker that left would no longer empty its pipe, and a full pipe blocks the calling thread.
     """
     if pipe < 0:
         atomic_store(control + 8 * _STARTED, cycles())
         atomic_store(control + 8 * _IS_OPEN, 1)
         for i in range(pipes.shape[0]):
             write_bytes(np.int32(pipes[i]), scratch, 1)
-    while pipe < 0 or (read_bytes(np.int32(pipe), scratch, 1) == 1 and not atomic_load(control + 8 * _IS_OVER)):
+    while pipe < 0 or (read_bytes(np.int32(pipe), scratch, 1) != 0 and not atomic_load(control + 8 * _IS_OVER)):
         _take_part(control, scratch)
         if pipe < 0:
             atomic_store(control + 8 * _IS_OPEN, 0)

@@ -9,7 +9,7 @@ import torch
 
 from kernels.dtypes import dtype_name
 from kernels.gpu.adapters import PackedAdapters, add_adapters
-from kernels.gpu.row_specializations import Call
+from kernels.gpu.row_specializations import Call, model_dtypes
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import adapter_tiles
 from kernels.metadata import AdaptedTokens
@@ -33,8 +33,7 @@ _LAYERS = (*_FEW, _Layer(4096, (14336, 14336), 512), _Layer(576, (576, 192, 192)
 
 def adapter_calls(target: Target, everything: bool) -> Iterator[Call]:
     """Yields layers with adapters by dtype; a call compiles all tiles."""
-    half = _half(target)
-    for dtype in dict.fromkeys((half, torch.float16, torch.float32) if everything else (half,)):
+    for dtype in model_dtypes(target, everything):
         for layer in _LAYERS if everything else _FEW:
             for batch_invariant in (False, True):
                 yield _call(3, layer, dtype, target, batch_invariant)
@@ -44,11 +43,7 @@ def live_adapter_calls(target: Target, generator: random.Random) -> Iterator[Cal
     """Yields the same layers with random numbers of tokens."""
     for num_tokens in (1, 16, 128, 129, 1025, 8192, *(generator.randint(1, 20000) for _ in range(8))):
         for layer in _FEW:
-            yield _call(num_tokens, layer, _half(target), target, False)
-
-
-def _half(target: Target) -> torch.dtype:
-    return torch.bfloat16 if target.has_bfloat16 else torch.float16
+            yield _call(num_tokens, layer, target.half_dtype, target, False)
 
 
 def _call(num_tokens: int, layer: _Layer, dtype: torch.dtype, target: Target, batch_invariant: bool) -> Call:

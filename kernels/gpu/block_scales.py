@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.fp8_block import BLOCK
 from kernels.gpu.float8 import as_fnuz
 from kernels.gpu.targets import Target
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def pack_block_scaled(
     scales = scales.float().contiguous()
     if target.fp8_dtype is None:
         codes = values.contiguous().view(torch.uint8)
-        blocks = codes.view(scales.shape[0], BLOCK, scales.shape[1], BLOCK)
+        blocks = codes.view(scales.shape[0], FP8_BLOCK_SIZE, scales.shape[1], FP8_BLOCK_SIZE)
         has_nan = ((blocks & 0x7F) == 0x7F).any(dim=3).any(dim=1)  # which the kernel could not tell from a number
         return BlockScaledLinear(codes, scales.masked_fill(has_nan, torch.nan), bias, dtype)
     if target.fp8_dtype is torch.float8_e4m3fnuz:

@@ -9,11 +9,11 @@ import torch
 from kernels.delta_heads import DeltaHeads
 from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.dtypes import dtype_name
-from kernels.fp8_block import BLOCK
 from kernels.gpu.delta_rule import delta_rule
-from kernels.gpu.row_specializations import Call
+from kernels.gpu.row_specializations import Call, model_dtypes
 from kernels.gpu.targets import Target
 from kernels.metadata import AttentionMetadata
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 _META = torch.device("meta")
 _FEW = (DeltaHeads(16, 128, 32, 128, 4), DeltaHeads(16, 128, 48, 128, 4), DeltaHeads(4, 256, 8, 64, 8))
@@ -29,14 +29,13 @@ _SIZES = (
 
 def delta_calls(target: Target, everything: bool) -> Iterator[Call]:
     """Yields layers by their heads, of Qwen3.5 first, by dtype and by format of the results."""
-    half = _half(target)
-    for dtype in dict.fromkeys((half, torch.float16, torch.float32) if everything else (half, torch.float32)):
+    for dtype in model_dtypes(target, everything) if everything else (target.half_dtype, torch.float32):
         for heads in _SIZES if everything else _FEW:
             yield _call(3, 2, heads, dtype, None, None)
             if target.fp8_dtype is not None:
                 yield _call(3, 2, heads, dtype, target.fp8_dtype, None)
-                if heads.value_size % BLOCK == 0:
-                    yield _call(3, 2, heads, dtype, target.fp8_dtype, BLOCK)
+                if heads.value_size % FP8_BLOCK_SIZE == 0:
+                    yield _call(3, 2, heads, dtype, target.fp8_dtype, FP8_BLOCK_SIZE)
 
 
 def live_delta_calls(target: Target, generator: random.Random) -> Iterator[Call]:
@@ -44,11 +43,7 @@ def live_delta_calls(target: Target, generator: random.Random) -> Iterator[Call]
     for num_tokens in (1, 16, 129, *(generator.randint(1, 20000) for _ in range(8))):
         num_rows = generator.randint(1, min(num_tokens, 1024))
         for heads in _FEW:
-            yield _call(num_tokens, num_rows, heads, _half(target), None, None)
-
-
-def _half(target: Target) -> torch.dtype:
-    return torch.bfloat16 if target.has_bfloat16 else torch.float16
+            yield _call(num_tokens, num_rows, heads, target.half_dtype, None, None)
 
 
 def _call(

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
-from kernels.fp8_block import BLOCK
 from kernels.gpu.experts import ExpertLinear, PackedExperts, mix_chosen_experts, mix_experts
 from kernels.gpu.gate import clamped_gate, silu_and_mul
 from kernels.gpu.grouped_experts import ExpertGroups
 from kernels.gpu.grouped_linear import grouped_span
 from kernels.gpu.linear import PackedLinear
-from kernels.gpu.row_specializations import Call
+from kernels.gpu.row_specializations import Call, model_dtypes
 from kernels.gpu.targets import Target
 from kernels.interface import ClampedGate, ExpertChoice, Routing
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 _META = torch.device("meta")
 
@@ -60,8 +60,7 @@ _UNEVEN = _Shape(60, 4, 1000, 96)
 
 def expert_calls(target: Target, everything: bool) -> Iterator[Call]:
     """Yields mixtures by numbers of weights and sizes, and one that the caller chooses; a call compiles all tiles."""
-    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
-    for dtype in dict.fromkeys((half, torch.float16, torch.float32) if everything else (half,)):
+    for dtype in model_dtypes(target, everything):
         for shape in (_QWEN3_30B, _MIXTRAL_RANK, _UNEVEN) if everything else (_QWEN3_30B, _UNEVEN):
             yield _call(3, shape, dtype, None, target)
         yield _call(3, _UNEVEN, dtype, None, target, is_chosen=True)
@@ -77,7 +76,7 @@ def expert_calls(target: Target, everything: bool) -> Iterator[Call]:
 
 def live_expert_calls(target: Target, generator: random.Random) -> Iterator[Call]:
     """Yields the same mixtures with random numbers of tokens."""
-    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
+    half = target.half_dtype
     for num_tokens in (1, 16, 256, 257, 1025, 8192, *(generator.randint(1, 20000) for _ in range(8))):
         yield _call(num_tokens, _QWEN3_30B, half, None, target)
         yield _call(num_tokens, _UNEVEN, half, None, target, is_chosen=True)
@@ -120,7 +119,7 @@ def _call(
             codes = torch.empty(shape.num_experts, num_out, num_in // 2, dtype=torch.uint8, device=_META)
             exponents = torch.empty(shape.num_experts, num_in // 32, num_out, dtype=torch.uint8, device=_META)
             return ExpertLinear(codes, exponents, dtype, num_in, bias)
-        sizes = (num_out // BLOCK, num_in // BLOCK) if form == "scales per block" else (num_out,)
+        sizes = (num_out // FP8_BLOCK_SIZE, num_in // FP8_BLOCK_SIZE) if form == "scales per block" else (num_out,)
         return ExpertLinear(weight, torch.empty(shape.num_experts, *sizes, device=_META), dtype, num_in, bias)
 
     def router(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:

@@ -9,17 +9,17 @@ element is summed over the inputs in one order, whatever the other tokens are.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.fp8_block import BLOCK
 from kernels.gpu.attend import dot
 from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.expert_rows import ExpertRows, expert_rows, rows_of_choice
 from kernels.gpu.float8 import widen_float8
-from kernels.gpu.grouped_experts import ExpertGroups, bind_grouped, stack_groups
+from kernels.gpu.grouped_experts import ExpertGroups, grouped_expert_kernel, stack_groups
 from kernels.gpu.grouped_linear import GroupedLinear
 from kernels.gpu.launch import BoundKernel, is_compile_only
 from kernels.gpu.linear import PackedLinear
@@ -27,15 +27,16 @@ from kernels.gpu.microscaled_experts import STEP, MicroscaledLinear, microscaled
 from kernels.gpu.quantize import QuantizedRows, rows_in_8_bits
 from kernels.gpu.rows import check_rows
 from kernels.gpu.targets import Target
+from kernels.gpu.tile_order import tile_of_program
 from kernels.gpu.tiles import ProductTile, block_product_tiles, column_tile, grouped_product_tiles
 from kernels.interface import ExpertChoice, Routing
-from kernels.microscaled_weights import GROUP_SIZE
-
-_ROW_TILES = 8
-"""Tiles of rows whose programs are adjacent: most are of one expert, whose weights are then in the L2 cache."""
+from kernels.scale_groups import FP8_BLOCK_SIZE, MXFP4_GROUP_SIZE
 
 Rows = torch.Tensor | QuantizedRows
 PackedExpert = PackedLinear | BlockScaledLinear | GroupedLinear | MicroscaledLinear
+
+_Constants = tuple[tuple[str, int], ...]
+"""Names and values of constexpr parameters of a kernel that those of other formats do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ def _tiles(layer: ExpertLinear, target: Target) -> tuple[ProductTile, ...]:
     if layer.groups is not None:
         return grouped_product_tiles(target, layer.dtype.itemsize, layer.groups.inputs_per_step, layer.groups.span)
     if layer.is_microscaled:
-        return grouped_product_tiles(target, layer.dtype.itemsize, STEP, GROUP_SIZE)
+        return grouped_product_tiles(target, layer.dtype.itemsize, STEP, MXFP4_GROUP_SIZE)
     return block_product_tiles(target, layer.input_dtype.itemsize)
 
 
@@ -218,94 +219,65 @@ def _product(x: Rows, layer: ExpertLinear, rows: ExpertRows, tile: ProductTile, 
         pairs_per_row: top_k for rows of tokens, 1 for rows of pairs.
     Returns: [pairs, out] in the model's dtype.
     """
-    num_in = layer.num_in
+    num_in, num_out = layer.num_in, layer.weight.shape[1]
     if layer.input_dtype.itemsize == 1:
-        x = rows_in_8_bits(x, layer.input_dtype, BLOCK if layer.has_block_scales else num_in, layer.dtype)
+        x = rows_in_8_bits(x, layer.input_dtype, FP8_BLOCK_SIZE if layer.has_block_scales else num_in, layer.dtype)
         values, row_scales = x.values, x.scales
     else:
         values = x.dequantized(layer.dtype) if isinstance(x, QuantizedRows) else x
         row_scales = values
-    out = torch.empty(len(rows.pairs), layer.weight.shape[1], dtype=layer.dtype, device=values.device)
-    num_tiles = rows.tiles.shape[0]
-    bias = values if layer.bias is None else layer.bias
+    scales, bias = (values if tensor is None else tensor for tensor in (layer.scales, layer.bias))
+    constants: _Constants = (("BLOCK_K", tile.block_k),)
+    tensors: tuple[torch.Tensor, ...]
     if layer.groups is not None:
-        sizes = num_in, layer.weight.shape[1], layer.bias is not None, pairs_per_row, _ROW_TILES
-        kernel, num_column_tiles = bind_grouped(tile, layer.groups.form, *sizes)
         orders = values if layer.groups.input_orders is None else layer.groups.input_orders
-        tensors = values, orders, layer.weight, layer.scales, layer.groups.offsets, bias
-        kernel((num_tiles * num_column_tiles,), *tensors, rows.pairs, rows.tiles, out, num_tiles)
-        return out
-    if layer.is_microscaled:
-        kernel, num_column_tiles = _bind_microscaled(
-            tile, num_in, layer.weight.shape[1], layer.bias is not None, pairs_per_row
+        kernel, tensors = grouped_expert_kernel, (values, orders, layer.weight, scales, layer.groups.offsets)
+        constants += (
+            ("NUM_BITS", layer.groups.num_bits),
+            ("GROUP_SIZE", layer.groups.group_size),
+            ("HAS_ORDERS", layer.groups.input_orders is not None),
         )
-        grid = (num_tiles * num_column_tiles,)
-        kernel(grid, values, layer.weight, layer.scales, bias, rows.pairs, rows.tiles, out, num_tiles)
-        return out
-    kernel, num_column_tiles = _bind(
-        tile,
-        num_in,
-        layer.weight.shape[1],
-        layer.scales is not None,
-        layer.has_block_scales,
-        row_scales is not values,
-        layer.bias is not None,
-        pairs_per_row,
-    )
-    scales = values if layer.scales is None else layer.scales
-    grid = (num_tiles * num_column_tiles,)
-    kernel(grid, values, row_scales, layer.weight, scales, bias, rows.pairs, rows.tiles, out, num_tiles)
+    elif layer.is_microscaled:
+        kernel, tensors = microscaled_product_kernel, (values, layer.weight, scales)
+        constants = (("GROUP_SIZE", MXFP4_GROUP_SIZE),)
+    else:
+        kernel, tensors = _expert_product_kernel, (values, row_scales, layer.weight, scales)
+        constants += (
+            ("SCALE_BLOCK", FP8_BLOCK_SIZE if layer.has_block_scales else 0),
+            ("HAS_CHANNEL_SCALES", layer.scales is not None and not layer.has_block_scales),
+            ("HAS_ROW_SCALES", row_scales is not values),
+        )
+    bound, num_column_tiles = _bind(kernel, constants, tile, num_in, num_out, layer.bias is not None, pairs_per_row)
+    out = torch.empty(len(rows.pairs), num_out, dtype=layer.dtype, device=values.device)
+    num_tiles = rows.tiles.shape[0]
+    bound((num_tiles * num_column_tiles,), *tensors, bias, rows.pairs, rows.tiles, out, num_tiles)
     return out
 
 
 @cache
 def _bind(
+    kernel: Any,
+    constants: _Constants,
     tile: ProductTile,
     num_in: int,
     num_out: int,
-    has_scales: bool,
-    has_block_scales: bool,
-    has_row_scales: bool,
     has_bias: bool,
     pairs_per_row: int,
 ) -> tuple[BoundKernel, int]:
-    kernel = BoundKernel(
-        _expert_product_kernel,
-        NUM_IN=num_in,
-        NUM_OUT=num_out,
-        SCALE_BLOCK=BLOCK if has_block_scales else 0,
-        HAS_CHANNEL_SCALES=has_scales and not has_block_scales,
-        HAS_ROW_SCALES=has_row_scales,
-        HAS_BIAS=has_bias,
-        PAIRS_PER_ROW=pairs_per_row,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
-        ROW_TILES=_ROW_TILES,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
-    return kernel, -(-num_out // tile.block_n)
-
-
-@cache
-def _bind_microscaled(
-    tile: ProductTile, num_in: int, num_out: int, has_bias: bool, pairs_per_row: int
-) -> tuple[BoundKernel, int]:
-    kernel = BoundKernel(
-        microscaled_product_kernel,
+    """Returns the kernel of a layer, and its tiles of columns."""
+    bound = BoundKernel(
+        kernel,
         NUM_IN=num_in,
         NUM_OUT=num_out,
         HAS_BIAS=has_bias,
         PAIRS_PER_ROW=pairs_per_row,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
-        GROUP_SIZE=GROUP_SIZE,
-        ROW_TILES=_ROW_TILES,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **dict(constants),
     )
-    return kernel, -(-num_out // tile.block_n)
+    return bound, -(-num_out // tile.block_n)
 
 
 def _sum_of_experts(out: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -347,7 +319,6 @@ def _expert_product_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ROW_TILES: tl.constexpr,
 ):
     """Writes BLOCK_N columns of the pairs of one tile to out [pairs, NUM_OUT].
 
@@ -355,18 +326,15 @@ def _expert_product_kernel(  # type: ignore[no-untyped-def]
     not. HAS_CHANNEL_SCALES: each output has one. HAS_ROW_SCALES: x is in 8 bits too, with a scale per row, or per
     SCALE_BLOCK inputs of it.
     """
-    COLUMN_TILES: tl.constexpr = (NUM_OUT + BLOCK_N - 1) // BLOCK_N
-    first_row_tile = tl.program_id(0) // (ROW_TILES * COLUMN_TILES) * ROW_TILES
-    num_row_tiles = tl.minimum(num_tiles - first_row_tile, ROW_TILES)
-    place = tl.program_id(0) % (ROW_TILES * COLUMN_TILES)
-    tile_ptr = tiles_ptr + 3 * (first_row_tile + place % num_row_tiles)
+    row_tile, column_tile = tile_of_program(num_tiles, NUM_OUT, 1, BLOCK_N)
+    tile_ptr = tiles_ptr + 3 * row_tile
     expert = tl.load(tile_ptr)
     if expert >= 0:
         indices = tl.load(tile_ptr + 1) + tl.arange(0, BLOCK_M)
         is_pair = indices < tl.load(tile_ptr + 2)
         pairs = tl.load(pairs_ptr + indices, mask=is_pair, other=0).to(tl.int64)
         rows = pairs // PAIRS_PER_ROW
-        first_column = place // num_row_tiles * BLOCK_N
+        first_column = column_tile * BLOCK_N
         columns = first_column + tl.arange(0, BLOCK_N)
         columns_mask = columns < NUM_OUT
         out_channels = expert.to(tl.int64) * NUM_OUT + columns

@@ -2,24 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels.gpu.grouped_linear import GroupedLinear, add_step
-from kernels.gpu.launch import BoundKernel
-from kernels.gpu.tiles import ProductTile
-
-
-class GroupedForm(NamedTuple):
-    """What distinguishes kernels besides tile and sizes."""
-
-    num_bits: int
-    group_size: int
-    has_orders: bool
+from kernels.gpu.tile_order import tile_of_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +27,6 @@ class ExpertGroups:
     input_orders: torch.Tensor | None
 
     @property
-    def form(self) -> GroupedForm:
-        """Of the kernel."""
-        return GroupedForm(self.num_bits, self.group_size, self.input_orders is not None)
-
-    @property
     def inputs_per_step(self) -> int:
         """Inputs that a tile loads together."""
         return self.span * 8 // self.num_bits
@@ -58,36 +42,6 @@ def stack_groups(layers: Sequence[GroupedLinear]) -> ExpertGroups:
         input_orders = torch.stack([in_order if order is None else order for order in orders]).to(torch.int32)
     offsets = torch.stack([layer.offsets for layer in layers])
     return ExpertGroups(offsets, first.num_bits, first.group_size, first.span, input_orders)
-
-
-@cache
-def bind_grouped(
-    tile: ProductTile,
-    form: GroupedForm,
-    num_in: int,
-    num_out: int,
-    has_bias: bool,
-    pairs_per_row: int,
-    row_tiles: int,
-) -> tuple[BoundKernel, int]:
-    """Returns the kernel of a layer, and its tiles of columns."""
-    kernel = BoundKernel(
-        grouped_expert_kernel,
-        NUM_IN=num_in,
-        NUM_OUT=num_out,
-        NUM_BITS=form.num_bits,
-        GROUP_SIZE=form.group_size,
-        HAS_ORDERS=form.has_orders,
-        HAS_BIAS=has_bias,
-        PAIRS_PER_ROW=pairs_per_row,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
-        ROW_TILES=row_tiles,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
-    return kernel, -(-num_out // tile.block_n)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -112,20 +66,16 @@ def grouped_expert_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ROW_TILES: tl.constexpr,
 ):
     """Writes BLOCK_N columns of the pairs of one tile to out [pairs, NUM_OUT]; see `kernels.gpu.experts`."""
-    COLUMN_TILES: tl.constexpr = (NUM_OUT + BLOCK_N - 1) // BLOCK_N
-    first_row_tile = tl.program_id(0) // (ROW_TILES * COLUMN_TILES) * ROW_TILES
-    num_row_tiles = tl.minimum(num_tiles - first_row_tile, ROW_TILES)
-    place = tl.program_id(0) % (ROW_TILES * COLUMN_TILES)
-    tile_ptr = tiles_ptr + 3 * (first_row_tile + place % num_row_tiles)
+    row_tile, column_tile = tile_of_program(num_tiles, NUM_OUT, 1, BLOCK_N)
+    tile_ptr = tiles_ptr + 3 * row_tile
     expert = tl.load(tile_ptr).to(tl.int64)
     if expert >= 0:
         indices = tl.load(tile_ptr + 1) + tl.arange(0, BLOCK_M)
         is_pair = indices < tl.load(tile_ptr + 2)
         pairs = tl.load(pairs_ptr + indices, mask=is_pair, other=0).to(tl.int64)
-        columns = place // num_row_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+        columns = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
         columns_mask = columns < NUM_OUT
         x_ptrs = x_ptr + (pairs // PAIRS_PER_ROW)[None, :] * NUM_IN
         order_ptr = orders_ptr

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.attend import dot
+from kernels.gpu.tile_order import tile_of_program
 from kernels.grouped_weights import GroupedWeights
 
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -111,18 +112,14 @@ def grouped_product_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ROW_TILES: tl.constexpr,
 ):
     """Writes a tile of the sum of SPLITS_PER_PROGRAM parts to out [programs of parts, num_rows, NUM_OUT].
 
     The arguments are those of `tiled_linear`'s kernel, with offsets instead of scales of rows.
     """
-    COLUMN_TILES: tl.constexpr = (NUM_OUT + BLOCK_N - 1) // BLOCK_N
-    first_row_tile = tl.program_id(0) // (ROW_TILES * COLUMN_TILES) * ROW_TILES
-    num_row_tiles = tl.minimum(tl.cdiv(num_rows, BLOCK_M) - first_row_tile, ROW_TILES)
-    tile = tl.program_id(0) % (ROW_TILES * COLUMN_TILES)
-    rows = (first_row_tile + tile % num_row_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tile // num_row_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_tile, column_tile = tile_of_program(num_rows, NUM_OUT, BLOCK_M, BLOCK_N)
+    rows = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     rows_mask = (rows < num_rows)[None, :]
     columns_mask = columns < NUM_OUT
     x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * NUM_IN

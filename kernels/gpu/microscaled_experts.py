@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.attend import dot
-from kernels.microscaled_weights import GROUP_SIZE, MicroscaledWeights
+from kernels.gpu.tile_order import tile_of_program
+from kernels.microscaled_weights import MicroscaledWeights
+from kernels.scale_groups import MXFP4_GROUP_SIZE
 
-STEP = 2 * GROUP_SIZE
+STEP = 2 * MXFP4_GROUP_SIZE
 """Inputs of a step: the groups in the low and in the high halves of its bytes."""
 
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -49,8 +51,8 @@ def pack_microscaled(weights: MicroscaledWeights, bias: torch.Tensor | None, dty
     """
     num_out, num_missing = len(weights.codes), -weights.in_features % STEP
     codes = torch.nn.functional.pad(weights.codes, (0, num_missing // 2))
-    exponents = torch.nn.functional.pad(weights.exponents, (0, num_missing // GROUP_SIZE))
-    low, high = torch.stack((codes & 15, codes >> 4), dim=-1).view(num_out, -1, 2, GROUP_SIZE).unbind(2)
+    exponents = torch.nn.functional.pad(weights.exponents, (0, num_missing // MXFP4_GROUP_SIZE))
+    low, high = torch.stack((codes & 15, codes >> 4), dim=-1).view(num_out, -1, 2, MXFP4_GROUP_SIZE).unbind(2)
     packed = (low | high << 4).view(num_out, -1)
     return MicroscaledLinear(packed, exponents.t().contiguous(), bias, dtype, weights.in_features)
 
@@ -72,21 +74,17 @@ def microscaled_product_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
-    ROW_TILES: tl.constexpr,
 ):
     """Writes BLOCK_N columns of the pairs of one tile to out [pairs, NUM_OUT]; see `kernels.gpu.experts`."""
     STEPS: tl.constexpr = (NUM_IN + 2 * GROUP_SIZE - 1) // (2 * GROUP_SIZE)
-    COLUMN_TILES: tl.constexpr = (NUM_OUT + BLOCK_N - 1) // BLOCK_N
-    first_row_tile = tl.program_id(0) // (ROW_TILES * COLUMN_TILES) * ROW_TILES
-    num_row_tiles = tl.minimum(num_tiles - first_row_tile, ROW_TILES)
-    place = tl.program_id(0) % (ROW_TILES * COLUMN_TILES)
-    tile_ptr = tiles_ptr + 3 * (first_row_tile + place % num_row_tiles)
+    row_tile, column_tile = tile_of_program(num_tiles, NUM_OUT, 1, BLOCK_N)
+    tile_ptr = tiles_ptr + 3 * row_tile
     expert = tl.load(tile_ptr).to(tl.int64)
     if expert >= 0:
         indices = tl.load(tile_ptr + 1) + tl.arange(0, BLOCK_M)
         is_pair = indices < tl.load(tile_ptr + 2)
         pairs = tl.load(pairs_ptr + indices, mask=is_pair, other=0).to(tl.int64)
-        columns = place // num_row_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+        columns = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
         columns_mask = columns < NUM_OUT
         inputs = tl.arange(0, GROUP_SIZE)
         x_ptrs = x_ptr + (pairs // PAIRS_PER_ROW)[None, :] * NUM_IN + inputs[:, None]

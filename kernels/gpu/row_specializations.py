@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
-from kernels.fp8_block import BLOCK
 from kernels.gpu.gate import gate_columns, gelu_and_mul, silu_and_mul
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
@@ -17,6 +16,7 @@ from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.soft_cap import soft_cap
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import MAX_ROW_BYTES
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 _META = torch.device("meta")
 _FEW_SIZES = (576, 4096, 18944)
@@ -46,8 +46,7 @@ class Call(NamedTuple):
 
 def row_calls(target: Target, everything: bool) -> Iterator[Call]:
     """Yields calls of norms, gates and quantisation by row size, and of the rotation by heads, dtype and cache."""
-    half = _half(target)
-    for dtype in dict.fromkeys((half, torch.float16, torch.float32) if everything else (half, torch.float32)):
+    for dtype in model_dtypes(target, everything) if everything else (target.half_dtype, torch.float32):
         for n in _SIZES if everything else _FEW_SIZES:
             yield from _norms(3, n, dtype, target)
         for n in _GATE_SIZES if everything else _FEW_SIZES:
@@ -60,15 +59,16 @@ def row_calls(target: Target, everything: bool) -> Iterator[Call]:
 def live_row_calls(target: Target, generator: random.Random) -> Iterator[Call]:
     """Yields calls of the same operations with random numbers of rows."""
     for num_rows in (1, 2, 16, 17, *(generator.randint(1, 20000) for _ in range(8))):
-        yield from _norms(num_rows, generator.choice(_FEW_SIZES), _half(target), target)
-        yield from _gates(num_rows, generator.choice(_FEW_SIZES), _half(target), target)
-        yield from _rotations(num_rows, generator.choice(_FEW_HEADS), _half(target), target, (16,))
+        yield from _norms(num_rows, generator.choice(_FEW_SIZES), target.half_dtype, target)
+        yield from _gates(num_rows, generator.choice(_FEW_SIZES), target.half_dtype, target)
+        yield from _rotations(num_rows, generator.choice(_FEW_HEADS), target.half_dtype, target, (16,))
         yield _soft_cap(min(num_rows, _MAX_LOGITS))
 
 
-def _half(target: Target) -> torch.dtype:
-    """Returns the 16-bit dtype that the target prefers."""
-    return torch.bfloat16 if target.has_bfloat16 else torch.float16
+def model_dtypes(target: Target, everything: bool) -> tuple[torch.dtype, ...]:
+    """Returns the dtypes of models whose products are compiled: all, or the most common one."""
+    every = (target.half_dtype, torch.float16, torch.float32)
+    return tuple(dict.fromkeys(every)) if everything else every[:1]
 
 
 def _norms(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[Call]:
@@ -114,8 +114,8 @@ def _formats(n: int, target: Target) -> Iterator[tuple[torch.dtype | None, int |
     yield None, None
     if target.fp8_dtype is not None:
         yield target.fp8_dtype, None
-        if n % BLOCK == 0:
-            yield target.fp8_dtype, BLOCK
+        if n % FP8_BLOCK_SIZE == 0:
+            yield target.fp8_dtype, FP8_BLOCK_SIZE
 
 
 def _rows_label(n: int, dtype: torch.dtype, quantize: torch.dtype | None, group_size: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Tile sizes of the sampler, with the reason for each. Like those of `kernels.gpu.tiles`, they are not measured yet."""
+"""Tile sizes of the sampler, with the reason for each; unlike some of `kernels.gpu.tiles`, none was measured."""
 
 from typing import NamedTuple
 

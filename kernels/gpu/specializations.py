@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
-from kernels.fp8_block import BLOCK
 from kernels.gpu.adapter_specializations import adapter_calls, live_adapter_calls
 from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.delta_specializations import delta_calls, live_delta_calls
@@ -22,7 +21,7 @@ from kernels.gpu.grouped_linear import grouped_span, pack_grouped
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.paged_attention import paged_attention
-from kernels.gpu.row_specializations import Call, live_row_calls, row_calls
+from kernels.gpu.row_specializations import Call, live_row_calls, model_dtypes, row_calls
 from kernels.gpu.sample import sample
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import tiled_linear
@@ -30,6 +29,7 @@ from kernels.gpu.tiles import scaled_product_tiles
 from kernels.grouped_weights import GroupedWeights
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import TokenMasks, greedy_batch
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 _META = torch.device("meta")
 _NUM_KV_HEADS = 8
@@ -67,7 +67,7 @@ class AttentionShape:
         """Description for reports."""
         return (
             f"head size {self.head_dim}, group {self.group_size}, blocks of {self.block_size}, "
-            f"{str(self.dtype).removeprefix('torch.')}, cache {str(self.kv_dtype).removeprefix('torch.')}"
+            f"{dtype_name(self.dtype)}, cache {dtype_name(self.kv_dtype)}"
             f"{', window' if self.sliding_window else ''}{', soft cap' if self.soft_cap else ''}"
             f"{', sinks' if self.has_sinks else ''}"
         )
@@ -79,7 +79,7 @@ def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShap
     Tiles, and nearly all possible failures, follow from head size and dtypes: each pair of them is combined with every
     block size and every feature. Groups and fp16 change little else and are varied alone.
     """
-    bf16 = torch.bfloat16 if target.has_bfloat16 else torch.float16
+    bf16 = target.half_dtype
     fp16, fp32 = torch.float16, torch.float32
     shape = AttentionShape(dtype=bf16, kv_dtype=bf16)
     if not everything:
@@ -162,13 +162,12 @@ def _attention_specializations(target: Target, everything: bool) -> Iterator[Cal
 
 
 def _invariant_specializations(target: Target, everything: bool) -> Iterator[Call]:
-    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
     shapes = list(attention_shapes(target, everything))
     if not everything:  # the most common sizes, by dtype of the cache
         shapes = [replace(shape, block_size=16) for shape in shapes if shape.head_dim == 128]
     for shape in shapes:
         yield _attention_call(shape, target, num_decodes=1, num_prefill_tokens=2, num_rows=2, batch_invariant=True)
-    for dtype in dict.fromkeys((half, torch.float16, torch.float32)) if everything else (half,):
+    for dtype in model_dtypes(target, everything):
         for num_in, num_out in _LAYERS if everything else _LAYERS[:2]:
             yield _product_call(num_in, num_out, dtype, target, 3)
 
@@ -205,23 +204,21 @@ def _channel_scaled_calls(num_in: int, num_out: int, target: Target, num_rows: i
 
 
 def _block_scaled_specializations(target: Target, everything: bool) -> Iterator[Call]:
-    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
-    for dtype in dict.fromkeys((half, torch.float16, torch.float32)) if everything else (half,):
+    for dtype in model_dtypes(target, everything):
         for num_in, num_out in [layer for layer in _LAYERS if everything or layer[0] == 4096]:
-            if num_in % BLOCK == 0 and num_out % BLOCK == 0:
+            if num_in % FP8_BLOCK_SIZE == 0 and num_out % FP8_BLOCK_SIZE == 0:
                 yield _block_scaled_call(num_in, num_out, dtype, target, 3)
 
 
 def _live_block_scaled(target: Target, generator: random.Random) -> Iterator[Call]:
-    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
     for num_rows in (1, 16, 17, 64, 65, 128, 129, 3000, *(generator.randint(1, 20000) for _ in range(8))):
-        yield _block_scaled_call(*_LAYERS[0], half, target, num_rows)
+        yield _block_scaled_call(*_LAYERS[0], target.half_dtype, target, num_rows)
 
 
 def _block_scaled_call(num_in: int, num_out: int, dtype: torch.dtype, target: Target, num_rows: int) -> Call:
     def make() -> object:
         weight = torch.empty(num_out, num_in, dtype=target.fp8_dtype or torch.uint8, device=_META)
-        scales = torch.empty(num_out // BLOCK, num_in // BLOCK, device=_META)
+        scales = torch.empty(num_out // FP8_BLOCK_SIZE, num_in // FP8_BLOCK_SIZE, device=_META)
         bias = torch.empty(num_out, dtype=dtype, device=_META)
         x = torch.empty(num_rows, num_in, dtype=dtype, device=_META)
         return [
@@ -240,20 +237,16 @@ def _block_scaled_call(num_in: int, num_out: int, dtype: torch.dtype, target: Ta
 
 
 def _grouped_specializations(target: Target, everything: bool) -> Iterator[Call]:
-    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
     forms = ((4, 128), (4, 32), (8, 128)) if not everything else itertools.product((4, 8), (128, 64, 32, 16, None))
-    for (num_bits, group_size), dtype in itertools.product(
-        forms, dict.fromkeys((half, torch.float16, torch.float32)) if everything else (half,)
-    ):
+    for (num_bits, group_size), dtype in itertools.product(forms, model_dtypes(target, everything)):
         for num_in, num_out in [layer for layer in _LAYERS if everything or layer[0] == 4096]:
             if grouped_span(num_in, group_size or num_in, num_bits) is not None:
                 yield _grouped_call(num_in, num_out, num_bits, group_size or num_in, dtype, target, 3)
 
 
 def _live_grouped(target: Target, generator: random.Random) -> Iterator[Call]:
-    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
     for num_rows in (1, 16, 17, 64, 65, 128, 129, 3000, *(generator.randint(1, 20000) for _ in range(8))):
-        yield _grouped_call(*_LAYERS[0], 4, 128, half, target, num_rows)
+        yield _grouped_call(*_LAYERS[0], 4, 128, target.half_dtype, target, num_rows)
 
 
 def _grouped_call(
@@ -282,10 +275,9 @@ def _grouped_call(
 
 
 def _live_invariant(target: Target, generator: random.Random) -> Iterator[Call]:
-    half = torch.bfloat16 if target.has_bfloat16 else torch.float16
     for num_rows in (1, 16, 128, 129, 3000, *(generator.randint(1, 20000) for _ in range(8))):
         for num_in, num_out in _LAYERS[:2]:
-            yield _product_call(num_in, num_out, half, target, num_rows)
+            yield _product_call(num_in, num_out, target.half_dtype, target, num_rows)
 
 
 def _product_call(num_in: int, num_out: int, dtype: torch.dtype, target: Target, num_rows: int) -> Call:
@@ -302,7 +294,7 @@ def _product_call(num_in: int, num_out: int, dtype: torch.dtype, target: Target,
             for packed in (layer, replace(layer, bias=None))
         ]
 
-    return Call(f"{str(dtype).removeprefix('torch.')}, {num_in} inputs, {num_out} outputs", make)
+    return Call(f"{dtype_name(dtype)}, {num_in} inputs, {num_out} outputs", make)
 
 
 def _live_attention(target: Target, generator: random.Random) -> Iterator[Call]:

@@ -32,6 +32,11 @@ class Target:
     fp8_dtype: torch.dtype | None
     has_bfloat16: bool = True
 
+    @property
+    def half_dtype(self) -> torch.dtype:
+        """The 16-bit dtype of most models on it."""
+        return torch.bfloat16 if self.has_bfloat16 else torch.float16
+
     def require_fp8(self, what: str) -> torch.dtype:
         """Returns the target's 8-bit float.
 

@@ -19,7 +19,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.fp8_block import BLOCK
 from kernels.gpu.attend import dot
 from kernels.gpu.block_scales import BlockScaledLinear
 from kernels.gpu.float8 import widen_float8
@@ -29,6 +28,7 @@ from kernels.gpu.linear import PackedLinear
 from kernels.gpu.quantize import QuantizedRows, rows_in_8_bits
 from kernels.gpu.rows import check_rows
 from kernels.gpu.targets import Target
+from kernels.gpu.tile_order import tile_of_program
 from kernels.gpu.tiles import (
     ProductTile,
     block_product_tiles,
@@ -38,13 +38,12 @@ from kernels.gpu.tiles import (
     product_tile,
     scaled_product_tiles,
 )
+from kernels.scale_groups import FP8_BLOCK_SIZE
 
 TiledLinear: TypeAlias = PackedLinear | BlockScaledLinear | GroupedLinear
 """Layers that `tiled_linear` computes."""
 
 _ADD_BLOCK = 1024
-_ROW_TILES = 8
-"""Tiles of rows whose programs are adjacent: they read the same weights while these are in the L2 cache."""
 
 
 def tiled_linear(
@@ -104,7 +103,7 @@ def is_tiled(num_rows: int, packed: TiledLinear, target: Target) -> bool:
 def _rows_for(x: torch.Tensor | QuantizedRows, packed: TiledLinear) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns rows that the kernel multiplies with the weights, and their scales: the rows again if they have none."""
     if isinstance(packed, BlockScaledLinear) and packed.weight.dtype is not torch.uint8:
-        quantized = rows_in_8_bits(x, packed.weight.dtype, BLOCK, packed.dtype)
+        quantized = rows_in_8_bits(x, packed.weight.dtype, FP8_BLOCK_SIZE, packed.dtype)
         return quantized.values, quantized.scales
     if isinstance(packed, PackedLinear) and packed.scales is not None:
         quantized = rows_in_8_bits(x, packed.weight.dtype, packed.in_features, packed.dtype)
@@ -182,7 +181,7 @@ def _bind(
 
     def product(num_parts: int, steps_per_part: int, writes_result: bool) -> BoundKernel:
         options = {
-            "SCALE_BLOCK": BLOCK if form.scales == "block" else 0,
+            "SCALE_BLOCK": FP8_BLOCK_SIZE if form.scales == "block" else 0,
             "HAS_CHANNEL_SCALES": has_channel_scales and writes_result,
             "HAS_ROW_SCALES": form.has_row_scales,
         }
@@ -200,7 +199,6 @@ def _bind(
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
-            ROW_TILES=_ROW_TILES,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
@@ -241,7 +239,6 @@ def _product_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ROW_TILES: tl.constexpr,
 ):
     """Writes a tile of the sum of SPLITS_PER_PROGRAM parts to out [programs of parts, num_rows, NUM_OUT].
 
@@ -249,12 +246,9 @@ def _product_kernel(  # type: ignore[no-untyped-def]
     have the dtype of x. HAS_ROW_SCALES: x is in 8 bits too, with scales [num_rows, NUM_IN // SCALE_BLOCK].
     HAS_CHANNEL_SCALES: the sum is multiplied by scales [num_rows] of x and [NUM_OUT] of the weights.
     """
-    COLUMN_TILES: tl.constexpr = (NUM_OUT + BLOCK_N - 1) // BLOCK_N
-    first_row_tile = tl.program_id(0) // (ROW_TILES * COLUMN_TILES) * ROW_TILES
-    num_row_tiles = tl.minimum(tl.cdiv(num_rows, BLOCK_M) - first_row_tile, ROW_TILES)
-    tile = tl.program_id(0) % (ROW_TILES * COLUMN_TILES)
-    rows = (first_row_tile + tile % num_row_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    first_column = tile // num_row_tiles * BLOCK_N
+    row_tile, column_tile = tile_of_program(num_rows, NUM_OUT, BLOCK_M, BLOCK_N)
+    rows = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    first_column = column_tile * BLOCK_N
     columns = first_column + tl.arange(0, BLOCK_N)
     rows_mask = (rows < num_rows)[:, None]
     columns_mask = columns < NUM_OUT

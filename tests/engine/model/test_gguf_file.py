@@ -33,6 +33,12 @@ def read(path: Path, name: str) -> torch.Tensor:
     return GgufTensors(path, read_gguf_header(path).tensors, lambda _: TensorLayout()).get_tensor(name)
 
 
+def test_a_file_that_is_gone_is_reported_and_nothing_else(tmp_path: Path) -> None:
+    """Also not the end of an object without a file, which Python would report as an ignored exception."""
+    with pytest.raises(FileNotFoundError):
+        GgufTensors(tmp_path / "gone.gguf", {}, lambda _: TensorLayout())
+
+
 def test_values_of_every_type_are_read() -> None:
     header = read_gguf_header(BLOCKS)
     assert {

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.core.request import SamplingParams
 from engine.errors import CheckpointError
+from engine.model.fp4 import Fp4Weights
 from engine.model.transformers_probe import TransformersConfig
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import LinearWeights
@@ -189,6 +190,21 @@ def test_a_load_takes_little_more_memory_than_what_stays(name, dtype, make_famil
     assert memory.peak_bytes < 1.15 * memory.bytes
     wanted = engine.config.packed_bytes(dtype, torch.float32, is_quantized=False, kept=())
     assert memory.bytes == pytest.approx(wanted, rel=0.05)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("layout", ["nvfp4", "mxfp4"])
+def test_the_planned_memory_of_floats_of_4_bits_is_that_of_a_cpu(layout, quantization, make_family, transformers_on):
+    """It keeps their codes; with int8 it quantises them again."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6}
+    floats, _ = quantise(make_family("OLMoE", **sizes), layout)
+    ops = cpu_ops(quantization=quantization)
+    transformers_on(floats, ops)  # imports
+    with PeakBytes(counts_meta=False) as memory:
+        engine = transformers_on(floats, ops)
+    form = {"is_quantized": quantization == "int8", "kept": (Fp4Weights,), "is_compact": True}
+    wanted = engine.config.packed_bytes(torch.float32, torch.float32, **form)
+    assert memory.bytes == pytest.approx(wanted, rel=0.1)
 
 
 def test_a_broken_matrix_is_named(make_family, transformers_on):

@@ -115,6 +115,8 @@ def test_shapes_that_disagree_are_refused():
     a, b = torch.ones(8, 64), torch.ones(33, 8)
     with pytest.raises(ValueError, match="none of 2 adapters"):
         ops.pack_adapters([[], []])
+    with pytest.raises(ValueError, match="A has 63 and 64 columns in changes of one layer"):
+        ops.pack_adapters([[LowRank(a, b)], [LowRank(a[:, :63], b)]])
     with pytest.raises(ValueError, match=r"A has shape \[8, 64\], B \[33, 7\]: their ranks differ"):
         ops.pack_adapters([[LowRank(a, b[:, :7])]])
     packed = ops.pack_adapters([[LowRank(a, b, 2)]])

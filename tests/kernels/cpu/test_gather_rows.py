@@ -72,3 +72,8 @@ def test_a_table_of_int8_with_a_scale_per_row_is_dequantized(quantization):
     weights = GroupedWeights(torch.randint(0, 256, (50, 32), dtype=torch.uint8), scales, -128 * scales, 8)
     rows, _ = cpu_ops(quantization=quantization).pack_tied(weights, torch.float32)
     assert_same_bits(OPS.gather_rows(rows, torch.arange(50)), weights.dequantized(torch.float32))
+
+
+def test_indices_of_another_dtype_are_refused():
+    with pytest.raises(ValueError, match=r"indices is int32 on cpu with strides .*, CPU operations take int64"):
+        OPS.gather_rows(torch.randn(4, 8), torch.tensor([1, 2], dtype=torch.int32))

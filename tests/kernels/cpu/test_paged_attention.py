@@ -218,3 +218,9 @@ def test_shapes_that_disagree_are_named():
     endless = replace(batch.metadata, block_table=torch.zeros(1, 70_000, dtype=torch.int32))
     with pytest.raises(ValueError, match="rows of 1120000 tokens are too long"):
         OPS.paged_attention(batch.q, cache, endless, scale=1.0)
+    with pytest.raises(ValueError, match=f"block_size of the batch is 64, of the cache {batch.metadata.block_size}"):
+        OPS.paged_attention(batch.q, cache, replace(batch.metadata, block_size=64), scale=1.0)
+    for name in ("query_start_loc", "seq_lens", "block_table"):
+        wrong = replace(batch.metadata, **{name: getattr(batch.metadata, name).long()})
+        with pytest.raises(ValueError, match=f"{name} is int64 on cpu with strides .*, CPU operations take int32"):
+            OPS.paged_attention(batch.q, cache, wrong, scale=1.0)

@@ -102,8 +102,8 @@ def test_errors_name_what_is_wrong():
     cache = OPS.make_kv_cache(1, 16, 2, 8, torch.float32)
     zero, table = torch.tensor([0]), torch.ones(4, 4)
 
-    def run(qkv, cos=table):
-        OPS.rotate_and_store(qkv, zero, cos, cos, cache, zero)
+    def run(qkv, cos=table, positions=zero, slots=zero):
+        OPS.rotate_and_store(qkv, positions, cos, cos, cache, slots)
 
     for width in (30, 32):
         with pytest.raises(ValueError, match=rf"qkv \[1, {width}\] does not hold heads of 8, 2 of them keys"):
@@ -112,3 +112,9 @@ def test_errors_name_what_is_wrong():
         run(torch.ones(1, 40), torch.ones(4, 3))
     with pytest.raises(ValueError, match=r"qkv is torch\.float16 on cpu, CPU operations take float32"):
         run(torch.ones(1, 40).half())
+    two = torch.tensor([0, 1])
+    with pytest.raises(ValueError, match=r"qkv has 1 tokens, positions \[2\], slot_mapping \[1\]"):
+        run(torch.ones(1, 40), positions=two)
+    for slots in (two.int(), torch.zeros(4, dtype=torch.int64)[::2]):
+        with pytest.raises(ValueError, match=r"slot_mapping is int.*, CPU operations take int64 on cpu without gaps"):
+            run(torch.ones(2, 40), positions=two, slots=slots)

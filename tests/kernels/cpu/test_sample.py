@@ -170,3 +170,11 @@ def test_token_ids_are_visible_during_the_draw(sampling_batch, num_rows):
     assert len(shown) == 1
     assert (shown[0] == 4999).all()
     assert np.shares_memory(shown[0], drawn.token_ids.numpy())
+
+
+def test_logits_that_no_kernel_is_compiled_for_are_refused(sampling_batch):
+    """Numba would compile one at the first such call, for many seconds of a request."""
+    batch = sampling_batch([{}] * 2)
+    for logits in (torch.zeros(2, 8, dtype=torch.float64), torch.zeros(2, 16)[:, ::2], torch.zeros(8)):
+        with pytest.raises(ValueError, match="expected whole rows in float32"):
+            sample(logits, batch)

@@ -1,11 +1,16 @@
 """Worker pools: programs give the same results with any number of threads, and no thread outlives its pool."""
 
 import os
+import select
+import signal
 import subprocess
 import sys
+import termios
 import threading
+import time
 from collections import defaultdict
 from contextlib import suppress
+from fcntl import ioctl
 from pathlib import Path
 
 import pytest
@@ -58,6 +63,11 @@ class RecordedPipes:
         return ends
 
 
+def has_read_all(pool):
+    """Whether the workers have read every byte that was to wake them."""
+    return all(ioctl(pipe, termios.FIONREAD, bytes(4)) == bytes(4) for pipe in pool._pipes.tolist())
+
+
 def open_files():
     """Yields the targets of this process's descriptors, without those that other threads close meanwhile."""
     for file in Path("/proc/self/fd").iterdir():
@@ -104,6 +114,43 @@ def test_programs_take_turns_on_one_pool(num_threads):
         for program in programs:
             program.run(pool)
             pool.run(empty)
+
+
+@pytest.fixture
+def interrupt():
+    """interrupt(thread): sends it a signal, and returns when the handler in C has run on it.
+
+    The handler in Python runs on the main thread, which may notice late that a signal came to another thread.
+    """
+    seen, written = os.pipe()
+    os.set_blocking(written, False)
+    handler = signal.signal(signal.SIGUSR1, lambda *_: None)
+    descriptor = signal.set_wakeup_fd(written)
+
+    def send(thread):
+        signal.pthread_kill(thread.ident, signal.SIGUSR1)
+        assert select.select([seen], [], [], HANG_S)[0], "no handler has run"
+        os.read(seen, 1)
+
+    yield send
+    signal.set_wakeup_fd(descriptor)
+    signal.signal(signal.SIGUSR1, handler)
+    for end in (seen, written):
+        os.close(end)
+
+
+def test_a_signal_ends_no_worker(new_workers, interrupt):
+    """A handler interrupts the read in which a worker waits; without a reader its pipe would fill up."""
+    known = workers()
+    pool, work = WorkerPool(2), Sum(33, 20)
+    (worker,) = workers() - known
+    for _ in range(5):
+        interrupt(worker)
+        work.run(pool)
+        deadline_s = time.monotonic() + HANG_S
+        while not has_read_all(pool):
+            assert time.monotonic() < deadline_s, "the worker has left its pipe"
+    assert new_workers() == 1
 
 
 def test_one_program_runs_on_several_pools():

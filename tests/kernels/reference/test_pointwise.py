@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from kernels.families import reference_ops
@@ -96,3 +97,13 @@ def test_8_bit_weights_are_value_times_scale():
         weight = values.float() * scales.reshape(-1, 1)
         packed = OPS.pack_quantized(values, scales, bias, torch.float32)
         assert_close(OPS.linear(x, packed), x @ weight.T + bias)
+
+
+@pytest.mark.parametrize(("num_out", "num_in"), [(1, 300), (300, 1), (1, 1), (2, 256), (129, 130)])
+def test_8_bit_weights_have_a_scale_per_block(num_out, num_in):
+    """Also those of one output, such as the gate of a shared expert, whose scales look like those of channels."""
+    values, x = torch.randn(num_out, num_in).to(torch.float8_e4m3fn), torch.randn(5, num_in)
+    scales = 0.5 + torch.rand(-(-num_out // 128), -(-num_in // 128))
+    blocks = scales[torch.arange(num_out)[:, None] // 128, torch.arange(num_in) // 128]
+    packed = OPS.pack_quantized(values, scales, None, torch.float32)
+    assert_close(OPS.linear(x, packed), x @ (values.float() * blocks).T)

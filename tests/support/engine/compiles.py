@@ -31,13 +31,13 @@ from engine.runner.model_runner import TorchModelRunner
 from engine.runner.sampler import SampledBuffer
 from engine.runner.step_buffers import BIAS_CAPACITY
 from engine.runner.stream import Event, InlineStream
-from kernels.fp8_block import BLOCK
 from kernels.gpu.compile_only_driver import use_compile_only_driver
 from kernels.gpu.launch import CompileCounter
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.targets import TARGETS, Target
 from kernels.interface import Step
 from kernels.metadata import StepInputs
+from kernels.scale_groups import FP8_BLOCK_SIZE
 from tests.support.kernels.graphs import FakeGraphs
 
 _META = torch.device("meta")
@@ -131,7 +131,7 @@ def _serve(
         num_processors=132,
         quantize_weights=variant.quantizes,
         quantize_inputs=variant.quantizes or (variant.has_block_scales and target.fp8_dtype is not None),
-        input_group_size=BLOCK if variant.has_block_scales else None,
+        input_group_size=FP8_BLOCK_SIZE if variant.has_block_scales else None,
         batch_invariant=variant.batch_invariant,
     )
     ops.graphs = graphs
