@@ -8,6 +8,7 @@ import torch
 from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span, pack_anew, rows_of, stacked
 from engine.model.fp4 import Fp4Weights
+from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.linear_adapters import LinearAdapters
 from engine.model.quantization_config import QuantizedWeights
@@ -75,7 +76,7 @@ class Linear:
         self._packed: LinearWeights = None
         below = {name: rows for name, _, rows in stacked(self._out_features)}
         self.adapters = LinearAdapters(in_features.total, below, row_order)
-        check_matrix(self._quantized, self._out_features, in_features, is_reordered=row_order is not None)
+        check_matrix(self._quantized, self._out_features, in_features)
 
     @property
     def names(self) -> Collection[str]:
@@ -128,7 +129,8 @@ class Linear:
         stored = self._quantized
         is_microscaled = isinstance(stored, GgufWeights) and stored.is_microscaled(self._out_features)
         is_requantized = is_quantized_on_load and (is_microscaled or (isinstance(stored, Fp4Weights) and is_compact))
-        if isinstance(stored, kept) and not is_requantized:
+        loses_blocks = self._row_order is not None and isinstance(stored, Fp8Weights) and stored.has_blocks
+        if isinstance(stored, kept) and not is_requantized and not loses_blocks:
             return num_bytes + stored.packed_bytes(self._out_features, num_rows, num_columns, is_compact=is_compact)
         if is_quantized_on_load:
             return num_bytes + num_weights + 4 * num_rows

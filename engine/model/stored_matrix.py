@@ -16,7 +16,7 @@ from engine.model.int_matrix import IntMatrix, check_int_matrix, int_matrix_shap
 from engine.model.int_weights import IntWeights
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.quantization_config import QuantizedWeights
-from kernels.fp8_weights import FP8_DTYPE
+from kernels.fp8_weights import FP8_DTYPE, dequantized
 from kernels.interface import KernelOps, LinearWeights
 from kernels.scale_groups import FP8_BLOCK_SIZE
 
@@ -78,19 +78,20 @@ class Fp8Matrix:
         return parts
 
     def pack(self, ops: KernelOps, bias: torch.Tensor | None, row_order: torch.Tensor | None) -> LinearWeights:
-        """Packs values and scales."""
+        """Packs values and scales; rows in another order are in no blocks, and are dequantised."""
         values, scales = self._values, self._scales
+        if row_order is not None and self._stored.has_blocks:
+            return ops.pack_linear(dequantized(values, scales).to(self._dtype)[row_order], bias)
         if row_order is not None:
             values, scales = values.view(torch.uint8)[row_order].view(values.dtype), scales[row_order]
         return ops.pack_quantized(values, scales, bias, self._dtype)
 
 
-def check_matrix(stored: QuantizedWeights | None, rows: Rows, columns: Span, *, is_reordered: bool) -> None:
+def check_matrix(stored: QuantizedWeights | None, rows: Rows, columns: Span) -> None:
     """Checks that projections of these sizes, or the shards of them that a rank holds, can be loaded as one matrix.
 
     Raises:
-        CheckpointError: scales per block beside another order of rows, or sizes that are no multiples of a block,
-            group or word.
+        CheckpointError: sizes that are no multiples of a block, group or word.
         ConfigError: the shards of ranks divide blocks, groups or words.
     """
     if isinstance(stored, IntWeights):
@@ -106,11 +107,6 @@ def check_matrix(stored: QuantizedWeights | None, rows: Rows, columns: Span, *, 
         )
     if not isinstance(stored, Fp8Weights) or not stored.has_blocks:
         return
-    if is_reordered:
-        raise CheckpointError(
-            f"quantization_config: weight_block_size [{FP8_BLOCK_SIZE}, {FP8_BLOCK_SIZE}] is not supported for "
-            f"{', '.join(rows)} with partial_rotary_factor: use a checkpoint with one scale per channel"
-        )
     for name, span in rows.items():
         if any(part.total % FP8_BLOCK_SIZE for part in (*span.parts, columns)):
             raise CheckpointError(

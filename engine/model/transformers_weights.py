@@ -200,7 +200,7 @@ class TransformersWeights:
         num_rows, num_columns = self._matrices[name]
         rows, columns = {name: Span.whole(num_rows)}, Span.whole(num_columns)
         if not isinstance(self._quantized, Fp8Weights):  # whose last blocks may be partial
-            check_matrix(self._quantized, rows, columns, is_reordered=False)
+            check_matrix(self._quantized, rows, columns)
         return allocate_matrix(self._quantized, rows, columns, torch.float32, device)
 
     def _is_read_by_transformers(self, name: str, parts: Container[str]) -> bool:

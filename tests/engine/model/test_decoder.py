@@ -390,12 +390,13 @@ def test_operations_know_what_logits_are_computed_of(make_checkpoint, monkeypatc
     assert calls == [True] * (2 * len(model.layers)) + [False]
 
 
+@pytest.mark.parametrize("architecture", ["qwen3", "glm"])
 @pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
-def test_logits_of_block_scaled_weights_equal_those_of_transformers(make_checkpoint, tmp_path, make_ops):
-    """transformers reads a copy whose weights are dequantised."""
+def test_logits_of_block_scaled_weights_equal_those_of_transformers(make_checkpoint, tmp_path, make_ops, architecture):
+    """transformers reads a copy whose weights are dequantised. A partial rotation has another order of rows."""
     import transformers
 
-    original = make_checkpoint("qwen3", dtype="bfloat16", **BLOCK_SIZES)
+    original = make_checkpoint(architecture, dtype="bfloat16", **BLOCK_SIZES)
     path = save_block_scaled(original, tmp_path / "blocks", twin=tmp_path / "twin")
     oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "twin", dtype=torch.float32)
     prompt = torch.arange(3, 40)
