@@ -236,8 +236,10 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     except NoRoomError as error:
         raise ConfigError(str(error)) from error
     except torch.OutOfMemoryError as error:
+        num_mib = shape.state_bytes / 2**20
+        state = f", --max-num-seqs (each has a state of {num_mib:.4g} MiB)" if num_mib else ""
         raise ConfigError(
-            f"the GPU is out of memory: {str(error).splitlines()[0]} Lower --gpu-memory-utilization or "
+            f"the GPU is out of memory: {str(error).splitlines()[0]} Lower --gpu-memory-utilization{state} or "
             "--kv-cache-memory-bytes, or stop other processes on it"
         ) from error
 

@@ -97,6 +97,26 @@ def test_a_mixture_of_experts_answers_as_on_a_cpu(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_layers_with_state_answer_as_on_a_cpu(
+    gpu: SimpleNamespace, servable: Callable[..., Path], quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their kernels checked at start, and decodes and steps with prompts recorded."""
+    use_checked_products(monkeypatch)
+    path = servable("qwen3_5")
+    monkeypatch.setattr(
+        "engine.startup.kernel_check.kernel_cases",
+        lambda *of: [case for case in kernel_cases(*of) if case.kernel.endswith(("delta_rule", "gate_columns"))],
+    )
+    FakeGraphs.seen.clear()
+    parts = build(path, num_gpu_blocks_override=24, kernel_check="fail", quantization=quantization)
+    on_gpu = answers(parts)
+    assert FakeGraphs.seen
+    if quantization is None:
+        assert on_gpu == answers(build(path, num_gpu_blocks_override=24, device="cpu"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "fields"),
     [
