@@ -102,6 +102,10 @@ class Followers:
         atexit.register(self.close)
         self._watch_thread = threading.Thread(target=self._watch, name="rank-watch", daemon=True)
         self._watch_thread.start()
+        # Python 3.12 starts no thread once it calls what `atexit` registered.
+        self._may_leave = threading.Event()
+        self._leaving = threading.Thread(target=self._leave_when_asked, name="rank-leave", daemon=True)
+        self._leaving.start()
 
     @property
     def pids(self) -> list[int]:
@@ -149,16 +153,20 @@ class Followers:
         atexit.unregister(self.close)
         for peer in self._peers:
             peer.ask_to_leave(is_ready=self._all_ready.is_set())
-        leaving = threading.Thread(target=self._leave, daemon=True)  # hangs if a rank hangs
-        leaving.start()
         until_s = time.monotonic() + _STOP_GRACE_S
-        leaving.join(_STOP_GRACE_S)
+        self._may_leave.set()
+        self._leaving.join(_STOP_GRACE_S)
         for process in self._processes:
             process.wait(max(0.0, until_s - time.monotonic()))
         self._watch_thread.join(_STOP_GRACE_S)  # a machine may not answer
         for peer in self._peers:
             peer.close()
         self._folder.cleanup()
+
+    def _leave_when_asked(self) -> None:
+        """Leaves the group in `close`; hangs if a rank hangs."""
+        self._may_leave.wait()
+        self._leave()
 
     def _watch(self) -> None:
         peers: list[Any] = list(self._peers)  # the types of `wait` are sockets and pipes, not all that has a `fileno`
@@ -202,4 +210,5 @@ class Followers:
                 self._has_ended = True
                 for process in self._processes:
                     process.kill()
+                self._folder.cleanup()  # `on_failure` may end this process at once
                 self._on_failure(error)
