@@ -24,11 +24,12 @@ def _splits(*patterns: str) -> Json:
     return _sequence(*words, _BYTES)
 
 
-def _cl100k(digits: str, letters: str = r"\p{L}") -> Json:
-    """Returns the words of tiktoken's cl100k_base, with other digits or letters in a word."""
+def _cl100k(digits: str, marks: str = "") -> Json:
+    """Returns the words of tiktoken's cl100k_base, with other digits in a word, and marks that count as letters."""
+    letters = rf"[\p{{L}}{marks}]" if marks else r"\p{L}"
     return _splits(
-        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}"
-        rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}"
+        rf"| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
 
 
@@ -62,7 +63,7 @@ _GPT2 = PreTokenizer(_GPT2_WORDS)
 _LLAMA3 = PreTokenizer(_cl100k(r"\p{N}{1,3}"), ignores_merges=True, adds_bos=True)
 _CL100K = PreTokenizer(_cl100k(r"\p{N}{1,3}"))
 _QWEN2 = PreTokenizer(_cl100k(r"\p{N}"), normalizer={"type": "NFC"})
-_QWEN35 = PreTokenizer(_cl100k(r"\p{N}", r"\p{L}\p{M}"), normalizer={"type": "NFC"})
+_QWEN35 = PreTokenizer(_cl100k(r"\p{N}", r"\p{M}"), normalizer={"type": "NFC"})
 _STARCODER = PreTokenizer(_sequence(_DIGITS, _GPT2_WORDS))
 
 PRE_TOKENIZERS = {

@@ -49,6 +49,7 @@ def test_the_tokenizer_of_the_demo_model_is_restored(tmp_path: Path) -> None:
 def test_words_are_those_of_the_classes_of_transformers(tmp_path: Path) -> None:
     for pre, made in (
         ("qwen2", transformers.Qwen2Tokenizer(vocab={"a": 0}, merges=[])),
+        ("qwen35", transformers.Qwen3_5Tokenizer(vocab={"a": 0}, merges=[])),
         ("gpt-2", transformers.GPT2Tokenizer(vocab={"a": 0}, merges=[])),
     ):
         expected = json.loads(made.backend_tokenizer.to_str())
@@ -68,6 +69,7 @@ def test_words_are_those_of_the_classes_of_transformers(tmp_path: Path) -> None:
         ("gpt-2", ["Don", "'t", "Ġ1234", "Ġ", "Ġx"]),
         ("llama-bpe", ["Don", "'t", "Ġ", "123", "4", "Ġ", "Ġx"]),
         ("qwen2", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
+        ("qwen35", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
         ("smollm", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
         ("refact", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
         ("tekken", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
