@@ -37,7 +37,8 @@ PARTS: dict[str, tuple[Opcode, ...]] = {
     "attention": (Opcode.PLAN_ATTENTION, Opcode.PAGED_ATTENTION),
     "packing and quantising": (Opcode.PACK_ROWS, Opcode.PACK_EXPERT_ROWS),
     "RoPE and KV write": (Opcode.ROTATE_AND_STORE,),
-    "gate": (Opcode.SILU_AND_MUL, Opcode.GELU_AND_MUL, Opcode.CLAMPED_GATE),
+    "linear attention": (Opcode.CONVOLVE, Opcode.DELTA_RULE),
+    "gate": (Opcode.SILU_AND_MUL, Opcode.GELU_AND_MUL, Opcode.CLAMPED_GATE, Opcode.GATE_COLUMNS),
     "routing": (Opcode.ROUTE, Opcode.COMBINE),
     "norms, gathers and soft caps": (Opcode.RMS_NORM, Opcode.ADD_RMS_NORM, Opcode.GATHER_ROWS, Opcode.SOFT_CAP),
 }
