@@ -31,7 +31,7 @@ class Attention:
     """Weights and computation of the attention of one layer, or of the heads of a rank.
 
     Attributes:
-        qkv: projections of queries, keys and values, and of the gate if there is one.
+        qkv: projections of queries, keys and values; behind those of the gate if there is one.
         o: projection of the result.
     """
 
@@ -73,8 +73,7 @@ class Attention:
         self._prefix = f"model.layers.{index}.self_attn."
         hidden = Span.whole(config.hidden_size)
         q, kv = sharding.heads.times(config.head_dim), sharding.kv_heads.times(config.head_dim)
-        self._num_columns = q.size + 2 * kv.size  # without the gate
-        self._is_gated = traits.attention_gate
+        self._num_gates = q.size if traits.attention_gate else 0
         order = _order_in_head(traits.ropes[index], config.head_dim)
         self._head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
         if traits.qk_norm:
@@ -91,7 +90,7 @@ class Attention:
             self._projection_norms = tuple(norm(f"self_attn.{name}", size) for name, size in sizes.items())
         # fp32 holds what checkpoints have, and attention computes with it
         self._sinks = torch.empty(sharding.heads.size, device=device) if traits.has_sinks else None
-        q_rows = sharding.heads.times(2 * config.head_dim) if self._is_gated else q
+        q_rows = sharding.heads.times(2 * config.head_dim) if self._num_gates else q
         qkv: dict[str, Span | FusedSpan] = {"q_proj": q_rows, "k_proj": kv, "v_proj": kv}
         if traits.fused_qkv:
             qkv = {"qkv_proj": FusedSpan((q, kv, kv))}
@@ -100,22 +99,22 @@ class Attention:
         self.o = linear(self._prefix, q, {"o_proj": hidden}, bias=traits.o_bias)
 
     def _order_of_qkv(self, sharding: Sharding, order: torch.Tensor | None) -> torch.Tensor | None:
-        """Returns the order of rows that the rotation requires, with gates behind queries, keys and values.
+        """Returns the order of rows that the rotation requires, with all gates before queries, keys and values.
 
-        A checkpoint has the gate of each head behind its query.
+        A checkpoint has the gate of each head behind its query, in `q_proj`: its rows stay before those of `k_proj`.
         """
-        if order is None and not self._is_gated:
+        if order is None and not self._num_gates:
             return None
         dim, num_heads, num_kv_heads = self._head_dim, sharding.heads.size, sharding.kv_heads.size
         in_head = torch.arange(dim)
         rotated = in_head if order is None else order
-        query_rows = 2 * dim if self._is_gated else dim
+        query_rows = 2 * dim if self._num_gates else dim
         first_key = num_heads * query_rows
         queries = torch.arange(num_heads)[:, None] * query_rows
         keys = first_key + torch.arange(num_kv_heads)[:, None] * dim
         parts = [queries + rotated, keys + rotated, keys + num_kv_heads * dim + in_head]
-        if self._is_gated:
-            parts.append(queries + dim + in_head)
+        if self._num_gates:
+            parts.insert(0, queries + dim + in_head)
         return torch.cat([part.flatten() for part in parts])
 
     @property
@@ -153,7 +152,7 @@ class Attention:
         assert kv_cache is not None, "attention has a cache"
         metadata = metadata.of_group(self._cache_group)
         projected, first = self.qkv(self._ops, x, adapted), 0
-        qkv = projected[:, : self._num_columns] if self._is_gated else projected
+        qkv = projected[:, self._num_gates :] if self._num_gates else projected
         for norm in self._projection_norms:
             self._ops.norm_columns(qkv, first, norm.weight, self._eps)
             first += len(norm.weight)
@@ -175,8 +174,8 @@ class Attention:
             soft_cap=self._soft_cap,
             sinks=self._sinks,
         )
-        if self._is_gated:
-            out = self._ops.gate_columns(out, projected[:, self._num_columns :])
+        if self._num_gates:
+            out = self._ops.gate_columns(out, projected[:, : self._num_gates])
         return self.o(self._ops, out, adapted)
 
 

@@ -22,6 +22,7 @@ from tests.support.kernels.batches import assert_same_bits
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+DELTA_RULE = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
 PROMPT_LENS = (1, 37, 5)
 TOLERANCE = 2e-5
 """As in test_decoder.py, on logits of unit standard deviation."""
@@ -36,6 +37,8 @@ FAMILIES = {
     "qwen3 with experts, attention": ("qwen3_moe", {}, ("q_proj", "k_proj", "v_proj", "o_proj"), {}),
     "gemma2": ("gemma2", {}, ALL, {}),
     "gemma3": ("gemma3", {}, ALL, {}),
+    "qwen3.5, gated attention": ("qwen3_5", {}, ALL, {}),
+    "qwen3.5, delta rule": ("qwen3_5", {}, DELTA_RULE, {}),
     "phi3, partial rotation": ("phi3", {"partial_rotary_factor": 0.75}, FUSED, {}),
 }
 
@@ -54,6 +57,7 @@ def logits_of(model, prompts, adapters=None):
         block_table=torch.arange(num_blocks, dtype=torch.int32).view(-1, 4),
         slot_mapping=torch.cat([torch.arange(n) + 64 * row for row, n in enumerate(lens)]),
         block_size=16,
+        state_slots=torch.arange(len(lens), dtype=torch.int32),
         max_query_len=max(lens),
         max_seq_len=max(lens),
     )
@@ -67,8 +71,9 @@ def logits_of(model, prompts, adapters=None):
     config = model.config
     caches = [
         model._ops.make_kv_cache(num_blocks, 16, config.num_kv_heads, config.head_dim, torch.float32)
-        for _ in model.layers
+        for _ in config.attention_layers
     ]
+    model.allocate_states(len(lens))
     hidden = model.forward(torch.cat(prompts), positions, caches, metadata, adapted)
     assert len(hidden) == num_tokens
     return model.compute_logits(hidden)
