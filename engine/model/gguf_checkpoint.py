@@ -39,6 +39,7 @@ _MODEL_NAMES = {
     _LONG_FACTORS: None,
 }
 _LAYER = re.compile(r"blk\.(\d{1,9})\.(\w+)(?:\.(\d{1,4}))?(?:\.(weight|bias))?")
+_OF_LAYER = re.compile(r"blk\.(\d{1,9})\..+")
 _NORM = re.compile(r"(output|\w+\.\d+\.\w+)_norm\.weight")
 _STATE_NORM, _DECAY, _CONVOLUTION = "ssm_norm", "ssm_a", "ssm_conv1d"  # of layers with state
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -229,9 +230,10 @@ class GgufCheckpoint:
         if name in _MODEL_NAMES:
             return _MODEL_NAMES[name]
         architecture, metadata = self._model
-        found = _LAYER.fullmatch(name)
-        if found is not None and int(found[1]) >= metadata.num_layers and metadata.num_predicting_layers:
+        layer = _OF_LAYER.fullmatch(name)
+        if layer is not None and int(layer[1]) >= metadata.num_layers and metadata.num_predicting_layers:
             return None  # it predicts the tokens behind the next one
+        found = _LAYER.fullmatch(name)
         if found is None or (rest := architecture.layer_name(found[2], found[3], found[4])) is None:
             return name
         return f"model.layers.{found[1]}.{rest}"

@@ -116,12 +116,12 @@ class GgufMetadata:
         number, name = self.num_layers, "attention.recurrent_layers"
         if number > _MAX_LAYERS:
             raise self.error("block_count", f"is {number}, the maximum is {_MAX_LAYERS}")
-        if not isinstance(self.raw(name, None), GgufArray):
+        if name not in self:
             period = self.integer("full_attention_interval", period)
             return [(layer + 1) % period == 0 for layer in range(number)]
         are_recurrent = self._header.flags(self._key(name))
         if len(are_recurrent) not in (number, number + self.num_predicting_layers):
-            raise self.error(name, f"has {len(are_recurrent)} entries, {self._key('block_count')} is {number}")
+            raise self.error(name, f"has {len(are_recurrent)} entries, expected one for each of {number} layers")
         return [not is_recurrent for is_recurrent in are_recurrent[:number]]
 
     def rope_scaling(self) -> dict[str, Any] | None:

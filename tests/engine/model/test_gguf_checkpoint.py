@@ -1,12 +1,15 @@
 """A GGUF file is the model of the folder that it was converted from."""
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.bench.gguf_qwen35 import as_transformers_has_them
 from engine.bench.gguf_writer import Tensor, metadata_of, plain, save_gguf, tensors_of, write_gguf
 from engine.errors import CheckpointError, ConfigError
 from engine.model.checkpoint import open_checkpoint
@@ -63,6 +66,54 @@ def test_configuration_and_weights_are_those_of_the_folder(
         norms = [name for name in found if name.endswith("norm.weight")]
         check_equal({name: found.pop(name) + 1 for name in norms}, {name: expected.pop(name) + 1 for name in norms})
     check_equal(found, expected)
+
+
+def test_layers_with_state_are_those_of_the_folder_with_heads_in_another_order(
+    make_checkpoint: Any, tmp_path: Path
+) -> None:
+    folder, path = make_checkpoint("qwen3_5", num_hidden_layers=4, layer_types=None), tmp_path / "model.gguf"
+    save_gguf(folder, path)
+    assert choose_implementation(path, "auto") == "chairlift"
+    found, expected = ModelConfig.from_dir(path), ModelConfig.from_dir(folder)
+    tiled = tuple(heads and heads._replace(is_tiled=True) for heads in expected.traits.delta_rules)
+    assert found == replace(expected, traits=replace(expected.traits, delta_rules=tiled))
+    stored, wanted = (
+        as_transformers_has_them(weights(path), json.loads((folder / "config.json").read_text())),
+        weights(folder),
+    )
+    assert stored.keys() == wanted.keys()
+    for name, tensor in wanted.items():  # files have decays and 1 + norms, whose inverses are rounded
+        torch.testing.assert_close(stored[name], tensor, rtol=1e-6, atol=2e-7, msg=name)
+
+
+@pytest.mark.parametrize("num_predicting", [0, 1])
+def test_layers_that_attend_may_be_listed_with_or_without_those_that_predict(
+    make_checkpoint: Any, tmp_path: Path, num_predicting: int
+) -> None:
+    folder, path = make_checkpoint("qwen3_5"), tmp_path / "model.gguf"
+    for flags in ([True, False, True], [True, False, True, False][: 3 + num_predicting]):
+        metadata = {
+            "qwen35.attention.recurrent_layers": flags,
+            "qwen35.block_count": 3 + num_predicting,
+            "qwen35.nextn_predict_layers": num_predicting,
+        }
+        write_gguf(path, metadata_of(folder) | metadata, tensors_of(folder))
+        assert ModelConfig.from_dir(path).attention_layers == (1,)
+
+
+def test_layers_that_predict_several_tokens_are_not_read(make_checkpoint: Any, tmp_path: Path) -> None:
+    """llama.cpp has them behind the others, with names of their own among their tensors."""
+    folder = make_checkpoint("qwen3_5", layer_types=None, num_hidden_layers=4)
+    paths = [tmp_path / f"{number}.gguf" for number in range(2)]
+    save_gguf(folder, paths[0])
+    ones, metadata = plain(torch.ones(64), "F32"), {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
+    added = {f"blk.4.{name}.weight": ones for name in ("attn_norm", "nextn.enorm", "nextn.eh_proj")}
+    write_gguf(paths[1], metadata_of(folder) | metadata, tensors_of(folder) | added)
+    assert ModelConfig.from_dir(paths[1]) == ModelConfig.from_dir(paths[0])
+    check_equal(weights(paths[1]), weights(paths[0]))
+    write_gguf(paths[1], metadata_of(folder), tensors_of(folder) | added)
+    with pytest.raises(CheckpointError, match=r"tensor blk\.4\.attn_norm\.weight is not part of this architecture"):
+        weights(paths[1])
 
 
 def test_biases_of_llama_are_in_the_order_of_their_rows(make_checkpoint: Any, tmp_path: Path) -> None:
@@ -216,6 +267,16 @@ def test_metadata_that_are_not_supported_are_refused_by_name(
         ),
         ("olmo3", {"olmo2.attention.sliding_window_pattern": 0}, "pattern is 0, expected an integer >= 1"),
         ("gemma3", {"gemma3.block_count": 1 << 30}, "gemma3.block_count is 1073741824, the maximum is 1024"),
+        (
+            "qwen3_5",
+            {"qwen35.attention.recurrent_layers": [True, False]},
+            "recurrent_layers has 2 entries, expected one for each of 3 layers",
+        ),
+        ("qwen3_5", {"qwen35.attention.recurrent_layers": [True] * 3}, "layer_types has no full_attention"),
+        ("qwen3_5", {"qwen35.attention.recurrent_layers": True}, "recurrent_layers is True, expected an array"),
+        ("qwen3_5", {"qwen35.nextn_predict_layers": 3}, "nextn_predict_layers is 3, there are 3 layers"),
+        ("qwen3_5", {"qwen35.ssm.inner_size": 65}, "inner_size is 65, not a multiple of the 4 heads"),
+        ("qwen3_5", {"qwen35.ssm.time_step_rank": 0}, "time_step_rank is 0, expected an integer >= 1"),
         ("gemma2", {"gemma2.final_logit_softcapping": -1.0}, "softcapping is -1.0, expected a number > 0"),
     ],
 )
@@ -286,6 +347,27 @@ def test_tensors_that_do_not_fit_are_refused(
     folder, path = make_checkpoint("llama"), tmp_path / "model.gguf"
     tensors = {key: value for key, value in {**tensors_of(folder), name: tensor}.items() if value is not None}
     write_gguf(path, metadata_of(folder), tensors)
+    with pytest.raises(CheckpointError, match=words):
+        weights(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("ssm_a", plain(torch.zeros(4), "F32"), "tensor blk.0.ssm_a holds a number that is not negative"),
+        ("ssm_a", plain(torch.full((4,), -torch.inf), "F32"), "tensor blk.0.ssm_a holds NaN or infinity"),
+        ("ssm_a", None, "1 of .* tensors are missing, the first is model.layers.0.linear_attn.A_log"),
+        ("ssm_a.weight", plain(-torch.ones(4), "F32"), "tensor blk.0.ssm_a.weight is not part of this architecture"),
+        ("ssm_conv1d.weight", plain(torch.ones(512), "F32"), r"shape \[512\], the metadata requires \[128, 1, 4\]"),
+    ],
+)
+def test_tensors_of_layers_with_state_that_do_not_fit_are_refused(
+    make_checkpoint: Any, tmp_path: Path, name: str, tensor: Tensor | None, words: str
+) -> None:
+    folder, path = make_checkpoint("qwen3_5"), tmp_path / "model.gguf"
+    tensors = {**tensors_of(folder), f"blk.0.{name}": tensor}
+    metadata = metadata_of(folder) | {"qwen35.attention.recurrent_layers": [True, False, True]}
+    write_gguf(path, metadata, {key: value for key, value in tensors.items() if value is not None})
     with pytest.raises(CheckpointError, match=words):
         weights(path)
 
