@@ -86,7 +86,8 @@ class ModelConfig:
         if not family.has_gate_of(fields):
             raise fields.error(
                 family.activation_field,
-                f"is {family.activation(fields)!r}, supported are {', '.join(GATES)}; or --model-impl transformers",
+                f"is {family.activation(fields)!r}, supported are {', '.join(family.activations)}; or --model-impl "
+                "transformers",
             )
         dtype = fields.raw("dtype", fields.raw("torch_dtype", "float32"))
         if not isinstance(dtype, str) or dtype not in _DTYPES:

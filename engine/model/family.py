@@ -157,6 +157,7 @@ class Family:
         defaults: values of fields that config.json may lack, as in the configuration class of `transformers`.
         defaults_of_null: values of fields that are null, of those that the configuration class replaces.
         activation_field: the field that names the activation of the feed-forward networks.
+        activations: the values of that field for which the decoder computes its models.
     """
 
     architecture: str
@@ -164,15 +165,16 @@ class Family:
     defaults: Mapping[str, Any]
     defaults_of_null: Mapping[str, Any] = field(default_factory=dict)
     activation_field: str = "hidden_act"
+    activations: tuple[str, ...] = tuple(GATES)
 
     def activation(self, fields: ConfigFields) -> Any:
         """Returns what config.json, or else the default of the family, names as activation."""
         return fields.with_defaults(dict(self.defaults)).raw(self.activation_field, "silu")
 
     def has_gate_of(self, fields: ConfigFields) -> bool:
-        """Tells whether the activation has a gate."""
+        """Tells whether the decoder computes models with the activation."""
         activation = self.activation(fields)
-        return isinstance(activation, str) and activation in GATES
+        return isinstance(activation, str) and activation in self.activations
 
 
 def num_layers(fields: ConfigFields) -> int:

@@ -87,4 +87,5 @@ QWEN3_5 = Family(
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
     },
+    activations=("silu",),  # transformers computes the convolution of the delta rule with it too
 )

@@ -44,6 +44,8 @@ def test_auto_prefers_the_native_decoder(tmp_path, architecture, model_impl, exp
     [
         ("LlamaForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}, "chairlift"),
         ("LlamaForCausalLM", {"hidden_act": "gelu"}, "transformers"),
+        ("Qwen3_5ForCausalLM", {}, "chairlift"),
+        ("Qwen3_5ForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}, "transformers"),  # it is the convolution's too
         ("Gemma3ForCausalLM", {"hidden_act": "gelu"}, "chairlift"),  # which reads another field
         ("Gemma3ForCausalLM", {"hidden_activation": "relu"}, "transformers"),
     ],
