@@ -41,15 +41,20 @@ def bytes_beside_weights(num_weights_bytes: int, number_format: str) -> int:
     return available_bytes - num_weights_bytes
 
 
-def bytes_beside_states(shape: ModelShape, limits: StepLimits, free_bytes: int) -> int:
+def bytes_beside_states(state_bytes: int, limits: StepLimits, free_bytes: int) -> int:
     """Returns the memory left for the KV cache beside what layers keep of each request besides keys and values.
+
+    Args:
+        state_bytes: what the layers of this machine keep of one request.
+        limits: limits of a step.
+        free_bytes: memory left beside the weights.
 
     Raises: ConfigError: the state of max_num_seqs requests does not fit.
     """
-    num_bytes = limits.max_num_seqs * shape.state_bytes
+    num_bytes = limits.max_num_seqs * state_bytes
     if num_bytes > free_bytes:
         raise ConfigError(
-            f"--max-num-seqs {limits.max_num_seqs}: the model's layers keep {shape.state_bytes / 2**20:.4g} MiB of "
+            f"--max-num-seqs {limits.max_num_seqs}: the model's layers keep {state_bytes / 2**20:.4g} MiB of "
             f"each request besides keys and values, {_gib(num_bytes)} in all, and the weights leave "
             f"{_gib(free_bytes)} of memory: lower it"
         )

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.flags import StepLimits
 from engine.model.lora import LoraAdapter
 from engine.parallel.group import SingleRank
-from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
+from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
 from engine.startup.adapters import adapters_bytes
 from engine.startup.cpu_memory import bytes_beside_states, bytes_beside_weights, check_cache_fits, kv_cache_bytes
 from engine.startup.device import kept_weights, kv_cache_dtype
@@ -100,9 +100,10 @@ def _plan_of_cpu(
     for stage in stages:
         num_bytes += size * bytes_of_weights(model, dtype, stage, config.quantization, kept=kept, is_compact=True)
     free_bytes = bytes_beside_weights(num_bytes, config.quantization or dtype_name(dtype))
-    free_bytes = bytes_beside_states(model.shape, limits, free_bytes)
+    shards = [shard_shape(model, stage) for stage in stages]
+    free_bytes = bytes_beside_states(size * sum(shard.state_bytes for shard in shards), limits, free_bytes)
     free_bytes //= layout.ranks_per_node
-    shard = shard_shape(model, stages[-1])  # no other has more layers
+    shard = max(shards, key=lambda shape: kv_bytes_per_token(shape, kv_dtype))
     plan = plan_kv_cache(
         shard,
         kv_dtype,
