@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.cpu.arrays import check_fp32
+from kernels.cpu.arrays import check_fp32, check_integers
 from kernels.cpu.delta_step import NUM_VECTORS, UNROLLED, delta_step, delta_step_of_one
 from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, Opcode, item_kernel, num_rows
 from kernels.cpu.intrinsics import floats_at, words_at
@@ -45,11 +45,15 @@ def emit_delta_rule(
 ) -> torch.Tensor:
     """See `kernels.interface.KernelOps.delta_rule`; the convolution is written to x.
 
-    Raises: ValueError: not fp32, shapes disagree, or sizes that are not supported.
+    Raises: ValueError: not fp32, rows that are not int32, shapes disagree, or sizes that are not supported.
     """
     check_rows(x=x, gates=gates)
     heads = weights.heads
     slots = check_delta(x, gates, weights, states, metadata.state_slots)
+    bounds, seq_lens = metadata.query_start_loc, metadata.seq_lens
+    check_integers(torch.int32, query_start_loc=bounds, seq_lens=seq_lens, state_slots=slots)
+    if slots.shape != seq_lens.shape:
+        raise ValueError(f"the batch has {len(seq_lens)} rows and {len(slots)} state_slots")
     fixed = {
         "conv": weights.conv,
         "decay": weights.decay,
@@ -67,14 +71,10 @@ def emit_delta_rule(
         )
     if 4 * max(heads.conv_width * _PART, _BATCH * (2 * heads.key_dim + 2)) > SCRATCH_BYTES:
         raise ValueError(f"{heads} are too large for the scratch memory of a thread")
-    rows = (
-        metadata.query_start_loc.data_ptr(),
-        metadata.seq_lens.data_ptr(),
-        slots.data_ptr(),
-    )
+    rows = bounds.data_ptr(), seq_lens.data_ptr(), slots.data_ptr()
     recording.emit(
         Opcode.CONVOLVE,
-        metadata.seq_lens,
+        seq_lens,
         *rows,
         -(-heads.num_channels // _PART),
         x.data_ptr(),
@@ -87,7 +87,7 @@ def emit_delta_rule(
     out = recording.empty(x, heads.value_size)
     recording.emit(
         Opcode.DELTA_RULE,
-        metadata.seq_lens,
+        seq_lens,
         *rows,
         heads.num_value_heads,
         x.data_ptr(),

@@ -171,3 +171,15 @@ def test_inputs_that_do_not_fit_are_refused(ops):
         ops.delta_rule(x, gates, weights, other, metadata)
     with pytest.raises(ValueError, match="the batch has no state_slots"):
         ops.delta_rule(x, gates, weights, states, replace(metadata, state_slots=None))
+
+
+def test_rows_that_a_program_would_misread_are_refused():
+    heads = HEADS["one head each"]
+    weights, states, metadata = weights_of(heads), states_of(heads, 2), batch([1, 1], [1, 1], [0, 1])
+    x, gates = inputs_of(heads, 2)
+    for name in ("query_start_loc", "seq_lens", "state_slots"):
+        wide = replace(metadata, **{name: getattr(metadata, name).long()})
+        with pytest.raises(ValueError, match=f"{name} is int64 on cpu .*, CPU operations take int32"):
+            OPS.delta_rule(x, gates, weights, states, wide)
+    with pytest.raises(ValueError, match="the batch has 2 rows and 1 state_slots"):
+        OPS.delta_rule(x, gates, weights, states, replace(metadata, state_slots=metadata.state_slots[:1]))
