@@ -51,7 +51,7 @@ def _delta_heads(fields: ConfigFields) -> DeltaHeads:
 def _attending(fields: ConfigFields) -> list[bool]:
     """Returns whether each layer attends, by `layer_types`, or else each `full_attention_interval`-th.
 
-    Raises: CheckpointError: another number of layers, another type, or none that attends.
+    Raises: CheckpointError: another number of entries than layers, another type, or no layer that attends.
     """
     number = num_layers(fields)
     if "layer_types" not in fields:
@@ -64,7 +64,8 @@ def _attending(fields: ConfigFields) -> list[bool]:
     if unknown := sorted({str(kind) for kind in types} - {"full_attention", "linear_attention"}):
         raise fields.error("layer_types", f"has {', '.join(unknown)}, supported are full_attention, linear_attention")
     if "full_attention" not in types:
-        raise fields.error("layer_types", "has no full_attention: a model without attention is not supported")
+        name = "layer_types" if "layer_types" in fields else "full_attention_interval"
+        raise fields.error(name, f"gives none of {number} layers full_attention, which one must have")
     return [kind == "full_attention" for kind in types]
 
 

@@ -272,7 +272,11 @@ def test_metadata_that_are_not_supported_are_refused_by_name(
             {"qwen35.attention.recurrent_layers": [True, False]},
             "recurrent_layers has 2 entries, expected one for each of 3 layers",
         ),
-        ("qwen3_5", {"qwen35.attention.recurrent_layers": [True] * 3}, "layer_types has no full_attention"),
+        (
+            "qwen3_5",
+            {"qwen35.attention.recurrent_layers": [True] * 3},
+            "layer_types gives none of 3 layers full_attention",
+        ),
         ("qwen3_5", {"qwen35.attention.recurrent_layers": True}, "recurrent_layers is True, expected an array"),
         ("qwen3_5", {"qwen35.nextn_predict_layers": 3}, "nextn_predict_layers is 3, there are 3 layers"),
         ("qwen3_5", {"qwen35.ssm.inner_size": 65}, "inner_size is 65, not a multiple of the 4 heads"),
