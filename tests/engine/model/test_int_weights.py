@@ -136,6 +136,24 @@ def test_the_text_part_of_a_checkpoint_with_images_may_be_in_integers(make_twins
         assert torch.equal(got[name], expected[name]), name
 
 
+@pytest.mark.parametrize("layout", ["packed", "awq"])
+def test_projections_of_a_delta_rule_may_be_in_integers_beside_gates_that_are_not(make_twins, layout):
+    integers, twin = make_twins(Scheme(layout), "qwen3_5")
+    config = json.loads((integers / "config.json").read_text())
+    section = config["quantization_config"]
+    if layout == "packed":
+        section["ignore"] += ["re:.*in_proj_[ab]"]
+    else:
+        section["modules_to_not_convert"] = ["in_proj_b", "in_proj_a"]
+    (integers / "config.json").write_text(json.dumps(config))
+    ops = reference_ops()
+    found, expected = (load(path, ops).layers[0].mixer.linears for path in (integers, twin))
+    x = inputs()["qkv"]
+    assert [linear.is_quantized for linear in found] == [True, False, True]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours(ops, x), theirs(ops, x)), ours.names
+
+
 def test_experts_of_which_only_some_are_quantised_are_refused(make_twins):
     integers, _ = make_twins(Scheme("packed"), "qwen3_moe", moe_intermediate_size=64)
     config = json.loads((integers / "config.json").read_text())
