@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 
 class DeltaHeads(NamedTuple):
-    """Sizes of a layer. Each key head belongs to as many value heads: to those side by side, or every n-th.
+    """Sizes of a layer. Each key head is shared by the same number of value heads.
 
     Attributes:
         num_key_heads, key_dim: of queries and keys.
-        num_value_heads, value_dim: of values; a multiple of the key heads.
+        num_value_heads, value_dim: of values; the number is a multiple of that of key heads.
         conv_width: tokens that the convolution sees, including the present one; at least 2.
         is_tiled: whether value head i has key head i % num_key_heads, as llama.cpp stores them, instead of
             i * num_key_heads // num_value_heads.
@@ -23,7 +23,7 @@ class DeltaHeads(NamedTuple):
 
     @property
     def num_adjacent(self) -> int:
-        """Value heads side by side that have the same key head: that of head i is i // num_adjacent % num_key_heads."""
+        """Number of adjacent value heads with the same key head: i // num_adjacent % num_key_heads for value head i."""
         return 1 if self.is_tiled else self.num_value_heads // self.num_key_heads
 
     @property
@@ -43,6 +43,6 @@ class DeltaHeads(NamedTuple):
 
     @property
     def state_size(self) -> int:
-        """Numbers that a request keeps."""
+        """Values in the state of one request."""
         in_convolution = self.num_channels * (self.conv_width - 1)
         return in_convolution + self.num_value_heads * self.key_dim * self.value_dim

@@ -56,7 +56,7 @@ class DeltaStates:
 
     @classmethod
     def zeros(cls, heads: DeltaHeads, num_slots: int, device: torch.device) -> "DeltaStates":
-        """Allocates the states of `num_slots` requests. On a host a slot takes memory once it is used."""
+        """Allocates the states of `num_slots` requests; on a CPU, memory is taken up when a slot is first written."""
         return cls(
             torch.zeros(num_slots, heads.conv_width - 1, heads.num_channels, device=device),
             torch.zeros(num_slots, heads.num_value_heads, heads.key_dim, heads.value_dim, device=device),

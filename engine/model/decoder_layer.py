@@ -1,4 +1,4 @@
-"""One layer of the decoder: attention, or what stands for it, and a feed-forward network, with RMSNorms around each."""
+"""One layer of the decoder: attention or a gated delta rule, and a feed-forward network, with RMSNorms around each."""
 
 from functools import partial
 from typing import Protocol
@@ -41,7 +41,7 @@ class Mixer(Protocol):
         ...
 
     def allocate_states(self, num_slots: int, /) -> None:
-        """Allocates what it keeps of `num_slots` requests besides keys and values."""
+        """Allocates the state that it keeps of `num_slots` requests besides keys and values, if any."""
         ...
 
     def __call__(
@@ -171,7 +171,7 @@ class DecoderLayer:
         metadata: AttentionMetadata,
         adapted: AdaptedTokens | None,
     ) -> torch.Tensor:
-        """Normalised input [T, hidden] -> [T, hidden]; a cache, or states, get what the step adds."""
+        """Normalised input [T, hidden] -> [T, hidden]; updates the KV cache, or the states of the requests."""
         terms = self.mixer(x, positions, kv_cache, metadata, adapted)
         return self._normed(self._group.all_reduce(terms), self._attention_output_norm)
 

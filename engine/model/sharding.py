@@ -87,7 +87,7 @@ class Sharding:
         return _share(mixture.inner_size, self.rank, self.num_ranks)
 
     def of_delta_heads(self, heads: DeltaHeads) -> tuple[Span, Span]:
-        """Returns the key heads and the value heads of a gated delta rule, of which each key head has its own."""
+        """Returns the rank's key heads of a gated delta rule, and the value heads that share them."""
         keys, values = (
             _share(number, self.rank, self.num_ranks) for number in (heads.num_key_heads, heads.num_value_heads)
         )

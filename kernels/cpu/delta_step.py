@@ -15,10 +15,10 @@ from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.tile import FLOATS, LANES, broadcast, emit_fma, load
 
 UNROLLED = 4
-"""Rows of a state at once: sums of others need not wait for each."""
+"""Rows of a state per iteration, with a sum each, so that no addition waits for the one before it."""
 
 NUM_VECTORS = 2 if cpu_features().avx512 else 1
-"""Vectors of `LANES` columns at once: their sums fill a part of the registers."""
+"""Vectors of `LANES` columns per call; their `UNROLLED` sums each are in registers."""
 
 _I64, _F32 = ir.IntType(64), ir.FloatType()
 
