@@ -82,6 +82,9 @@ _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vis
 _OTHER_PREFIXES = (*_OTHER_PARTS, *(f"model.{part}" for part in _OTHER_PARTS), "mtp.")
 """Prefixes of tensors for images or sound, and for the prediction of several tokens at once."""
 
+_ALSO_ALONE = ("Qwen3_5ForCausalLM",)
+"""Decoders whose checkpoints may have other parts although their architecture is that of text, as in transformers."""
+
 
 def transformers_text(fields: ConfigFields) -> ConfigFields | None:
     """Returns the configuration of a text part that transformers computes; None: it is no such checkpoint."""
@@ -177,7 +180,9 @@ def decoder_names(path: Path) -> Callable[[str], str | None]:
         return lambda name: name
     fields = ConfigFields.from_file(config_path)
     is_part = _text_part(fields) is not None or transformers_text(fields) is not None
-    return decoder_name if is_part else lambda name: name
+    names = fields.raw("architectures", None)
+    has_others = is_part or (isinstance(names, list) and any(architecture in names for architecture in _ALSO_ALONE))
+    return decoder_name if has_others else lambda name: name
 
 
 def decoder_name(name: str) -> str | None:

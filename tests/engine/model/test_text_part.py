@@ -1,6 +1,7 @@
 """The text part of checkpoints for text and images; test_decoder.py and test_parity.py compare what it computes."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from engine.model.config import ModelConfig
 from engine.model.loader import check_checkpoint
 from engine.model.model_folder import check_folder
 from engine.model.text_part import decoder_names
+from tests.support.engine.weights import loaded_parts
 
 MODELS = {
     "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
@@ -217,3 +219,15 @@ def test_names_of_both_layouts_are_those_of_the_decoder(make_checkpoint):
 
 def test_other_models_keep_their_names(make_checkpoint):
     assert decoder_names(make_checkpoint("llama"))("vision_tower.ln_pre.weight") == "vision_tower.ln_pre.weight"
+
+
+def test_predictions_of_several_tokens_are_not_read_beside_text_alone(make_checkpoint, tmp_path):
+    """Files of Qwen3.5 have them, also if they are saved without the part for images."""
+    original, copy = make_checkpoint("qwen3_5"), tmp_path / "copy"
+    shutil.copytree(original, copy)
+    added = {"mtp.layers.0.mlp.up_proj.weight": torch.full((3, 3), torch.nan)}
+    save_file(load_file(original / "model.safetensors") | added, copy / "model.safetensors")
+    found, expected = (loaded_parts(path) for path in (copy, original))
+    assert found.keys() == expected.keys()
+    for name, part in expected.items():
+        assert torch.equal(found[name].tensor, part.tensor), name
