@@ -5,11 +5,14 @@ from dataclasses import dataclass
 
 from engine.model.gguf_file import QUANTIZED_TYPES
 
-_ONE_MATRIX = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+_QKVZ, _BA = ("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a")  # of the gated delta rule
+_ONE_MATRIX = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), _QKVZ, _BA)
 """Projections that are multiplied as one matrix."""
 _ALONE = ("embed_tokens", "lm_head")
 _MIXTRAL = ("w1", "w2", "w3")
-"""Projections of Mixtral's experts; those of all other layers have names that end with "_proj"."""
+"""Projections of Mixtral's experts."""
+_OTHER_NAMES = (*_MIXTRAL, *_QKVZ, *_BA, *_ALONE)
+"""Names of matrices that stay in blocks and do not end with "_proj"."""
 
 _FACTOR_BYTES = {
     "Q4_0": 2, "Q4_1": 4, "Q5_0": 2, "Q5_1": 4, "Q8_0": 2, "Q2_K": 36, "Q3_K": 18, "Q4_K": 20, "Q5_K": 20, "Q6_K": 18,
@@ -40,7 +43,7 @@ class GgufWeights:
         for name, kind in kinds.items():
             module, dot, projection = name.rpartition(".")
             together = next((names for names in _ONE_MATRIX if projection in names), (projection,))
-            is_linear = projection.endswith("_proj") or projection in (*_MIXTRAL, *_ALONE)
+            is_linear = projection.endswith("_proj") or projection in _OTHER_NAMES
             if is_linear and all(f"{module}{dot}{other}" in kinds for other in together):
                 kept[name] = kind
         return cls(kept)

@@ -201,6 +201,13 @@ def test_a_cpu_keeps_integers_of_5_and_6_bits_in_as_many(
     assert 8 * num_bytes == bits * packed.in_features * packed.out_features
 
 
+def test_all_projections_of_a_gated_delta_rule_stay_in_blocks(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder, path = make_checkpoint("qwen3_5", intermediate_size=128), tmp_path / "model.gguf"
+    save_random_blocks(folder, path, {"ssm_conv1d": "F32"}, "Q8_0")
+    layer = load_model(path, ModelConfig.from_dir(path), cpu_ops()).layers[0]
+    assert all(linear.is_quantized for linear in layer.linears)
+
+
 def test_ranks_hold_shards_of_the_blocks(make_checkpoint: Any, tmp_path: Path) -> None:
     path, _ = twins(make_checkpoint, tmp_path, "llama", {}, "Q8_0")
     whole = {name: part.tensor for name, part in loaded_parts(path).items()}
