@@ -66,8 +66,13 @@ class DeltaStates:
 def check_delta(
     x: torch.Tensor, gates: torch.Tensor, weights: DeltaWeights, states: DeltaStates, state_slots: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns the slots of the rows. Raises ValueError: shapes disagree, or the batch names no slots."""
+    """Returns the slots of the rows.
+
+    Raises: ValueError: shapes disagree, weights or states are not contiguous fp32, or the batch names no slots.
+    """
     heads = weights.heads
+    if heads.num_value_heads % heads.num_key_heads:
+        raise ValueError(f"{heads.num_value_heads} value heads are not a multiple of {heads.num_key_heads} key heads")
     expected = len(x), heads.num_channels + heads.value_size
     if x.shape != expected or gates.shape != (len(x), 2 * heads.num_value_heads):
         raise ValueError(
@@ -82,6 +87,16 @@ def check_delta(
         (heads.num_value_heads, heads.key_dim, heads.value_dim),
     ):
         raise ValueError(f"states of a request are {list(shapes[0])} and {list(shapes[1])}, which {heads} do not fit")
+    for name, tensor in (
+        ("conv", weights.conv),
+        ("decay", weights.decay),
+        ("dt_bias", weights.dt_bias),
+        ("norm", weights.norm),
+        ("states.conv", states.conv),
+        ("states.recurrent", states.recurrent),
+    ):
+        if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+            raise ValueError(f"{name} is {tensor.dtype} with strides {tensor.stride()}; expected whole rows in float32")
     if state_slots is None:
         raise ValueError("the batch has no state_slots")
     return state_slots

@@ -141,7 +141,7 @@ class StepInputs:
         adapted: tokens with an adapter; None: the model has no adapters.
         residual: [num_tokens, hidden_size], what the previous pipeline stage returned, and the step overwrites; None:
             this is the first.
-        spans: tokens of each row, for a model with state besides keys and values; otherwise empty.
+        spans: tokens of each row, for a model that keeps state besides keys and values with torch; otherwise empty.
     """
 
     input_ids: torch.Tensor

@@ -58,7 +58,8 @@ class _Layers:
 
     def allocate_states(self, num_slots: int) -> None:
         """Allocates what layers keep of `num_slots` requests besides keys and values."""
-        self._stack.allocate_states(num_slots)
+        for layer in self.layers:
+            layer.mixer.allocate_states(num_slots)
 
     @property
     def layers(self) -> Sequence[DecoderLayer]:

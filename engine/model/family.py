@@ -191,14 +191,21 @@ def windows_by_layer_type(
     """
     if "layer_types" not in fields:
         return default
-    types = fields.raw("layer_types")
-    if not isinstance(types, list) or len(types) != len(default):
-        raise fields.error(
-            "layer_types", f"is {types!r}, expected a list with one entry for each of {len(default)} layers"
-        )
-    if unknown := sorted({str(kind) for kind in types} - {"full_attention", "sliding_attention"}):
-        raise fields.error("layer_types", f"has {', '.join(unknown)}, supported are full_attention, sliding_attention")
+    types = layer_types(fields, "full_attention", "sliding_attention")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def layer_types(fields: ConfigFields, *supported: str) -> list[str]:
+    """Returns the types that the file lists.
+
+    Raises: CheckpointError: another number of layers, or another type.
+    """
+    types, number = fields.raw("layer_types"), num_layers(fields)
+    if not isinstance(types, list) or len(types) != number:
+        raise fields.error("layer_types", f"is {types!r}, expected a list with one entry for each of {number} layers")
+    if unknown := sorted({str(kind) for kind in types} - set(supported)):
+        raise fields.error("layer_types", f"has {', '.join(unknown)}, supported are {', '.join(supported)}")
+    return types
 
 
 def sliding_window(fields: ConfigFields) -> int | None:

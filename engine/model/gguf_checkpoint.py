@@ -46,15 +46,15 @@ _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_SPLITS = 1000
 
 
-def _is_of(module: str, name: str) -> bool:
-    """Whether a tensor is of this module of a layer."""
+def _module(name: str) -> str:
+    """Returns the module of a layer that a tensor is of; "": of none."""
     found = _LAYER.fullmatch(name)
-    return found is not None and found[2] == module
+    return "" if found is None else found[2]
 
 
 def _with_groups(name: str, entry: TensorEntry) -> TensorEntry:
     """Returns a tensor as the decoder has it: a convolution has one channel per group, which llama.cpp leaves out."""
-    if not _is_of(_CONVOLUTION, name) or len(entry.shape) != 2:
+    if _module(name) != _CONVOLUTION or len(entry.shape) != 2:
         return entry
     return replace(entry, shape=(entry.shape[0], 1, entry.shape[1]))
 
@@ -218,12 +218,12 @@ class GgufCheckpoint:
         Raises: CheckpointError: the architecture is not supported, or a value is malformed.
         """
         architecture, metadata = self._model
-        found = _LAYER.fullmatch(name)
+        module = _module(name)
         heads = {"attn_q": metadata.num_heads, "attn_k": metadata.num_kv_heads} if architecture.rotates_pairs else {}
         return TensorLayout(
-            num_rotated_heads=None if found is None else heads.get(found[2]),
-            offset=architecture.norm_offset if _NORM.fullmatch(name) and not _is_of(_STATE_NORM, name) else 0.0,
-            is_negative_exp=_is_of(_DECAY, name),
+            num_rotated_heads=heads.get(module),
+            offset=architecture.norm_offset if _NORM.fullmatch(name) and module != _STATE_NORM else 0.0,
+            is_negative_exp=module == _DECAY,
         )
 
     def _decoder_name(self, name: str) -> str | None:

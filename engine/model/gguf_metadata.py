@@ -99,9 +99,7 @@ class GgufMetadata:
 
     def layer_types(self, period: int) -> list[str]:
         """Returns `layer_types` of config.json: by default all layers but every `period`-th have the window."""
-        number, name = self.num_layers, "attention.sliding_window_pattern"
-        if number > _MAX_LAYERS:
-            raise self.error("block_count", f"is {number}, the maximum is {_MAX_LAYERS}")
+        number, name = self._num_listed_layers(), "attention.sliding_window_pattern"
         if isinstance(self.raw(name, None), GgufArray):
             have_windows = self._header.flags(self._key(name))
             if len(have_windows) != number:
@@ -113,9 +111,7 @@ class GgufMetadata:
 
     def attending_layers(self, period: int) -> list[bool]:
         """Returns whether each layer attends, of a model with layers that keep a state instead."""
-        number, name = self.num_layers, "attention.recurrent_layers"
-        if number > _MAX_LAYERS:
-            raise self.error("block_count", f"is {number}, the maximum is {_MAX_LAYERS}")
+        number, name = self._num_listed_layers(), "attention.recurrent_layers"
         if name not in self:
             period = self.integer("full_attention_interval", period)
             return [(layer + 1) % period == 0 for layer in range(number)]
@@ -123,6 +119,12 @@ class GgufMetadata:
         if len(are_recurrent) not in (number, number + self.num_predicting_layers):
             raise self.error(name, f"has {len(are_recurrent)} entries, expected one for each of {number} layers")
         return [not is_recurrent for is_recurrent in are_recurrent[:number]]
+
+    def _num_listed_layers(self) -> int:
+        """Returns the number of layers of a list of them, which a hostile file must not make too long."""
+        if (number := self.num_layers) > _MAX_LAYERS:
+            raise self.error("block_count", f"is {number}, the maximum is {_MAX_LAYERS}")
+        return number
 
     def rope_scaling(self) -> dict[str, Any] | None:
         """Returns the rotation of contexts longer than in pre-training, as config.json has it; None: unscaled.

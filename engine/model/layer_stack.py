@@ -55,11 +55,6 @@ class LayerStack:
         for layer in self.layers:
             layer.load(fill, recall)
 
-    def allocate_states(self, num_slots: int) -> None:
-        """Allocates what layers keep of `num_slots` requests besides keys and values."""
-        for layer in self.layers:
-            layer.mixer.allocate_states(num_slots)
-
     @property
     def adaptable(self) -> Iterator[Linear]:
         """Linear layers that adapters can change."""

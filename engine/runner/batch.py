@@ -122,6 +122,7 @@ class BatchBuilder:
         has_adapters: bool = False,
         samples_later: bool = False,
         has_state: bool = False,
+        has_spans: bool = False,
         num_groups: int = 1,
     ) -> None:
         """Allocates the buffers.
@@ -137,6 +138,7 @@ class BatchBuilder:
             has_adapters: whether requests may have adapters.
             samples_later: whether the next batch may be uploaded before this one samples.
             has_state: whether the model keeps state besides keys and values.
+            has_spans: whether it takes the tokens of each row from the host.
             num_groups: block tables of a request.
         """
         self._stream = stream = stream or InlineStream()
@@ -146,7 +148,7 @@ class BatchBuilder:
         self._max_blocks = -(-max_model_len // block_size)
         max_num_tokens = max((max_num_batched_tokens, *self._decode_buckets[-1:]))
         self._has_adapters = has_adapters
-        self._has_state = has_state
+        self._has_state, self._has_spans = has_state, has_spans
         layout = StepLayout(
             max_num_seqs=max_num_seqs,
             max_num_tokens=max_num_tokens,
@@ -293,7 +295,7 @@ class BatchBuilder:
                 ),
                 logits_indices=views.logits_indices,
                 adapted=self._adapted(num_adapted),
-                spans=_spans(rows, query_start_loc, starts) if self._has_state else (),
+                spans=_spans(rows, query_start_loc, starts) if self._has_spans else (),
             ),
             sampling_rows=sampling_rows,
             prompts=prompts,

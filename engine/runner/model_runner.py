@@ -129,6 +129,7 @@ class TorchModelRunner:
             has_adapters=has_adapters,
             samples_later=self.samples_when_collected,
             has_state=bool(shape.state_bytes),
+            has_spans=model.mixes_torch and bool(shape.state_bytes),
         )
         self._tokens = DeviceTokens(
             self._state.token_ids,

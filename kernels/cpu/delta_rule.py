@@ -54,17 +54,8 @@ def emit_delta_rule(
     check_integers(torch.int32, query_start_loc=bounds, seq_lens=seq_lens, state_slots=slots)
     if slots.shape != seq_lens.shape:
         raise ValueError(f"the batch has {len(seq_lens)} rows and {len(slots)} state_slots")
-    fixed = {
-        "conv": weights.conv,
-        "decay": weights.decay,
-        "dt_bias": weights.dt_bias,
-        "norm": weights.norm,
-        "states of the convolution": states.conv,
-        "states": states.recurrent,
-    }
-    check_fp32(**fixed)
-    if not all(tensor.is_contiguous() for tensor in fixed.values()):
-        raise ValueError("weights and states must be contiguous")
+    check_fp32(conv=weights.conv, decay=weights.decay, dt_bias=weights.dt_bias, norm=weights.norm)
+    check_fp32(conv_states=states.conv, states=states.recurrent)
     if heads.key_dim % UNROLLED or heads.value_dim % LANES:
         raise ValueError(
             f"key_dim is {heads.key_dim}, value_dim {heads.value_dim}; expected multiples of {UNROLLED} and {LANES}"

@@ -60,8 +60,8 @@ def delta_rule(
     Raises: ValueError: shapes or dtypes disagree or are not supported.
     """
     slots = check_delta(x, gates, weights, states, metadata.state_slots)
-    _check(x, gates, weights, states)
     heads, num_tokens = weights.heads, x.shape[0]
+    _check(x, gates, heads)
     rows = token_rows(metadata, num_tokens)
     mixed = torch.empty(num_tokens, heads.num_channels, dtype=torch.float32, device=x.device)
     results = torch.empty(num_tokens, heads.value_size, dtype=torch.float32, device=x.device)
@@ -107,11 +107,10 @@ def delta_rule(
     )
 
 
-def _check(x: torch.Tensor, gates: torch.Tensor, weights: DeltaWeights, states: DeltaStates) -> None:
+def _check(x: torch.Tensor, gates: torch.Tensor, heads: DeltaHeads) -> None:
     check_columns(x=x, gates=gates)
     if x.dtype is not gates.dtype:
         raise ValueError(f"x is {x.dtype}, gates are {gates.dtype}")
-    heads = weights.heads
     if heads.key_dim not in _DIMS or heads.value_dim not in _DIMS:
         raise ValueError(
             f"key_dim is {heads.key_dim} and value_dim {heads.value_dim}; GPU operations take powers of two from "
@@ -119,17 +118,6 @@ def _check(x: torch.Tensor, gates: torch.Tensor, weights: DeltaWeights, states: 
         )
     if not 2 <= heads.conv_width <= _MAX_CONV_WIDTH:
         raise ValueError(f"conv_width is {heads.conv_width}; GPU operations take 2 to {_MAX_CONV_WIDTH}")
-    if heads.num_value_heads % heads.num_key_heads:
-        raise ValueError(f"{heads.num_value_heads} value heads are not a multiple of {heads.num_key_heads} key heads")
-    for name, tensor in (
-        ("conv", weights.conv),
-        ("decay", weights.decay),
-        ("dt_bias", weights.dt_bias),
-        ("states.conv", states.conv),
-        ("states.recurrent", states.recurrent),
-    ):
-        if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
-            raise ValueError(f"{name} is {tensor.dtype} with strides {tensor.stride()}; expected whole rows in float32")
 
 
 @cache

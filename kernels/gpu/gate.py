@@ -9,8 +9,7 @@ import triton.language as tl
 
 from kernels.gpu.launch import BoundKernel
 from kernels.gpu.quantize import QuantizedRows, checked_group_size, empty_rows, store_quantized_rows
-from kernels.gpu.rows import check_columns, check_rows
-from kernels.gpu.tiles import column_tile, row_tile
+from kernels.gpu.rows import bind_tiles, check_columns, check_rows
 from kernels.interface import ClampedGate
 
 _Gate = Literal["silu", "gelu"] | ClampedGate
@@ -98,33 +97,20 @@ def _gated(
 @cache
 def _bind(n: int, itemsize: int, gate: _Gate, group_size: int) -> tuple[BoundKernel, int, int]:
     """Returns the kernel for rows of n results, its rows per program and its programs per row."""
-    tile = row_tile(n, itemsize) if group_size else column_tile(n)
-    kernel = BoundKernel(
+    return bind_tiles(
         _gate_kernel,
-        N=n,
+        n,
+        itemsize,
+        group_size,
         IS_GELU=gate == "gelu",
         ALPHA=gate.alpha if isinstance(gate, ClampedGate) else 0.0,
         LIMIT=gate.limit if isinstance(gate, ClampedGate) else 0.0,
-        GROUP_SIZE=group_size,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
     )
-    return kernel, tile.block_m, triton.cdiv(n, tile.block_n)
 
 
 @cache
 def _bind_columns(n: int, itemsize: int, group_size: int) -> tuple[BoundKernel, int, int]:
-    tile = row_tile(n, itemsize) if group_size else column_tile(n)
-    kernel = BoundKernel(
-        _gate_columns_kernel,
-        N=n,
-        GROUP_SIZE=group_size,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-    )
-    return kernel, tile.block_m, triton.cdiv(n, tile.block_n)
+    return bind_tiles(_gate_columns_kernel, n, itemsize, group_size)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

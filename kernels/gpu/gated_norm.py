@@ -8,7 +8,7 @@ import triton.language as tl
 
 from kernels.gpu.launch import BoundKernel
 from kernels.gpu.quantize import QuantizedRows, checked_group_size, empty_rows, store_quantized_rows
-from kernels.gpu.tiles import column_tile, row_tile
+from kernels.gpu.rows import bind_tiles
 
 
 def gated_norm(
@@ -65,17 +65,7 @@ def gated_norm(
 @cache
 def _bind(n: int, itemsize: int, head_dim: int, group_size: int) -> tuple[BoundKernel, int, int]:
     """Returns the kernel for rows of n results, its rows per program and its programs per row."""
-    tile = row_tile(n, itemsize) if group_size else column_tile(n)
-    kernel = BoundKernel(
-        _gated_norm_kernel,
-        N=n,
-        HEAD_DIM=head_dim,
-        GROUP_SIZE=group_size,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-    )
-    return kernel, tile.block_m, triton.cdiv(n, tile.block_n)
+    return bind_tiles(_gated_norm_kernel, n, itemsize, group_size, HEAD_DIM=head_dim)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -1,6 +1,12 @@
-"""Checks the tensors of kernels on rows of activations."""
+"""What kernels on rows of activations share: checks of their tensors, and how rows are divided among programs."""
+
+from typing import Any
 
 import torch
+import triton
+
+from kernels.gpu.launch import BoundKernel
+from kernels.gpu.tiles import column_tile, row_tile
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -21,6 +27,30 @@ def check_columns(**tensors: torch.Tensor) -> None:
                 f"{name} has shape {list(tensor.shape)}, strides {tensor.stride()}; expected columns of rows"
             )
         _check_dtype(name, tensor)
+
+
+def bind_tiles(kernel: Any, n: int, itemsize: int, group_size: int, **sizes: Any) -> tuple[BoundKernel, int, int]:
+    """Binds a kernel of results in the model's dtype or, by whole rows, in 8 bits.
+
+    Args:
+        kernel: takes the sizes N, GROUP_SIZE, BLOCK_M and BLOCK_N.
+        n: values of a row of results.
+        itemsize: bytes of a value of its inputs.
+        group_size: values that share a scale in 8 bits; 0: the results are in the model's dtype.
+        sizes: further compile-time sizes.
+    Returns: the kernel, its rows per program and its programs per row.
+    """
+    tile = row_tile(n, itemsize) if group_size else column_tile(n)
+    bound = BoundKernel(
+        kernel,
+        N=n,
+        GROUP_SIZE=group_size,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+        **sizes,
+    )
+    return bound, tile.block_m, triton.cdiv(n, tile.block_n)
 
 
 def _check_dtype(name: str, tensor: torch.Tensor) -> None:

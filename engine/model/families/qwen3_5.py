@@ -1,7 +1,7 @@
 """Qwen3.5, dense: three of four layers are gated delta rules (arXiv:2412.06464), the others have gated attention."""
 
 from engine.model.config_fields import ConfigFields
-from engine.model.family import DecoderTraits, Family, num_layers, same_ropes
+from engine.model.family import DecoderTraits, Family, layer_types, num_layers, same_ropes
 from kernels.delta_heads import DeltaHeads
 
 _MAX_SIZE = 2**16  # of heads and their dimensions: several times those of the largest models
@@ -54,19 +54,16 @@ def _attending(fields: ConfigFields) -> list[bool]:
     Raises: CheckpointError: another number of entries than layers, another type, or no layer that attends.
     """
     number = num_layers(fields)
-    if "layer_types" not in fields:
-        interval = fields.integer("full_attention_interval", 4)
-        types = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(number)]
+    if "layer_types" in fields:
+        name = "layer_types"
+        attends = [kind == "full_attention" for kind in layer_types(fields, "full_attention", "linear_attention")]
     else:
-        types = fields.raw("layer_types")
-    if not isinstance(types, list) or len(types) != number:
-        raise fields.error("layer_types", f"is {types!r}, expected a list with one entry for each of {number} layers")
-    if unknown := sorted({str(kind) for kind in types} - {"full_attention", "linear_attention"}):
-        raise fields.error("layer_types", f"has {', '.join(unknown)}, supported are full_attention, linear_attention")
-    if "full_attention" not in types:
-        name = "layer_types" if "layer_types" in fields else "full_attention_interval"
+        name = "full_attention_interval"
+        interval = fields.integer(name, 4)
+        attends = [(layer + 1) % interval == 0 for layer in range(number)]
+    if not any(attends):
         raise fields.error(name, f"gives none of {number} layers full_attention, which one must have")
-    return [kind == "full_attention" for kind in types]
+    return attends
 
 
 QWEN3_5 = Family(

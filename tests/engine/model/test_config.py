@@ -1,6 +1,5 @@
 """config.json and generation_config.json: fields, defaults and errors."""
 
-import json
 import re
 
 import pytest
@@ -13,15 +12,6 @@ from engine.model.config import ModelConfig
 from engine.model.rope import RopeConfig
 from engine.model.rotary_tables import inverse_frequencies, rotary_tables
 
-MINIMAL = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "max_position_embeddings": 512,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 3,
-    "vocab_size": 100,
-}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -29,18 +19,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-
-
-@pytest.fixture
-def read(tmp_path):
-    def read(generation_config=None, **overrides):
-        values = {name: value for name, value in {**MINIMAL, **overrides}.items() if value != "absent"}
-        (tmp_path / "config.json").write_text(json.dumps(values))
-        if generation_config is not None:
-            (tmp_path / "generation_config.json").write_text(json.dumps(generation_config))
-        return ModelConfig.from_dir(tmp_path)
-
-    return read
 
 
 def test_defaults_of_a_minimal_config(read):
@@ -241,10 +219,6 @@ def test_sliding_windows_by_architecture(read, overrides, windows):
     assert read(**{"num_key_value_heads": 4, **overrides}).traits.sliding_windows == windows
 
 
-QWEN_3_5 = {"architectures": ["Qwen3_5ForCausalLM"], "head_dim": 16}
-ATTENDING = QWEN_3_5 | {"full_attention_interval": 3}
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -287,28 +261,6 @@ ATTENDING = QWEN_3_5 | {"full_attention_interval": 3}
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5, expected at most 1"),
         ({"quantization_config": {"quant_method": ["fp8"]}}, "quant_method is ['fp8'], supported are fp8, gptq"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic', whose frequencies follow"),
-        (QWEN_3_5, "full_attention_interval gives none of 3 layers full_attention"),
-        (QWEN_3_5 | {"full_attention_interval": 0}, "full_attention_interval is 0, expected an integer >= 1"),
-        (
-            QWEN_3_5 | {"layer_types": ["linear_attention"] * 3},
-            "layer_types gives none of 3 layers full_attention, which one must have",
-        ),
-        (
-            QWEN_3_5 | {"layer_types": ["full_attention", ["linear_attention"], "mamba"]},
-            "layer_types has ['linear_attention'], mamba, supported are full_attention, linear_attention",
-        ),
-        (QWEN_3_5 | {"layer_types": "full_attention"}, "expected a list with one entry for each of 3 layers"),
-        (
-            ATTENDING | {"hidden_act": "gelu_pytorch_tanh"},
-            "is 'gelu_pytorch_tanh', supported are silu; or --model-impl",
-        ),
-        (
-            ATTENDING | {"linear_num_key_heads": 3},
-            "linear_num_value_heads is 32, not a multiple of linear_num_key_heads 3",
-        ),
-        (ATTENDING | {"linear_value_head_dim": 24}, "linear_value_head_dim is 24, expected a multiple of 16"),
-        (ATTENDING | {"linear_key_head_dim": 2**17}, "linear_key_head_dim is 131072, the maximum is 65536"),
-        (ATTENDING | {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1, expected an integer >= 2"),
     ],
 )
 def test_bad_field_is_named(read, tmp_path, overrides, message):
