@@ -100,6 +100,10 @@ class EngineConfig(EngineFlags):
         """Most tokens of all steps in flight."""
         return self.step_limits(device).max_num_batched_tokens * self.max_steps_in_flight(device)
 
+    def max_state_snapshots(self, device: str) -> int:
+        """Most copies of states besides keys and values that are kept for prefixes: a few for each running request."""
+        return 4 * self.step_limits(device).max_num_seqs if self.enable_prefix_caching else 0
+
     def max_steps_in_flight(self, device: str) -> int:
         """2 with asynchronous scheduling, else 1. The default is 2 on "cuda" and 1 on "cpu", where planning would take
         time from the step that runs. In pipeline stages one for each, and on "cuda" one more.

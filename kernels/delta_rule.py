@@ -44,7 +44,7 @@ class DeltaWeights:
 class DeltaStates:
     """What a layer keeps of each request, fp32, by `AttentionMetadata.state_slots`.
 
-    The first tokens of a request do not read its slot.
+    The first tokens of a request do not read its slot. Slots may lie apart: a model has those of all layers together.
 
     Attributes:
         conv: [num_slots, conv_width - 1, num_channels], the last inputs of the convolution, oldest first.
@@ -57,9 +57,15 @@ class DeltaStates:
     @classmethod
     def zeros(cls, heads: DeltaHeads, num_slots: int, device: torch.device) -> "DeltaStates":
         """Allocates the states of `num_slots` requests; on a CPU, memory is taken up when a slot is first written."""
+        return cls.of(torch.zeros(num_slots, heads.state_size, device=device), heads)
+
+    @classmethod
+    def of(cls, memory: torch.Tensor, heads: DeltaHeads) -> "DeltaStates":
+        """Returns the states in columns of memory, [num_slots, heads.state_size] fp32."""
+        num_slots, size = len(memory), heads.num_value_heads * heads.key_dim * heads.value_dim
         return cls(
-            torch.zeros(num_slots, heads.conv_width - 1, heads.num_channels, device=device),
-            torch.zeros(num_slots, heads.num_value_heads, heads.key_dim, heads.value_dim, device=device),
+            memory[:, size:].view(num_slots, heads.conv_width - 1, heads.num_channels),
+            memory[:, :size].view(num_slots, heads.num_value_heads, heads.key_dim, heads.value_dim),
         )
 
 
@@ -68,7 +74,7 @@ def check_delta(
 ) -> torch.Tensor:
     """Returns the slots of the rows.
 
-    Raises: ValueError: shapes disagree, weights or states are not contiguous fp32, or the batch names no slots.
+    Raises: ValueError: shapes disagree, weights or states are not fp32 without gaps, or the batch names no slots.
     """
     heads = weights.heads
     if heads.num_value_heads % heads.num_key_heads:
@@ -87,15 +93,15 @@ def check_delta(
         (heads.num_value_heads, heads.key_dim, heads.value_dim),
     ):
         raise ValueError(f"states of a request are {list(shapes[0])} and {list(shapes[1])}, which {heads} do not fit")
-    for name, tensor in (
-        ("conv", weights.conv),
-        ("decay", weights.decay),
-        ("dt_bias", weights.dt_bias),
-        ("norm", weights.norm),
-        ("states.conv", states.conv),
-        ("states.recurrent", states.recurrent),
+    for name, tensor, whole in (
+        ("conv", weights.conv, weights.conv),
+        ("decay", weights.decay, weights.decay),
+        ("dt_bias", weights.dt_bias, weights.dt_bias),
+        ("norm", weights.norm, weights.norm),
+        ("states.conv", states.conv, states.conv[:1]),
+        ("states.recurrent", states.recurrent, states.recurrent[:1]),
     ):
-        if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+        if tensor.dtype is not torch.float32 or not whole.is_contiguous():
             raise ValueError(f"{name} is {tensor.dtype} with strides {tensor.stride()}; expected whole rows in float32")
     if state_slots is None:
         raise ValueError("the batch has no state_slots")

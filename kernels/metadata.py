@@ -129,6 +129,13 @@ class Span(NamedTuple):
         return self.end - self.first
 
 
+class StateCopy(NamedTuple):
+    """Slots from and to which the state of a request is copied."""
+
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """Inputs of a step of the model.

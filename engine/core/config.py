@@ -24,6 +24,8 @@ class SchedulerConfig:
         max_model_len: most tokens of prompt and output.
         end_token_ids: the model's end tokens.
         enable_prefix_caching: share full blocks of equal prefixes.
+        num_state_snapshots: slots for copies of requests' states, for a model that keeps some besides keys and values:
+            no prefix without a copy is shared. None: it keeps none.
         records_cache_events: record what enters and leaves the prefix cache, for `Scheduler.take_cache_events`.
         policy: order of admission; `fcfs` shares the engine between sessions and serves each in order; `static` fills
             a batch and runs it until its longest request finishes; `slo` plans by latency targets, see
@@ -50,6 +52,7 @@ class SchedulerConfig:
     block_size: int = 16
     cache_groups: CacheGroups = ONE_GROUP
     enable_prefix_caching: bool = True
+    num_state_snapshots: int | None = None
     records_cache_events: bool = False
     policy: SchedulingPolicyName = "fcfs"
     max_waiting: int = 4096

@@ -1,23 +1,18 @@
 """Block tables: which blocks hold the KV of which request, with automatic prefix caching.
 
-The hash of a full block is SHA-256 over the hash of the previous block and the block's token ids; the chain starts with
-the hash of the request's cache salt and adapter. Equal hashes therefore mean equal tokens from position 0 under an
-equal salt and adapter, and no choice of tokens forges a collision. Hashing costs about 1 us per block of 16 tokens
-(CPython 3.11, one core of a 2-vCPU cloud machine), once per block.
-
 In a model with sliding windows (`cache_groups.py`) a request has several tables of equal length. Those with a window
 lose their first blocks while it advances, and get their blocks step by step: on admission they are only promised to it.
 """
 
-import hashlib
-from array import array
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 
+from engine.core.block_hashes import HASH_BYTES, BlockHashes
 from engine.core.block_pool import BlockPool
 from engine.core.cache_events import CacheEvent, CacheEventRecorder
 from engine.core.cache_groups import ONE_GROUP, CacheGroups
+from engine.core.config import SchedulerConfig
 from engine.core.request import BlockId, Request, RequestId
+from engine.core.state_snapshots import SavedState, StateSnapshots
 from engine.errors import IntegrityError
 
 _NO_BLOCK = BlockId(0)  # of a prefix, in front of the window: never read
@@ -69,6 +64,7 @@ class KVCacheManager:
         step_tokens: int = 0,
         enable_prefix_caching: bool = True,
         records_events: bool = False,
+        states: StateSnapshots | None = None,
     ) -> None:
         """Creates the pool.
 
@@ -79,6 +75,7 @@ class KVCacheManager:
             step_tokens: most tokens of all steps in flight; needed with windows.
             enable_prefix_caching: whether full blocks of equal prefixes are shared.
             records_events: whether `take_events` returns some; they are those of the first group.
+            states: copies of states, at which prefixes end; None: the model keeps none besides keys and values.
         """
         self.block_size = block_size
         self._groups = groups
@@ -89,8 +86,9 @@ class KVCacheManager:
         self._events = CacheEventRecorder() if records_events else None
         self.pool = BlockPool(num_blocks, self._note_evicted if records_events else None)
         self._enable_prefix_caching = enable_prefix_caching
+        self._states = states
         self._tables: dict[RequestId, _BlockTable] = {}
-        self._hashes: dict[RequestId, list[bytes]] = {}
+        self._hashes = BlockHashes(block_size)
         self._num_promised = 0
 
     @property
@@ -132,18 +130,25 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request, *, is_private: bool = False) -> list[BlockId]:
         """Returns the blocks of the longest cached prefix of a request, as `block_ids` does.
 
-        At least one token stays to be computed, and every prompt position whose logits are still needed. Takes no
-        references: the result is valid until the pool changes. is_private as of `admit`.
+        At least one token stays to be computed, and every prompt position whose logits are still needed. If the model
+        keeps state, there is a copy of it. Takes no references: the result is valid until the pool changes.
+        is_private as of `admit`.
         """
         if not self._enable_prefix_caching or (is_private and self._windowed):
             return []
+        block_ids = self._cached_blocks(request)
+        if self._states is None:
+            return block_ids
+        return block_ids[: self._states.num_blocks(self._hashes.of(request, len(block_ids))[: len(block_ids)])]
+
+    def _cached_blocks(self, request: Request) -> list[BlockId]:
+        """Returns the blocks of the longest prefix whose keys and values are cached."""
         block_ids = []
         num_known = request.num_prompt_logits if request.num_owed_logits > 0 else request.num_tokens - 1
         max_hits = num_known // self.block_size
-        hashes = self._hashes.setdefault(request.request_id, [])
+        hashes: list[bytes] = []
         for index in range(max_hits):
-            if index == len(hashes):
-                hashes.append(self._block_hash(request, index, hashes))
+            hashes = self._hashes.of(request, index + 1)
             if not self._groups.num_full:
                 continue
             block_id = self.pool.lookup(hashes[index])
@@ -153,6 +158,33 @@ class KVCacheManager:
         if not self._windowed:
             return block_ids
         return self._with_windows(block_ids, hashes[: len(block_ids) if self._groups.num_full else max_hits])
+
+    def resume_state(self, request: Request, num_tokens: int) -> int | None:
+        """Returns the slot of the state from which a request goes on that was admitted with a prefix of `num_tokens`.
+
+        Also determines where steps of its prompt end so that its state is copied. None: there is no such state.
+        """
+        if self._states is None or not self._enable_prefix_caching:
+            return None
+        num_cached = len(self._cached_blocks(request)) * self.block_size
+        request.state_points = self._states.points(request, num_tokens, num_cached, self.block_size)
+        return self._states.use(self._hash_before(request, num_tokens)) if num_tokens else None
+
+    def save_states(self, saves: Mapping[Request, int]) -> tuple[SavedState, ...]:
+        """Takes slots for the states of requests behind so many tokens, full blocks; the plan copies them."""
+        if self._states is None or not self._enable_prefix_caching:
+            return ()
+        saved = (
+            self._states.begin(request, position, self._hash_before(request, position))
+            for request, position in saves.items()
+            if position <= request.num_tokens  # otherwise tokens before it are in flight
+        )
+        return tuple(state for state in saved if state is not None)
+
+    def end_save(self, state: SavedState, *, is_kept: bool) -> None:
+        """Ends the step of a result of `save_states`; is_kept: whether prefixes may end there."""
+        assert self._states is not None
+        self._states.end(state.snapshot, is_kept=is_kept)
 
     def num_tokens_of(self, computed_blocks: Sequence[BlockId]) -> int:
         """Returns the tokens of a prefix that `get_computed_blocks` returned."""
@@ -255,7 +287,9 @@ class KVCacheManager:
 
     def free(self, request: Request) -> None:
         """Frees all blocks of a request, if it has any, and removes it."""
-        self._hashes.pop(request.request_id, None)
+        self._hashes.forget(request)
+        if self._states is not None:
+            self._states.leave(request)
         table = self._tables.pop(request.request_id, None)
         if table is not None:
             request.num_slots = 0
@@ -267,12 +301,13 @@ class KVCacheManager:
 
         Raises: IntegrityError: an inconsistency, with the request and the numbers.
         """
+        if self._states is not None:
+            self._states.check_integrity()
         self.pool.check_integrity(self._held(table.block_ids, table.first) for table in self._tables.values())
         if self._tables.keys() != {request.request_id for request in running}:
             raise IntegrityError(f"{len(self._tables)} block tables for {len(running)} running requests")
-        unknown = self._hashes.keys() - {request.request_id for request in (*running, *waiting)}
-        if unknown:
-            raise IntegrityError(f"hashes of finished requests {sorted(unknown)}")
+        if unknown := self._hashes.others((*running, *waiting)):
+            raise IntegrityError(f"hashes of finished requests {unknown}")
         num_promised = sum(table.num_promised for table in self._tables.values())
         if num_promised != self._num_promised or num_promised > self.pool.num_free_blocks:
             raise IntegrityError(
@@ -344,11 +379,9 @@ class KVCacheManager:
 
     def _publish(self, request: Request, table: _BlockTable, num_full: int) -> None:
         """Adds the blocks of each group up to `num_full` to the hash table."""
-        hashes = self._hashes.setdefault(request.request_id, [])
+        hashes = self._hashes.of(request, num_full)
         num_groups = self._groups.num_full if table.is_private else self._num_groups
         for index in range(table.num_published, num_full):
-            if index == len(hashes):
-                hashes.append(self._block_hash(request, index, hashes))
             is_new = False
             for group in range(num_groups):
                 block_id = table.block_ids[index * self._num_groups + group]
@@ -390,14 +423,13 @@ class KVCacheManager:
         table.num_promised = num_blocks
 
     def _note_evicted(self, key: bytes) -> None:
-        if self._events is not None and len(key) == hashlib.sha256().digest_size:  # of the first group
+        if self._events is not None and len(key) == HASH_BYTES:  # of the first group
             self._events.remove(key)
 
-    def _block_hash(self, request: Request, index: int, hashes: Sequence[bytes]) -> bytes:
-        adapter = request.adapter
-        previous = hashes[index - 1] if index else _root_hash(request.cache_salt, adapter and adapter.digest)
-        tokens = request.token_ids(index * self.block_size, (index + 1) * self.block_size)
-        return hashlib.sha256(previous + array("I", tokens).tobytes()).digest()
+    def _hash_before(self, request: Request, num_tokens: int) -> bytes:
+        """Returns the hash of the block that ends at a multiple of the block size."""
+        num_blocks = num_tokens // self.block_size
+        return self._hashes.of(request, num_blocks)[num_blocks - 1]
 
 
 def _key_of(block_hash: bytes, group: int) -> bytes:
@@ -405,10 +437,17 @@ def _key_of(block_hash: bytes, group: int) -> bytes:
     return block_hash + bytes([group]) if group else block_hash
 
 
-@lru_cache(maxsize=1024)
-def _root_hash(cache_salt: bytes, adapter_digest: bytes | None) -> bytes:
-    """Returns what the chain starts with; no salt of the base model gives that of an adapter."""
-    root = hashlib.sha256(b"chairlift kv" + cache_salt).digest()
-    if adapter_digest is None:
-        return root
-    return hashlib.sha256(b"chairlift lora" + adapter_digest + root).digest()
+def make_cache(config: SchedulerConfig) -> KVCacheManager:
+    """Returns an empty cache with the limits of the scheduler."""
+    states = None
+    if config.num_state_snapshots is not None:
+        states = StateSnapshots(config.num_state_snapshots, config.max_num_seqs)
+    return KVCacheManager(
+        config.num_blocks,
+        config.block_size,
+        groups=config.cache_groups,
+        step_tokens=config.max_tokens_in_flight,
+        enable_prefix_caching=config.enable_prefix_caching,
+        records_events=config.records_cache_events,
+        states=states,
+    )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from chairlift.service.end_reason import EndReason
 from engine.core.latency.step_time import StepTimeErrors
 from engine.core.request import BlockId, RequestId, SamplingParams
+from engine.core.state_snapshots import SavedState
 
 if TYPE_CHECKING:
     from engine.constraints.constraint import Constraint
@@ -20,6 +21,8 @@ class NewRequest(NamedTuple):
         block_ids: the complete block table so far, prefix-cache hits first.
         constraint: structured-output constraint; may lag behind by tokens drawn before a preemption.
         adapter: index of the adapter that computes it; None: the base model.
+        snapshot: slot of a copy of the state that it goes on from; None: its first row begins at position 0, or the
+            model keeps no state besides keys and values.
     """
 
     request_id: RequestId
@@ -29,6 +32,7 @@ class NewRequest(NamedTuple):
     block_ids: tuple[BlockId, ...]
     constraint: "Constraint | None" = None
     adapter: int | None = None
+    snapshot: int | None = None
 
 
 class ScheduledRow(NamedTuple):
@@ -66,6 +70,7 @@ class SchedulerOutput:
         new_requests: requests to add (admitted or resumed).
         rows: the batch in packing order: one-token rows first.
         num_tokens: sum of num_scheduled_tokens.
+        saved_states: states to copy before the rows are computed, but after those of new requests are restored.
 
     A plan needs logits at max_num_seqs positions at most, sampling rows and prompt logprobs together.
     """
@@ -75,6 +80,7 @@ class SchedulerOutput:
     new_requests: tuple[NewRequest, ...]
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
+    saved_states: tuple[SavedState, ...] = ()
 
 
 class TokenLogprobs(NamedTuple):

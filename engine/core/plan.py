@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import BlockId, Request, RequestId
+from engine.core.state_snapshots import SavedState
 
 
 class PlanBuilder:
@@ -20,11 +21,12 @@ class PlanBuilder:
         budget: tokens that the step may still take.
         num_tokens: tokens of its rows.
         may_admit: whether requests may still be admitted: all that run have the blocks that they need.
+        saves: requests whose state is to be copied before their rows, with the tokens that they have computed.
     """
 
     __slots__ = (
         "_narrow", "_narrow_requests", "_new_requests", "_num_logits_left", "_wide", "_wide_requests", "budget",
-        "may_admit", "num_tokens",
+        "may_admit", "num_tokens", "saves",
     )  # fmt: skip
 
     def __init__(self, max_num_batched_tokens: int, max_num_logits: int) -> None:
@@ -37,6 +39,7 @@ class PlanBuilder:
         self._wide: list[ScheduledRow] = []
         self._wide_requests: list[Request] = []
         self._new_requests: list[NewRequest] = []
+        self.saves: dict[Request, int] = {}
 
     def add_row(
         self,
@@ -47,6 +50,8 @@ class PlanBuilder:
         num_prompt_logits: int = 0,
     ) -> None:
         """Schedules the next `num_tokens` tokens of a request; `num_prompt_logits` of them yield prompt logprobs."""
+        if request.num_computed_tokens in request.state_points:
+            self.saves[request] = request.num_computed_tokens
         row = ScheduledRow(
             request.request_id, num_tokens, request.num_computed_tokens, new_block_ids, samples, num_prompt_logits
         )
@@ -100,6 +105,10 @@ class PlanBuilder:
         num_missing = request.num_tokens - request.num_computed_tokens
         assert num_missing > 0, f"request {request.request_id} has nothing to compute"
         num_tokens = min(num_missing, self.budget)
+        for point in request.state_points:
+            if request.num_computed_tokens < point:
+                num_tokens = min(num_tokens, point - request.num_computed_tokens)
+                break
         if max_tokens is not None and max_tokens < num_tokens:
             num_tokens = max_tokens
         num_left, num_prompt_logits = self._num_logits_left, 0
@@ -113,8 +122,8 @@ class PlanBuilder:
             num_tokens -= 1
         return num_tokens, num_tokens == num_missing, num_prompt_logits
 
-    def add_new_request(self, request: Request, block_ids: tuple[BlockId, ...]) -> None:
-        """Adds a request that the runner does not know yet, with its block table."""
+    def add_new_request(self, request: Request, block_ids: tuple[BlockId, ...], snapshot: int | None) -> None:
+        """Adds a request that the runner does not know yet, with its block table and the copy of its state."""
         prompt_ids, output_ids = request.prompt_ids, request.output_ids
         self._new_requests.append(
             NewRequest(
@@ -125,11 +134,13 @@ class PlanBuilder:
                 block_ids,
                 request.constraint,
                 None if request.adapter is None else request.adapter.index,
+                snapshot,
             )
         )
 
     def remove_row(self, request: Request) -> None:
         """Removes the row of a request, if it has one, and reverts its progress."""
+        self.saves.pop(request, None)
         for rows, requests in ((self._narrow, self._narrow_requests), (self._wide, self._wide_requests)):
             if request in requests:
                 index = requests.index(request)
@@ -143,7 +154,9 @@ class PlanBuilder:
                 request.num_prompt_logits -= row.num_prompt_logits
                 self._num_logits_left += row.samples + row.num_prompt_logits
 
-    def build(self, step: int, removed_request_ids: list[RequestId]) -> tuple[SchedulerOutput, list[Request]]:
+    def build(
+        self, step: int, removed_request_ids: list[RequestId], saved_states: tuple[SavedState, ...] = ()
+    ) -> tuple[SchedulerOutput, list[Request]]:
         """Returns the plan, and the requests of its rows in the same order."""
         plan = SchedulerOutput(
             step,
@@ -151,5 +164,6 @@ class PlanBuilder:
             tuple(self._new_requests),
             (*self._narrow, *self._wide),
             self.num_tokens,
+            saved_states,
         )
         return plan, self._narrow_requests + self._wide_requests

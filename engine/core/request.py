@@ -103,6 +103,7 @@ class Request:
         spent_s, charged_until_s: time by activity until then; see `lifecycle.py`.
         has_time_news: whether it was paused or preempted since its time was last reported.
         pace: latency state; None: its policy keeps none.
+        state_points: positions, ascending, where a step of its prompt ends so that the state there can be copied.
     """
 
     request_id: RequestId
@@ -141,6 +142,7 @@ class Request:
     spent_s: list[float] = field(default_factory=lambda: [0.0] * 5)
     has_time_news: bool = False
     pace: "Pace | None" = None
+    state_points: tuple[int, ...] = ()
     charged_until_s: float = field(init=False)
     num_prior_output_tokens: int = field(init=False)
 

@@ -28,7 +28,7 @@ from chairlift.service.end_reason import EndReason
 from engine.core.cache_events import CacheEvent
 from engine.core.config import SchedulerConfig, check_config
 from engine.core.deadlines import Deadlines
-from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.kv_cache_manager import make_cache
 from engine.core.lifecycle import (
     charge_time,
     check_prompt,
@@ -71,14 +71,7 @@ class Scheduler:
         check_config(config)
         self._config = config
         self._policy = policy or make_policy(config)
-        self._cache = KVCacheManager(
-            config.num_blocks,
-            config.block_size,
-            groups=config.cache_groups,
-            step_tokens=config.max_tokens_in_flight,
-            enable_prefix_caching=config.enable_prefix_caching,
-            records_events=config.records_cache_events,
-        )
+        self._cache = make_cache(config)
         self._requests: dict[RequestId, Request] = {}
         self._running: dict[RequestId, Request] = {}  # in the order of admission
         self._waiting = WaitingQueue(self._policy.order_key)
@@ -167,7 +160,7 @@ class Scheduler:
             batch.may_admit = True
             self._schedule_prompts(batch, [])
         self._step += 1
-        plan, requests = batch.build(self._step, self._removed)
+        plan, requests = batch.build(self._step, self._removed, self._cache.save_states(batch.saves))
         self._removed.clear()
         self._in_flight.append((plan.step, requests))
         if requests:
@@ -191,6 +184,8 @@ class Scheduler:
         outputs, self._outputs = self._outputs, []
         block_size = self._config.block_size
         failures, all_logprobs = result.failures, result.logprobs
+        for state in plan.saved_states:
+            self._cache.end_save(state, is_kept=state.request_id in self._requests and not failures)
         for index, (request, row, token_id) in enumerate(zip(requests, plan.rows, result.token_ids, strict=True)):
             request.num_rows_in_flight -= 1
             status = request.status
@@ -282,6 +277,7 @@ class Scheduler:
                 continue
             new_block_ids = self._allocate(request, num_wanted, batch)
             if new_block_ids is not None:
+                batch.saves[request] = request.num_computed_tokens
                 batch.add_decode(request, tuple(new_block_ids))
         return prompts
 
@@ -337,8 +333,9 @@ class Scheduler:
             return False
         self._waiting.remove(request)
         self._running[request.request_id] = request
-        self._start(request, self._cache.num_tokens_of(computed_blocks))
-        batch.add_new_request(request, self._cache.block_ids(request))
+        num_hits = self._cache.num_tokens_of(computed_blocks)
+        self._start(request, num_hits)
+        batch.add_new_request(request, self._cache.block_ids(request), self._cache.resume_state(request, num_hits))
         return True
 
     def _start(self, request: Request, num_hit_tokens: int) -> None:

@@ -134,8 +134,13 @@ class Attention:
         for linear in self.linears:
             linear.load(self._ops, fill, recall)
 
-    def allocate_states(self, _num_slots: int) -> None:
-        """Does nothing: keys and values are all that it keeps."""
+    @property
+    def state_size(self) -> int:
+        """None: keys and values are all that it keeps."""
+        return 0
+
+    def use_states(self, memory: torch.Tensor) -> None:
+        """Does nothing."""
 
     def __call__(
         self,

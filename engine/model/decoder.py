@@ -17,13 +17,14 @@ from engine.model.sharding import Sharding
 from engine.model.vocabulary import Vocabulary
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.interface import KernelOps, KVCache
-from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
+from kernels.metadata import AdaptedTokens, AttentionMetadata, StateCopy, StepInputs
 
 
 class _Layers:
     """What each stage has, and a model that is not divided: consecutive layers, or this rank's shard of them."""
 
     mixes_torch = False
+    resumes_states = True
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class _Layers:
         self.device = device
         self._ops = ops
         self._group = group
+        self._states = torch.empty(0)
         self._sharding = Sharding.of(config, group)
         self._stack = LayerStack(
             config, ops, group, self._sharding, max_positions=max_positions, dtype=dtype, device=device
@@ -57,9 +59,20 @@ class _Layers:
         return torch.float32 if self.device.type == "cpu" else self.dtype
 
     def allocate_states(self, num_slots: int) -> None:
-        """Allocates what layers keep of `num_slots` requests besides keys and values."""
-        for layer in self.layers:
-            layer.mixer.allocate_states(num_slots)
+        """See `StepModel`. The state of a slot is contiguous: to copy it is one operation.
+
+        On a CPU a slot takes memory when it is first written.
+        """
+        mixers = [layer.mixer for layer in self.layers]
+        sizes = [mixer.state_size for mixer in mixers]
+        self._states = torch.zeros(num_slots, sum(sizes), device=self.device)
+        for mixer, memory in zip(mixers, torch.split(self._states, sizes, dim=1), strict=True):
+            mixer.use_states(memory)
+
+    def copy_states(self, copies: Sequence[StateCopy]) -> None:
+        """See `StepModel`."""
+        for source, target in copies:
+            self._states[target] = self._states[source]
 
     @property
     def layers(self) -> Sequence[DecoderLayer]:

@@ -40,8 +40,13 @@ class Mixer(Protocol):
         """Fills its own parts, then loads and packs one linear layer at a time."""
         ...
 
-    def allocate_states(self, num_slots: int, /) -> None:
-        """Allocates the state that it keeps of `num_slots` requests besides keys and values, if any."""
+    @property
+    def state_size(self) -> int:
+        """Numbers, fp32, that it keeps of one request besides keys and values."""
+        ...
+
+    def use_states(self, memory: torch.Tensor, /) -> None:
+        """Keeps the states of requests in memory, [num_slots, state_size] fp32; slots may lie apart."""
         ...
 
     def __call__(

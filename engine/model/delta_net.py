@@ -13,7 +13,7 @@ from kernels.metadata import AdaptedTokens, AttentionMetadata
 
 
 class DeltaNet:
-    """Weights, states and computation of a Gated DeltaNet layer (arXiv:2412.06464), or of the heads of a rank.
+    """Weights and computation of a Gated DeltaNet layer (arXiv:2412.06464), or of the heads of a rank.
 
     Attributes:
         qkvz: projections of queries, keys, values and their gate.
@@ -43,12 +43,11 @@ class DeltaNet:
             ops: operations of the model.
             sharding: heads of the rank.
             linear: makes linear layers.
-            device: of weights and states.
+            device: of the weights.
         """
         self._ops = ops
         self._heads = own = sharding.own_delta_heads(heads)
         self._eps = config.rms_norm_eps
-        self._device = device
         self._prefix = f"model.layers.{index}.linear_attn."
         hidden = Span.whole(config.hidden_size)
         key_heads, self._value_heads = sharding.of_delta_heads(heads)
@@ -88,9 +87,14 @@ class DeltaNet:
         for linear in self.linears:
             linear.load(self._ops, fill, recall)
 
-    def allocate_states(self, num_slots: int) -> None:
-        """Allocates the states of `num_slots` requests."""
-        self._states = DeltaStates.zeros(self._heads, num_slots, self._device)
+    @property
+    def state_size(self) -> int:
+        """Numbers in the state of one request."""
+        return self._heads.state_size
+
+    def use_states(self, memory: torch.Tensor) -> None:
+        """Keeps the states of requests in memory, [num_slots, state_size] fp32; slots may lie apart."""
+        self._states = DeltaStates.of(memory, self._heads)
 
     def __call__(
         self,
@@ -105,6 +109,6 @@ class DeltaNet:
         Reads and updates the states of the rows.
         """
         assert self._weights is not None, "the weights are not loaded"
-        assert self._states is not None, "no states are allocated"
+        assert self._states is not None, "no memory for states is set"
         qkvz, gates = self.qkvz(self._ops, x, adapted), self.ba(self._ops, x, adapted)
         return self.o(self._ops, self._ops.delta_rule(qkvz, gates, self._weights, self._states, metadata), adapted)

@@ -152,7 +152,6 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
     max_model_len: int | None = None,
-    max_num_seqs: int = 1,
     load_format: LoadFormat = "auto",
     seed: int = 0,
     group: ParallelGroup = SINGLE_RANK,
@@ -168,7 +167,6 @@ def load_model(
         dtype: dtype of weights and activations.
         device: device of the weights; None: the CPU.
         max_model_len: longest sequence; None: the context length of the checkpoint.
-        max_num_seqs: most requests at once, for the state that some layers keep of each.
         load_format: `dummy` draws random weights with `seed`; `auto` and `safetensors` read the checkpoint.
         group: the ranks that share the model; this rank loads its shard.
         progress: see `WeightsReader`.
@@ -211,5 +209,4 @@ def load_model(
         reader = WeightsReader(path, parts, own, progress=None if packed.is_stored else progress)
         model.load(reader.fill, packed)
         packed.save()
-    model.allocate_states(max_num_seqs)
     return model

@@ -34,7 +34,7 @@ from engine.model.transformers_states import RequestStates
 from engine.model.transformers_weights import TransformersWeights
 from engine.model.weights import Progress
 from kernels.interface import KernelOps, KVCache
-from kernels.metadata import AttentionMetadata, Span, StepInputs
+from kernels.metadata import AttentionMetadata, Span, StateCopy, StepInputs
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,6 @@ class TransformersModel(AdaptableModel):
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
-        max_num_seqs: int,
         weights_dtype: torch.dtype | None = None,
         is_dummy: bool = False,
         seed: int = 0,
@@ -68,7 +67,6 @@ class TransformersModel(AdaptableModel):
             dtype: dtype of activations, and of parameters that are not packed.
             device: device of the steps.
             max_model_len: longest request, which decides the factors of a longrope rotation.
-            max_num_seqs: most requests at once, for the state that some layers keep of each.
             weights_dtype: dtype of packed matrices that the checkpoint does not quantise; None: `dtype`.
             is_dummy: random weights from `seed` instead of the checkpoint's.
             progress: called after each module.
@@ -122,8 +120,21 @@ class TransformersModel(AdaptableModel):
             device=device,
             progress=progress,
         )
-        self._states.allocate(max_num_seqs, device)
+        self._device = device
         set_attend(self._model, self._attend)
+
+    def allocate_states(self, num_slots: int) -> None:
+        """See `StepModel`."""
+        self._states.allocate(num_slots, self._device)
+
+    def copy_states(self, copies: Sequence[StateCopy]) -> None:
+        """See `StepModel`."""
+        self._states.copy(copies)
+
+    @property
+    def resumes_states(self) -> bool:
+        """See `StepModel`."""
+        return not self._states.continues_by_one
 
     def adaptable(self) -> Iterable[LinearAdapters]:
         """See `AdaptableModel`."""

@@ -2,7 +2,7 @@
 
 transformers computes such a layer for whole sequences, and keeps its state in a `Cache`. Here its `forward` is
 replaced: the tokens of a step are divided into requests, each with its own state, and those with one token are computed
-together. A state cannot go back to an earlier token, so that no prefix of another request can be reused.
+together. A state cannot go back to an earlier token: prefixes are reused where a copy of it has been kept.
 """
 
 import copy
@@ -16,7 +16,7 @@ import torch
 from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
 
 from engine.errors import CheckpointError
-from kernels.metadata import Span
+from kernels.metadata import Span, StateCopy
 
 _CACHE_ARGUMENT = "cache"
 _NUM_STATES = 8  # most states of one kind in one layer
@@ -100,6 +100,7 @@ class RequestStates:
     Attributes:
         groups: the rows of the step, as layers compute them.
         on_rows: see `OnRows`.
+        continues_by_one: whether layers continue a request by one token only.
         uncalled: linear layers within these layers that have not been called: their weights are used in other ways.
     """
 
@@ -115,7 +116,7 @@ class RequestStates:
         modules = [model.get_submodule(layer.name) for layer in layers]
         linear = [part for module in modules for part in module.modules() if isinstance(part, torch.nn.Linear)]
         self._layers = [_Layer(module, self) for module in modules]
-        self._continues_by_one = False  # layers can continue a request by one token only
+        self.continues_by_one = False
         self.groups: tuple[_Group, ...] = ()
         self.uncalled: set[Any] = set(linear)
         self._hooks = [part.register_forward_hook(self._note_call) for part in linear]
@@ -144,7 +145,7 @@ class RequestStates:
 
     def _parts(self, span: Span) -> Iterable[Span]:
         """Returns what a layer can compute at once."""
-        if span.is_first or not self._continues_by_one:
+        if span.is_first or not self.continues_by_one:
             return (span,)
         return (span._replace(first=token, end=token + 1) for token in range(span.first, span.end))
 
@@ -159,8 +160,8 @@ class RequestStates:
         for hook in self._hooks:
             hook.remove()
         kinds = {type(layer.module): layer for layer in self._layers}
-        self._continues_by_one = not all(layer.continues_by_many() for layer in kinds.values())
-        if self._continues_by_one:
+        self.continues_by_one = not all(layer.continues_by_many() for layer in kinds.values())
+        if self.continues_by_one:
             _log.info(
                 "Some layers compute the tokens of a prompt one by one, except in its first chunk; "
                 "--max-num-batched-tokens of the longest prompt's length avoids chunks"
@@ -173,6 +174,11 @@ class RequestStates:
         """
         for layer in self._layers:
             layer.allocate(num_slots, device)
+
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        """Copies states from slots to others."""
+        for layer in self._layers:
+            layer.copy(copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +245,12 @@ class _Layer:
             key: torch.empty(num_slots, *pool.shape[1:], dtype=pool.dtype, device=device)
             for key, pool in self._pools.items()
         }
+
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        """See `RequestStates.copy`."""
+        for pool in self._pools.values():
+            for source, target in copies:
+                pool[target] = pool[source]
 
     @torch.inference_mode()
     def continues_by_many(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import SamplingParams
+from engine.core.state_snapshots import SavedState
 
 COLLECT = b""
 """Message that collects the oldest step; no plan is empty."""
@@ -32,25 +33,28 @@ def pack_plan(plan: SchedulerOutput) -> bytes:
             request.num_prompt_tokens,
             tuple([getattr(request.params, name) for name in _PARAMS]),
             request.block_ids,
+            request.snapshot,
         )
         for request in plan.new_requests
     ]
     columns = tuple(zip(*plan.rows, strict=True))
-    return marshal.dumps((plan.step, plan.removed_request_ids, requests, columns, plan.num_tokens))
+    saved_states = tuple(map(tuple, plan.saved_states))
+    return marshal.dumps((plan.step, plan.removed_request_ids, requests, columns, plan.num_tokens, saved_states))
 
 
 def unpack_plan(data: bytes) -> SchedulerOutput:
     """Restores the plan given to `pack_plan`."""
-    step, removed_request_ids, requests, columns, num_tokens = marshal.loads(data)
+    step, removed_request_ids, requests, columns, num_tokens, saved_states = marshal.loads(data)
     return SchedulerOutput(
         step=step,
         removed_request_ids=removed_request_ids,
         new_requests=tuple(
-            NewRequest(request_id, token_ids, num_prompt_tokens, _params(params), block_ids)
-            for request_id, token_ids, num_prompt_tokens, params, block_ids in requests
+            NewRequest(request_id, token_ids, num_prompt_tokens, _params(params), block_ids, snapshot=snapshot)
+            for request_id, token_ids, num_prompt_tokens, params, block_ids, snapshot in requests
         ),
         rows=tuple(map(ScheduledRow._make, zip(*columns, strict=True))),
         num_tokens=num_tokens,
+        saved_states=tuple(map(SavedState._make, saved_states)),
     )
 
 

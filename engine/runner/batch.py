@@ -14,7 +14,7 @@ from engine.runner.sampling_state import Biases, Columns, Int32Array, Int64Array
 from engine.runner.step_buffers import BIAS_CAPACITY, Array, StepLayout, StepSections, by_group
 from engine.runner.step_views import StepViews
 from engine.runner.stream import InlineStream, Stream
-from kernels.metadata import AdaptedTokens, AttentionMetadata, GroupBlocks, Span, StepInputs
+from kernels.metadata import AdaptedTokens, AttentionMetadata, GroupBlocks, Span, StateCopy, StepInputs
 from kernels.sampling import SamplingBatch
 
 
@@ -35,6 +35,7 @@ class Batch:
         views: views of the device buffers.
         upload: device work that fills the model's buffer, which usually is the sampler's too.
         upload_sampling: device work that fills the sampler's buffer, if it is another one.
+        state_copies: of states besides keys and values, before the step.
     """
 
     inputs: StepInputs
@@ -48,6 +49,7 @@ class Batch:
     views: StepViews
     upload: Callable[[], None]
     upload_sampling: Callable[[], None]
+    state_copies: tuple[StateCopy, ...]
 
     @property
     def num_logits(self) -> int:
@@ -307,6 +309,7 @@ class BatchBuilder:
             views=self._views,
             upload=upload,
             upload_sampling=self._copy_of_sampling(turn),
+            state_copies=state.state_copies(plan) if self._has_state else (),
         )
 
     def _adapted(self, num_tokens: int) -> AdaptedTokens | None:

@@ -10,6 +10,9 @@ from engine.errors import ConfigError
 from engine.model.model_shape import ModelShape
 from kernels.interface import KernelOps, KVCache
 
+SNAPSHOT_SHARE = 0.25
+"""Most of the cache's memory that snapshots of states take; the rest is for keys and values."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVCachePlan:
@@ -22,6 +25,8 @@ class KVCachePlan:
         max_model_len: most tokens of one request; fits in the cache.
         groups: how layers share block tables.
         step_tokens: most tokens of all steps in flight; needed with windows.
+        num_snapshots: copies of requests' states besides keys and values, with which prefixes are reused.
+        bytes_per_snapshot: size of one.
     """
 
     num_blocks: int
@@ -30,6 +35,8 @@ class KVCachePlan:
     max_model_len: int
     groups: CacheGroups = ONE_GROUP
     step_tokens: int = 0
+    num_snapshots: int = 0
+    bytes_per_snapshot: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -38,8 +45,13 @@ class KVCachePlan:
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes."""
-        return self.num_blocks * self.block_size * self.bytes_per_token
+        """Size in bytes, of keys and values and of snapshots."""
+        return self.num_blocks * self.block_size * self.bytes_per_token + self.snapshot_bytes
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Size of the snapshots in bytes."""
+        return self.num_snapshots * self.bytes_per_snapshot
 
     @property
     def num_longest_requests(self) -> float:
@@ -75,6 +87,7 @@ def plan_kv_cache(
     num_blocks_override: int | None = None,
     *,
     step_tokens: int = 0,
+    max_snapshots: int = 0,
 ) -> KVCachePlan:
     """Fits the cache into a memory budget.
 
@@ -86,19 +99,38 @@ def plan_kv_cache(
         max_model_len: requested length, which must fit; None: the model's context length, reduced to what fits.
         num_blocks_override: number of blocks; overrides available_bytes.
         step_tokens: most tokens of all steps in flight.
+        max_snapshots: most snapshots of states; they take at most `SNAPSHOT_SHARE` of the memory, and none if the model
+            keeps no states, or has windows.
     Raises: ConfigError: not even one request of max_model_len fits, or the model has no positions for it.
     """
     bytes_per_token = kv_bytes_per_token(shape, dtype)
+    bytes_per_block = bytes_per_token * block_size
+    if num_blocks_override is None:
+        snapshot_bytes = max(0, available_bytes) * SNAPSHOT_SHARE
+    else:
+        snapshot_bytes = num_blocks_override * bytes_per_block * SNAPSHOT_SHARE / (1 - SNAPSHOT_SHARE)
+    num_snapshots = 0
+    if shape.state_bytes and not shape.cache_groups.num_windowed:
+        num_snapshots = min(max_snapshots, int(snapshot_bytes) // shape.state_bytes)
     num_blocks = num_blocks_override
     if num_blocks is None:
-        num_blocks = max(0, available_bytes) // (bytes_per_token * block_size)
+        num_blocks = (max(0, available_bytes) - num_snapshots * shape.state_bytes) // bytes_per_block
     wanted = shape.max_position_embeddings if max_model_len is None else max_model_len
     if wanted > shape.max_position_embeddings:
         raise ConfigError(
             f"--max-model-len is {wanted}, the model has {shape.max_position_embeddings} positions "
             "(max_position_embeddings): lower it"
         )
-    plan = KVCachePlan(num_blocks, block_size, bytes_per_token, wanted, shape.cache_groups, step_tokens)
+    plan = KVCachePlan(
+        num_blocks,
+        block_size,
+        bytes_per_token,
+        wanted,
+        shape.cache_groups,
+        step_tokens,
+        num_snapshots,
+        shape.state_bytes,
+    )
     fitting = plan.fitting(wanted)
     if fitting < wanted and (max_model_len is not None or fitting == 0):
         held_bytes = plan.num_bytes if num_blocks_override is not None else max(0, available_bytes)

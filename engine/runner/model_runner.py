@@ -149,6 +149,8 @@ class TorchModelRunner:
         self._in_flight: deque[tuple[SchedulerOutput, StepInFlight | None]] = deque()
         self._unsampled: deque[StepInFlight] = deque()  # steps whose draws have not been queued
         kv_caches = allocate_kv_caches(kv_plan, shape, kv_dtype or model.dtype, ops)
+        model.allocate_states(max_num_seqs + kv_plan.num_snapshots)
+        self._copy_states = model.copy_states
         self._step: Step = ops.compile_step(
             lambda inputs: model.step(inputs, kv_caches),
             self._builder.largest(),
@@ -265,6 +267,7 @@ class TorchModelRunner:
             self._tokens.upload(row, token_ids)
         batch = step.batch
         batch.upload()
+        self._copy_states(batch.state_copies)
         if batch.num_unresolved:
             self._tokens.resolve(batch.inputs.input_ids[: batch.num_unresolved])
         self._deliver(step, self._step(batch.inputs))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from engine.core.outputs import NewRequest, SchedulerOutput
 from engine.core.request import RequestId
 from engine.runner.sampling_state import Int32Array, Int64Array, SamplingState
+from kernels.metadata import StateCopy
 
 
 class PendingTokens(NamedTuple):
@@ -75,6 +76,17 @@ class RequestState:
         for row_plan in plan.rows:
             if row_plan.new_block_ids:
                 self._append_blocks(self._row_of[row_plan.request_id], row_plan.new_block_ids)
+
+    def state_copies(self, plan: SchedulerOutput) -> tuple[StateCopy, ...]:
+        """Returns the copies of a plan in order; snapshots have the slots behind those of the rows."""
+        first, row_of = len(self.num_tokens), self._row_of
+        restored = (
+            StateCopy(first + request.snapshot, row_of[request.request_id])
+            for request in plan.new_requests
+            if request.snapshot is not None
+        )
+        saved = (StateCopy(row_of[state.request_id], first + state.snapshot) for state in plan.saved_states)
+        return (*restored, *saved)
 
     def rows_of(self, request_ids: Iterable[RequestId]) -> Int64Array:
         """Returns the state row of each request."""

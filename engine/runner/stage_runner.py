@@ -75,6 +75,8 @@ class StageRunner:
         )
         self._in_flight: deque[tuple[SchedulerOutput, Event | None]] = deque()
         kv_caches = allocate_kv_caches(kv_plan, shape, kv_dtype, ops)
+        model.allocate_states(max_num_seqs + kv_plan.num_snapshots)
+        self._copy_states = model.copy_states
         self._step: Step = ops.compile_step(
             lambda inputs: model.step(inputs, kv_caches),
             replace(self._builder.largest(), residual=self._residual),
@@ -117,6 +119,7 @@ class StageRunner:
     def _compute(self, batch: Batch) -> None:
         """Device work."""
         batch.upload()
+        self._copy_states(batch.state_copies)
         residual = self._residual[: batch.inputs.input_ids.shape[0]]
         self._group.receive(residual)
         result = self._step(replace(batch.inputs, residual=residual))

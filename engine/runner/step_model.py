@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from kernels.interface import KVCache
-from kernels.metadata import StepInputs
+from kernels.metadata import StateCopy, StepInputs
 
 
 class StepModel(Protocol):
@@ -16,10 +16,27 @@ class StepModel(Protocol):
     Attributes:
         dtype: dtype of activations.
         mixes_torch: whether its steps compute with torch too, and not only with the operations of `KernelOps`.
+        resumes_states: whether it continues a state by several tokens at once, so that it is worth keeping copies.
     """
 
     dtype: torch.dtype
     mixes_torch: bool
+
+    @property
+    def resumes_states(self) -> bool:
+        """See the class."""
+        ...
+
+    def allocate_states(self, num_slots: int) -> None:
+        """Allocates `num_slots` places for what layers keep of a request besides keys and values; drops those before.
+
+        Call it before the first step.
+        """
+        ...
+
+    def copy_states(self, copies: Sequence[StateCopy]) -> None:
+        """Copies states from slots to others, one after the other; device work."""
+        ...
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
         """Computes one step of a ragged batch.

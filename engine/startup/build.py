@@ -95,7 +95,7 @@ def build_engine(
     )
     _log_cache(kv_plan)
     if shape.state_bytes:
-        _log_state(config, shape, limits)
+        _log_state(config, shape, limits, kv_plan)
     scheduler_config = _scheduler_config(config, shape, kv_plan, limits, device)
     startup.begin("warm-up", "warming up")
     warm_up(runner, scheduler_config, shape.vocab_size)
@@ -174,14 +174,20 @@ def _log_cache(kv_plan: KVCachePlan) -> None:
     )
 
 
-def _log_state(config: EngineConfig, shape: ModelShape, limits: StepLimits) -> None:
+def _log_state(config: EngineConfig, shape: ModelShape, limits: StepLimits, kv_plan: KVCachePlan) -> None:
     _log.info(
         "State besides keys and values: %.4g MiB per request, %.4g MiB for %d requests",
         shape.state_bytes / 2**20,
         limits.max_num_seqs * shape.state_bytes / 2**20,
         limits.max_num_seqs,
     )
-    if config.enable_prefix_caching:
+    if kv_plan.num_snapshots:
+        _log.info(
+            "Prefixes are reused where one of %d copies of a state is kept, %.4g MiB of the cache",
+            kv_plan.num_snapshots,
+            kv_plan.snapshot_bytes / 2**20,
+        )
+    elif config.enable_prefix_caching:
         _log.info("Prefixes are not reused: the state of a request cannot go back to an earlier token")
 
 
@@ -196,7 +202,8 @@ def _scheduler_config(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=kv_plan.max_model_len,
         end_token_ids=shape.end_token_ids,
-        enable_prefix_caching=config.enable_prefix_caching and not shape.state_bytes,
+        enable_prefix_caching=config.enable_prefix_caching and (not shape.state_bytes or kv_plan.num_snapshots > 0),
+        num_state_snapshots=kv_plan.num_snapshots if shape.state_bytes else None,
         records_cache_events=config.api == "vllm",
         policy=config.scheduling_policy,
         max_waiting=config.max_num_queued_reqs,

@@ -66,7 +66,7 @@ def kv_cache_bytes(
 ) -> int:
     """Returns the bytes for one rank's cache: those of the flag, or by default `CACHE_SHARE` of the free memory.
 
-    The default is at most `CACHE_MAX_BYTES`, and at most what `max_num_seqs` requests can fill.
+    The default is at most `CACHE_MAX_BYTES`, and at most what `max_num_seqs` requests and copies of states can fill.
 
     Args:
         config: the engine's configuration.
@@ -81,6 +81,7 @@ def kv_cache_bytes(
     step_tokens = config.max_tokens_in_flight("cpu")
     blocks_per_request = shape.cache_groups.most_blocks(max_model_len, step_tokens, config.block_size)
     most_bytes = limits.max_num_seqs * blocks_per_request * config.block_size * kv_bytes_per_token(shape, kv_dtype)
+    most_bytes += config.max_state_snapshots("cpu") * shape.state_bytes
     return min(int(free_bytes * CACHE_SHARE), CACHE_MAX_BYTES, most_bytes)
 
 

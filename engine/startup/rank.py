@@ -104,9 +104,9 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
         torch.set_num_threads(task.num_threads)
         ops = reference_ops()
     assert task.kv_plan is not None, "on a CPU the cache is sized before loading"
-    kv_plan = _agreed(task.kv_plan, group)
     with returning_freed_matrices():
         model = _load(task, group, ops, device, startup)
+    kv_plan = _agreed(task.kv_plan, group, model)
     reserved = _load_adapters(task, model, ops, startup)
     startup.begin("KV cache", "allocating the KV cache")
     runner = _make_runner(task, group, model, ops, kv_plan)
@@ -117,9 +117,16 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     return RankParts(runner, kv_plan, progress, reserved)
 
 
-def _agreed(kv_plan: KVCachePlan, group: ParallelGroup) -> KVCachePlan:
-    """Returns the plan with as many blocks as all ranks have memory for: the scheduler has one table for all."""
-    agreed = replace(kv_plan, num_blocks=group.minimum(kv_plan.num_blocks))
+def _agreed(kv_plan: KVCachePlan, group: ParallelGroup, model: StepModel) -> KVCachePlan:
+    """Returns the plan with as many blocks as all ranks have memory for: the scheduler has one table for all.
+
+    Also with as many snapshots of states, or none if the model does not go on from them at once.
+    """
+    agreed = replace(
+        kv_plan,
+        num_blocks=group.minimum(kv_plan.num_blocks),
+        num_snapshots=group.minimum(kv_plan.num_snapshots) if model.resumes_states else 0,
+    )
     return replace(agreed, max_model_len=agreed.fitting(kv_plan.max_model_len))
 
 
@@ -224,8 +231,9 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
             config.max_model_len,
             config.num_gpu_blocks_override,
             step_tokens=config.max_tokens_in_flight("cuda"),
+            max_snapshots=config.max_state_snapshots("cuda"),
         )
-        kv_plan = _agreed(kv_plan, group)
+        kv_plan = _agreed(kv_plan, group, model)
         startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")
         runner = make_runner(kv_plan, has_graphs)
         _log_recording(is_measured or is_torch, has_graphs, startup)

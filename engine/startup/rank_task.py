@@ -1,6 +1,6 @@
 """Finds out, without loading anything, what every rank of a machine has to build."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -104,6 +104,7 @@ def _plan_of_cpu(
     free_bytes = bytes_beside_states(size * sum(shard.state_bytes for shard in shards), limits, free_bytes)
     free_bytes //= layout.ranks_per_node
     shard = max(shards, key=lambda shape: kv_bytes_per_token(shape, kv_dtype))
+    shard = replace(shard, state_bytes=max(shape.state_bytes for shape in shards))
     plan = plan_kv_cache(
         shard,
         kv_dtype,
@@ -112,6 +113,7 @@ def _plan_of_cpu(
         config.max_model_len,
         config.num_gpu_blocks_override,
         step_tokens=config.max_tokens_in_flight("cpu"),
+        max_snapshots=config.max_state_snapshots("cpu"),
     )
     check_cache_fits(config, plan, free_bytes)
     return plan

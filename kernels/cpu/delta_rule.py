@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Longs
 
 _QUERY_START, _SEQ_LENS, _SLOTS, _PARTS, _X, _WIDTH = range(FIRST_OPERAND, FIRST_OPERAND + 6)
-_CHANNELS, _CONV_WIDTH, _CONV, _CONV_STATES = range(FIRST_OPERAND + 6, FIRST_OPERAND + 10)
-_KEY_HEADS, _ADJACENT, _KEY_DIM, _VALUE_DIM, _GATES, _DECAY, _DT_BIAS, _NORM, _STATES, _OUT = range(
-    FIRST_OPERAND + 6, FIRST_OPERAND + 16
+_STATES, _STATE_STEP, _CHANNELS, _CONV_WIDTH, _CONV = range(FIRST_OPERAND + 6, FIRST_OPERAND + 11)
+_KEY_HEADS, _ADJACENT, _KEY_DIM, _VALUE_DIM, _GATES, _DECAY, _DT_BIAS, _NORM, _OUT = range(
+    FIRST_OPERAND + 8, FIRST_OPERAND + 17
 )
 
 _PART = 512  # channels of an item of the convolution
@@ -70,10 +70,11 @@ def emit_delta_rule(
         -(-heads.num_channels // _PART),
         x.data_ptr(),
         x.shape[1],
+        states.conv.data_ptr(),
+        states.conv.stride(0),
         heads.num_channels,
         heads.conv_width,
         weights.conv.data_ptr(),
-        states.conv.data_ptr(),
     )
     out = recording.empty(x, heads.value_size)
     recording.emit(
@@ -83,6 +84,8 @@ def emit_delta_rule(
         heads.num_value_heads,
         x.data_ptr(),
         x.shape[1],
+        states.recurrent.data_ptr(),
+        states.recurrent.stride(0),
         heads.num_key_heads,
         heads.num_adjacent,
         heads.key_dim,
@@ -91,7 +94,6 @@ def emit_delta_rule(
         weights.decay.data_ptr(),
         weights.dt_bias.data_ptr(),
         weights.norm.data_ptr(),
-        states.recurrent.data_ptr(),
         out.data_ptr(),
         value=weights.eps,
     )
@@ -115,7 +117,7 @@ def convolve_item(row: "Longs", _value: np.float32, item: int, scratch: int) -> 
     num_channels, width = row[_CHANNELS], row[_CONV_WIDTH]
     first = part * _PART
     n = min(_PART, num_channels - first)
-    conv, state = row[_CONV] + 4 * first, row[_CONV_STATES] + 4 * ((width - 1) * num_channels * slot + first)
+    conv, state = row[_CONV] + 4 * first, row[_STATES] + 4 * (row[_STATE_STEP] * slot + first)
     window, sums = scratch, floats_at(scratch + 4 * _PART * (width - 1), n)  # the window is a ring of inputs
     for i in range(width - 1):
         past, kept = floats_at(window + 4 * _PART * i, n), floats_at(state + 4 * num_channels * i, n)
@@ -156,7 +158,7 @@ def delta_rule_item(row: "Longs", eps: np.float32, item: int, scratch: int) -> N
         for token in range(begin, end):
             floats_at(out + out_step * token, value_dim)[:] = np.float32(0)
         return
-    state = row[_STATES] + 4 * key_dim * value_dim * (num_heads * slot + head)
+    state = row[_STATES] + 4 * (row[_STATE_STEP] * slot + key_dim * value_dim * head)
     if seq_len == end - begin:
         floats_at(state, key_dim * value_dim)[:] = np.float32(0)
     norm = floats_at(row[_NORM], value_dim)

@@ -50,7 +50,7 @@ def delta_rule(
         x: [T, num_channels + value_size], fp32, fp16 or bf16: queries, keys and values before the convolution, then z.
         gates: [T, 2 * num_value_heads], dtype of x: b, then a. Both may be columns of wider rows.
         weights: of the layer, contiguous; key_dim and value_dim are powers of two from 16 to 256, conv_width up to 8.
-        states: contiguous. A row whose tokens are the first of its request does not read its slot.
+        states: contiguous within a slot. A row whose tokens are the first of its request does not read its slot.
         metadata: rows of the batch, read on the device; a row of sequence length 0, and tokens behind the last row, are
             padding.
         quantize: the target's 8-bit float, or None for the dtype of x.
@@ -83,6 +83,7 @@ def delta_rule(
         num_tokens,
         x.stride(0),
         gates.stride(0),
+        states.conv.stride(0),
     )
     follow(
         (num_parts, metadata.num_reqs),
@@ -94,6 +95,8 @@ def delta_rule(
         states.recurrent,
         results,
         x.stride(0),
+        states.conv.stride(0),
+        states.recurrent.stride(0),
     )
     return gated_norm(
         results,
@@ -210,6 +213,7 @@ def _mix_kernel(  # type: ignore[no-untyped-def]
     num_tokens,
     x_stride,
     gates_stride,
+    conv_states_stride,
     NUM_KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     NUM_VALUE_HEADS: tl.constexpr,
@@ -245,10 +249,10 @@ def _mix_kernel(  # type: ignore[no-untyped-def]
         for tap in tl.static_range(CONV_WIDTH):
             sources = tokens - (CONV_WIDTH - 1 - tap)
             is_new = sources >= first  # otherwise a token of an earlier step
-            kept = slots * (CONV_WIDTH - 1) + CONV_WIDTH - 1 + sources - first
+            kept = CONV_WIDTH - 1 + sources - first
             new = tl.load(x_ptr + sources[:, None] * x_stride + columns, mask=mask & is_new[:, None], other=0.0)
             old = tl.load(
-                conv_states_ptr + kept[:, None] * NUM_CHANNELS + columns,
+                conv_states_ptr + (slots * conv_states_stride + kept * NUM_CHANNELS)[:, None] + columns,
                 mask=mask & (is_continued & (sources < first))[:, None],
                 other=0.0,
             )
@@ -276,8 +280,7 @@ def _mix_kernel(  # type: ignore[no-untyped-def]
 @triton.jit
 def _keep_inputs(  # type: ignore[no-untyped-def]
     x_ptr,
-    conv_states_ptr,
-    slot,
+    state_ptr,
     first,
     end,
     is_continued,
@@ -294,7 +297,6 @@ def _keep_inputs(  # type: ignore[no-untyped-def]
     mask = (kept < CONV_WIDTH - 1) & (columns < NUM_CHANNELS)
     sources = end - (CONV_WIDTH - 1) + kept
     is_new = sources >= first
-    state_ptr = conv_states_ptr + slot * ((CONV_WIDTH - 1) * NUM_CHANNELS)
     new = tl.load(x_ptr + sources.to(tl.int64) * x_stride + columns, mask=mask & is_new, other=0.0).to(tl.float32)
     old = tl.load(
         state_ptr + (kept + end - first) * NUM_CHANNELS + columns,
@@ -317,6 +319,8 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
     recurrent_ptr,
     results_ptr,
     x_stride,
+    conv_states_stride,
+    states_stride,
     NUM_KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     NUM_VALUE_HEADS: tl.constexpr,
@@ -342,7 +346,8 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
         head = part // (VALUE_DIM // BLOCK_V)
         keys = tl.arange(0, KEY_DIM)
         columns = part % (VALUE_DIM // BLOCK_V) * BLOCK_V + tl.arange(0, BLOCK_V)
-        state_ptrs = recurrent_ptr + ((slot * NUM_VALUE_HEADS + head) * KEY_DIM + keys[:, None]) * VALUE_DIM + columns
+        head_ptr = recurrent_ptr + slot * states_stride + head * (KEY_DIM * VALUE_DIM)
+        state_ptrs = head_ptr + keys[:, None] * VALUE_DIM + columns
         state = tl.load(state_ptrs, mask=(keys >= 0)[:, None] & is_continued, other=0.0)
         # a token is loaded while the one before is computed
         token_ptr = mixed_ptr + first.to(tl.int64) * NUM_CHANNELS
@@ -358,8 +363,7 @@ def _follow_kernel(  # type: ignore[no-untyped-def]
         next_beta = tl.load(factor_ptr + NUM_VALUE_HEADS, mask=has_next, other=0.0)
         _keep_inputs(
             x_ptr,
-            conv_states_ptr,
-            slot,
+            conv_states_ptr + slot * conv_states_stride,
             first,
             end,
             is_continued,

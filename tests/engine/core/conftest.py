@@ -63,6 +63,7 @@ class Engine:
             block_size=values["block_size"],
             groups=self.scheduler.config.cache_groups,
             fail=lambda request_id, position: "boom" if position >= self.failures.get(request_id, 1 << 30) else None,
+            has_state=self.scheduler.config.num_state_snapshots is not None,
         )
         self.ledger = AnswerLedger()
         self.plans: deque[SchedulerOutput] = deque()
@@ -200,6 +201,7 @@ class Simulation:
             seed=seed,
             salt_of=lambda request_id: self.expectations[request_id].request.cache_salt,
             fail=lambda request_id, position: "boom" if position >= self.fails_from.get(request_id, 1 << 30) else None,
+            has_state=self.config.num_state_snapshots is not None,
         )
         self.ledger = AnswerLedger()
         self.plans: deque[SchedulerOutput] = deque()

@@ -50,7 +50,7 @@ def test_removing_a_row_undoes_all_it_meant(make_request: MakeRequest) -> None:
 def test_plan_does_not_change_when_the_scheduler_goes_on(make_request: MakeRequest) -> None:
     batch, removed = PlanBuilder(10, 4), [make_request(7, 1).request_id]
     request = make_request(1, [1, 2], output_ids=[3])
-    batch.add_new_request(request, ())
+    batch.add_new_request(request, (), None)
     plan, _ = batch.build(4, removed)
     removed.clear()
     request.output_ids.append(5)

@@ -67,3 +67,29 @@ def test_so_they_do_with_sliding_windows(
     assert totals["num_preemptions_total"] > num_worlds
     assert totals["prefix_cache_hits_total"] > 10 * num_worlds
     assert totals["num_generated_tokens_total"] > 50 * num_worlds
+
+
+@pytest.mark.parametrize("max_steps_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("num_snapshots", [1, 3, 20])
+def test_so_they_do_if_the_model_keeps_state(
+    monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Any], num_snapshots: int, max_steps_in_flight: int
+) -> None:
+    """Copies are made even where they save little: prompts are short here."""
+    monkeypatch.setattr("engine.core.state_snapshots._MIN_SAVED_TOKENS", 1)
+    monkeypatch.setattr("engine.core.state_snapshots._TURN_TOKENS", 1)
+    num_worlds = NUM_DEFAULT_OPERATIONS // (OPERATIONS_PER_WORLD * 9)
+    mode = {"num_state_snapshots": num_snapshots, "max_steps_in_flight": max_steps_in_flight}
+    totals = run_worlds(simulate, num_worlds, lambda seed: {"policy": POLICIES[seed % 4], **mode})
+    assert totals["num_preemptions_total"] > num_worlds
+    assert totals["prefix_cache_hits_total"] > 3 * num_worlds
+    assert totals["num_generated_tokens_total"] > 50 * num_worlds
+
+
+def test_so_they_do_if_the_model_keeps_state_in_pipeline_stages(
+    monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr("engine.core.state_snapshots._MIN_SAVED_TOKENS", 1)
+    num_worlds = NUM_DEFAULT_OPERATIONS // (OPERATIONS_PER_WORLD * 9)
+    mode = {"num_state_snapshots": 6, "num_stages": 2, "max_steps_in_flight": 2}
+    totals = run_worlds(simulate, num_worlds, lambda seed: {"policy": POLICIES[seed % 3], **mode})
+    assert totals["prefix_cache_hits_total"] > num_worlds

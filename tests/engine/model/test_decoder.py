@@ -223,6 +223,7 @@ def run(model, ops, prompts, chunk_lens, kv_dtype=torch.float32):
     kv_caches = [ops.make_kv_cache(*shape, kv_dtype) for _ in config.attention_layers]
     for kv_cache in kv_caches:
         poison_cache(kv_cache)
+    model.allocate_states(len(prompts))
     logits = [[] for _ in prompts]
     computed = [0] * len(prompts)
     step = 0
@@ -264,7 +265,7 @@ def run(model, ops, prompts, chunk_lens, kv_dtype=torch.float32):
 )
 def test_logits_equal_transformers(case, make_ops, chunk_lens):
     ops = make_ops()
-    model = load_model(case.path, case.config, ops, max_model_len=SERVED_LEN, max_num_seqs=len(PROMPT_LENS))
+    model = load_model(case.path, case.config, ops, max_model_len=SERVED_LEN)
     logits = run(model, ops, case.prompts, chunk_lens)
     error = max(float((a - e).abs().max()) for a, e in zip(logits, case.expected, strict=True))
     print(f"largest error {error:.1e}, standard deviation {float(torch.cat(case.expected).std()):.2f}")  # noqa: T201
@@ -283,7 +284,7 @@ def test_int8_logits_are_near(case, quantization, kv_dtype, limit):
     Of a mixture of experts it is that of a token in the middle: rounding makes a few choose another expert.
     """
     ops = cpu_ops(quantization=quantization)
-    model = load_model(case.path, case.config, ops, max_model_len=SERVED_LEN, max_num_seqs=len(PROMPT_LENS))
+    model = load_model(case.path, case.config, ops, max_model_len=SERVED_LEN)
     logits, expected = torch.cat(run(model, ops, case.prompts, [17, 1, 40], kv_dtype)), torch.cat(case.expected)
     squares = (logits - expected).square().mean(dim=1)
     mean = squares.median() if any(case.config.traits.mixtures) else squares.mean()

@@ -121,9 +121,8 @@ class Server:
     def __init__(self, case, ops, device, *, dtype=torch.float32, kv_dtype=None):
         self._prompts = case.prompts
         self._device = device
-        self._model = load_model(
-            case.path, case.config, ops, dtype=dtype, device=device, max_num_seqs=len(case.prompts)
-        )
+        self._model = load_model(case.path, case.config, ops, dtype=dtype, device=device)
+        self._model.allocate_states(len(case.prompts))
         generator = torch.Generator().manual_seed(1)
         num_blocks = len(case.prompts) * BLOCKS_PER_ROW
         self._block_table = torch.randperm(num_blocks, generator=generator).view(-1, BLOCKS_PER_ROW).int()

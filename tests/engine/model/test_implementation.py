@@ -226,7 +226,6 @@ def load_by_transformers(path):
         dtype=torch.float32,
         device=torch.device("cpu"),
         max_model_len=64,
-        max_num_seqs=8,
     )
 
 

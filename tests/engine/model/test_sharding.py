@@ -88,7 +88,7 @@ def on_all_ranks(size, function):
 def load(path, group=None, **options):
     groups = {} if group is None else {"group": group}
     config = ModelConfig.from_dir(path)
-    return load_model(path, config, reference_ops(), max_num_seqs=len(PROMPT_LENS), **groups, **options)
+    return load_model(path, config, reference_ops(), **groups, **options)
 
 
 def logits_of(model, group=None):
@@ -120,6 +120,7 @@ def logits_of(model, group=None):
     shape = (sum(blocks), BLOCK_SIZE, config.num_kv_heads, config.head_dim)
     kv_caches = [ops.make_kv_cache(*shape, torch.float32) for _ in config.attention_layers]
     positions = torch.cat([torch.arange(length) for length in PROMPT_LENS])
+    model.allocate_states(len(prompts))
     hidden = model.forward(torch.cat(prompts), positions, kv_caches, metadata)
     return model.compute_logits(hidden[starts[1:] - 1])
 

@@ -5,6 +5,7 @@ from dataclasses import fields
 from engine.constraints.constraint import Constraint
 from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import BlockId, RequestId, SamplingParams
+from engine.core.state_snapshots import SavedState
 from engine.parallel.plans import COLLECT, pack_plan, unpack_plan
 
 PARAMS = SamplingParams(
@@ -37,7 +38,7 @@ def test_every_field_of_a_plan_survives() -> None:
         step=12,
         removed_request_ids=(RequestId(-2), RequestId(2**40)),
         new_requests=(
-            NewRequest(RequestId(3), tuple(range(1000)), 990, PARAMS, blocks(4, 5)),
+            NewRequest(RequestId(3), tuple(range(1000)), 990, PARAMS, blocks(4, 5), snapshot=9),
             NewRequest(RequestId(4), (1,), 1, default, blocks(6)),
         ),
         rows=(
@@ -46,10 +47,12 @@ def test_every_field_of_a_plan_survives() -> None:
             ScheduledRow(RequestId(3), 900, 0, (), False, 899),
         ),
         num_tokens=902,
+        saved_states=(SavedState(RequestId(1), 4), SavedState(RequestId(4), 0)),
     )
     unpacked = unpack_plan(pack_plan(plan))
     assert unpacked == plan
     assert all(type(row) is ScheduledRow for row in unpacked.rows)
+    assert all(type(state) is SavedState for state in unpacked.saved_states)
 
 
 def test_constraints_stay_with_the_rank_that_samples() -> None:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class TinyEngine:
     ) -> None:
         self.config = ModelConfig.from_dir(path)
         self.ops = ops
-        self.model: Decoder = load_model(path, self.config, ops, device=device, group=group, max_num_seqs=64)
+        self.model: Decoder = load_model(path, self.config, ops, device=device, group=group)
         self._shape = shard_shape(self.config, group)
 
     def runner(self, kv_plan: KVCachePlan, **config: Any) -> TorchModelRunner:
@@ -83,6 +83,7 @@ class TinyEngine:
         stream: Stream | None = None,
         decode_buckets: Sequence[int] = (),
         mixed_buckets: Sequence[int] = (),
+        num_snapshots: int = 0,
         **config: Any,
     ) -> Run:
         """Submits all prompts at once and runs steps until all have ended; checks the invariants after every step."""
@@ -92,6 +93,7 @@ class TinyEngine:
             "max_steps_in_flight": max_steps_in_flight,
         }
         kv_plan = plan_kv_cache(self._shape, torch.float32, block_size, 0, None, num_blocks_override=num_blocks)
+        kv_plan = replace(kv_plan, num_snapshots=num_snapshots)
         runner = self.runner(
             kv_plan,
             stream=stream,
@@ -106,6 +108,7 @@ class TinyEngine:
                 block_size=block_size,
                 max_model_len=kv_plan.max_model_len,
                 end_token_ids=self.config.shape.end_token_ids,
+                num_state_snapshots=num_snapshots or None,
                 **limits,
                 **config,
             )
@@ -160,7 +163,6 @@ class TransformersEngine(TinyEngine):
             weights_dtype=weights_dtype,
             device=torch.device("cpu"),
             max_model_len=max_model_len,
-            max_num_seqs=64,
         )
 
 

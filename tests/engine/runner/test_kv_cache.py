@@ -122,3 +122,26 @@ def test_the_error_of_a_cache_with_windows_has_its_numbers(shape):
     windowed = replace(shape, layers=layers, cache_groups=CacheGroups(1, 1, 16), max_position_embeddings=4096)
     with pytest.raises(ConfigError, match=r"needs 144 KiB \(512 bytes per token\), 25 KiB is available, enough for a"):
         plan_kv_cache(windowed, torch.float32, 16, 25 * 2**10, 512, step_tokens=16)
+
+
+def test_copies_of_states_take_a_quarter_of_the_cache_at_most(shape):
+    with_state = replace(shape, state_bytes=1000)
+    plan = plan_kv_cache(with_state, torch.float32, 16, 2**20, 128, max_snapshots=1000)
+    assert plan.num_snapshots == 2**18 // 1000
+    assert plan.num_blocks == (2**20 - plan.num_snapshots * 1000) // (16 * BYTES_PER_TOKEN)
+    assert plan.num_bytes <= 2**20 < plan.num_bytes + 16 * BYTES_PER_TOKEN
+    few = plan_kv_cache(with_state, torch.float32, 16, 2**20, 128, max_snapshots=7)
+    assert (few.num_snapshots, few.num_bytes) == (7, few.num_blocks * 16 * BYTES_PER_TOKEN + 7000)
+
+
+def test_a_number_of_blocks_leaves_as_much_for_copies_of_states(shape):
+    with_state = replace(shape, state_bytes=1000)
+    plan = plan_kv_cache(with_state, torch.float32, 16, 0, 112, 7, max_snapshots=1000)
+    assert (plan.num_blocks, plan.num_snapshots) == (7, 7 * 16 * BYTES_PER_TOKEN // 3000)
+
+
+def test_models_without_state_or_with_windows_have_no_copies(shape):
+    layers = tuple(LayerShape(2, 2, 16, group) for group in (0, 1))
+    windowed = replace(shape, layers=layers, cache_groups=CacheGroups(1, 1, 16), state_bytes=1000)
+    for model in (shape, windowed):
+        assert plan_kv_cache(model, torch.float32, 16, 2**20, 128, step_tokens=16, max_snapshots=9).num_snapshots == 0

@@ -49,16 +49,16 @@ def check(reference, prompts, run, *, tolerance: float = 1e-4) -> None:
 
 def serve(engine, prompts):
     """Staggered, in chunks, with preemption and, unless layers have state, with reused prefixes."""
-    reuses_prefixes = not engine.config.shape.state_bytes
+    has_state = bool(engine.config.shape.state_bytes)
     run = engine.serve(
         prompts,
-        num_blocks=24 if reuses_prefixes else 14,
+        num_blocks=14 if has_state else 24,
         max_num_seqs=8,
         max_num_batched_tokens=48,
-        enable_prefix_caching=reuses_prefixes,
+        num_snapshots=20 if has_state else 0,
     )
     assert run.num_preemptions > 0
-    assert (run.num_cached_tokens > 0) == reuses_prefixes
+    assert has_state or run.num_cached_tokens > 0
     return run
 
 
@@ -142,7 +142,30 @@ def test_the_native_decoder_keeps_the_state_of_each_request(make_family, engine_
     engine = engine_on(path, cpu_ops())
     together = serve(engine, prompts)
     check(reference_of(path), prompts, together)
+    without = engine.serve(prompts, enable_prefix_caching=False)
+    assert [one.token_ids for one in without.answers] == [one.token_ids for one in together.answers]
+    assert [one.logprobs for one in without.answers] == [one.logprobs for one in together.answers]
     for prompt, among_others in zip(prompts[:4], together.answers, strict=False):
         (alone,) = engine.serve([prompt], max_num_batched_tokens=7).answers
         assert alone.token_ids == among_others.token_ids
         assert alone.logprobs == among_others.logprobs
+
+
+@pytest.mark.parametrize(("name", "is_native"), [("Qwen3.5", True), ("LFM2", False), ("Jamba", False)])
+def test_prefixes_of_models_with_state_are_reused(
+    name, is_native, make_family, engine_on, transformers_on, reference_of, prompt
+):
+    """Turns of conversations with one system prompt: each goes on from a copy of a state, in steps that overlap."""
+    path = make_family(name)
+    engine = (engine_on if is_native else transformers_on)(path, cpu_ops())
+    rng = random.Random(7)
+    system = [rng.randrange(3, 300) for _ in range(130)]
+    turns = [system + [rng.randrange(3, 300) for _ in range(length)] for length in (3, 5, 9, 17, 70)]
+    turns += [turn + [rng.randrange(3, 300) for _ in range(6)] for turn in turns]
+    conversations = [prompt(turn, GREEDY) for turn in turns]
+    run = engine.serve(conversations, max_num_seqs=1, num_snapshots=20, max_num_batched_tokens=48)
+    assert run.num_cached_tokens >= 7 * 128  # the first one is alone, and the second one makes the copy
+    check(reference_of(path), conversations, run)
+    if is_native:
+        without = engine.serve(conversations, enable_prefix_caching=False)
+        assert [one.logprobs for one in without.answers] == [one.logprobs for one in run.answers]

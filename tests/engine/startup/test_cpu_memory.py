@@ -47,7 +47,11 @@ def test_a_cache_is_sized_for_the_stage_with_most_layers_that_attend(make_checkp
     path = make_checkpoint("qwen3_5", num_hidden_layers=4, layer_types=types)
     plan = plan_of(path, pipeline_parallel_size=2, kv_cache_memory_bytes=2**20)
     bytes_per_token = 2 * 2 * 2 * 16 * 4  # keys and values of two heads of 16 dimensions in two layers, in fp32
-    assert plan.num_blocks == 2**20 // (plan.block_size * bytes_per_token)
+    snapshot_bytes = plan.num_snapshots * plan.bytes_per_snapshot
+    assert 0 < snapshot_bytes <= 2**18
+    assert plan.num_blocks == (2**20 - snapshot_bytes) // (plan.block_size * bytes_per_token)
+    without = plan_of(path, pipeline_parallel_size=2, kv_cache_memory_bytes=2**20, enable_prefix_caching=False)
+    assert (without.num_snapshots, without.num_blocks) == (0, 2**20 // (plan.block_size * bytes_per_token))
 
 
 def test_memory_is_kept_for_the_states_of_a_machines_own_stages(

@@ -38,8 +38,13 @@ def states_of(heads: DeltaHeads, num_slots: int) -> DeltaStates:
     return states
 
 
-def copy_of(states: DeltaStates) -> DeltaStates:
-    return DeltaStates(states.conv.clone(), states.recurrent.clone())
+def copy_of(states: DeltaStates, heads: DeltaHeads) -> DeltaStates:
+    """Returns a copy whose slots lie apart, beside the states of other layers."""
+    memory = torch.full((len(states.conv), heads.state_size + 48), torch.nan)
+    copied = DeltaStates.of(memory[:, 16:-32], heads)
+    copied.conv.copy_(states.conv)
+    copied.recurrent.copy_(states.recurrent)
+    return copied
 
 
 def batch(query_lens, seq_lens, slots) -> AttentionMetadata:
@@ -71,7 +76,7 @@ def test_it_equals_the_reference(heads, num_threads):
     weights, states = weights_of(heads), states_of(heads, 8)
     metadata = batch([1, 1, 7, 70, 2, 1], [9, 1, 7, 75, 3, 0], [2, 7, 0, 4, 1, 5])
     x, gates = inputs_of(heads, 82)
-    ours, theirs = copy_of(states), copy_of(states)
+    ours, theirs = copy_of(states, heads), copy_of(states, heads)
     actual = ops.delta_rule(x.clone(), gates, weights, ours, metadata)
     assert_close(actual, REFERENCE.delta_rule(x, gates, weights, theirs, metadata), extra_atol=2e-5)
     assert_close(ours.recurrent, theirs.recurrent, extra_atol=1e-5)
@@ -117,7 +122,7 @@ def test_nan_stays_in_its_request(where):
     weights, states = weights_of(heads), states_of(heads, 2)
     x, gates = inputs_of(heads, 2)
     metadata = batch([1, 1], [5, 5], [0, 1])
-    expected = OPS.delta_rule(x.clone(), gates, weights, copy_of(states), metadata)
+    expected = OPS.delta_rule(x.clone(), gates, weights, copy_of(states, heads), metadata)
     match where:
         case "x":
             x[1, heads.num_channels - 1] = torch.nan
@@ -139,7 +144,7 @@ def test_a_large_decay_rounds_to_all_or_nothing(a):
     weights, states, metadata = weights_of(heads), states_of(heads, 1), batch([1], [9], [0])
     x, gates = inputs_of(heads, 1)
     gates[0, 1] = a
-    expected = REFERENCE.delta_rule(x.clone(), gates, weights, copy_of(states), metadata)
+    expected = REFERENCE.delta_rule(x.clone(), gates, weights, copy_of(states, heads), metadata)
     assert_close(OPS.delta_rule(x, gates, weights, states, metadata), expected, extra_atol=1e-5)
 
 

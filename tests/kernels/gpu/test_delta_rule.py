@@ -52,8 +52,9 @@ def make_weights(heads, seed):
 
 
 def make_states(heads, seed):
-    recurrent = random(seed + 5, NUM_SLOTS, heads.num_value_heads, heads.key_dim, heads.value_dim)
-    return DeltaStates(random(seed + 6, NUM_SLOTS, heads.conv_width - 1, heads.num_channels), recurrent)
+    """Returns states whose slots lie apart, beside those of other layers."""
+    memory = random(seed + 5, NUM_SLOTS, heads.state_size + 48)
+    return DeltaStates.of(memory[:, 16:-32], heads)
 
 
 def make_inputs(heads, num_tokens, seed, dtype=torch.float32):

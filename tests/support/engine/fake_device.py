@@ -22,7 +22,7 @@ from engine.core.request import Request, SamplingParams
 from engine.runner.model_runner import StepInFlight, TorchModelRunner
 from kernels.gpu.step_graphs import decode_inputs, mixed_inputs
 from kernels.interface import KVCache, Step
-from kernels.metadata import StepInputs
+from kernels.metadata import StateCopy, StepInputs
 from kernels.reference.ops import ReferenceOps
 from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
 from tests.support.engine.fake_model import FakeModel, OracleViolation
@@ -46,6 +46,7 @@ class ChainDecoder:
 
     dtype = torch.float32
     mixes_torch = False
+    resumes_states = False
 
     def __init__(self, model: FakeModel, sizes: Sequence[int] = (), mixed_sizes: Sequence[int] = ()) -> None:
         self.num_padding_rows = 0
@@ -54,6 +55,14 @@ class ChainDecoder:
         self._model = model
         self._sizes = sizes
         self._mixed_sizes = mixed_sizes
+
+    def allocate_states(self, _num_slots: int) -> None:
+        """Does nothing: keys and values are all that it keeps."""
+
+    def copy_states(self, copies: Sequence[StateCopy]) -> None:
+        """Raises: OracleViolation: there are some."""
+        if copies:
+            raise OracleViolation(f"states are copied: {copies}")
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
         """One step -> [S, 2] int64.

@@ -136,10 +136,22 @@ class FakeModel:
             chain = self.extend(chain, output[-1], position)
 
 
+_NO_STATE = -1
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """A copy of the state of a request, which is what the slot of its last token stores."""
+
+    state: int = _NO_STATE
+
+
 class _Sequence:
     """What the runner knows of one request."""
 
-    __slots__ = ("block_ids", "chain", "has_failed", "jobs", "next_position", "request", "token_ids")
+    __slots__ = (
+        "block_ids", "chain", "has_failed", "jobs", "next_position", "request", "restored", "state", "token_ids",
+    )  # fmt: skip
 
     def __init__(self, request: NewRequest, root: int, model: FakeModel) -> None:
         self.request = request
@@ -151,6 +163,8 @@ class _Sequence:
         self.block_ids = list(request.block_ids)
         self.next_position = -1
         self.has_failed = False
+        self.state = _NO_STATE
+        self.restored: _Snapshot | None = None
         self.jobs: deque[tuple[_Launched, int]] = deque()  # rows launched and not executed
 
 
@@ -164,6 +178,7 @@ class _Launched:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    saved: dict[RequestId, _Snapshot] = field(default_factory=dict)
 
 
 class FakeModelRunner:
@@ -181,6 +196,7 @@ class FakeModelRunner:
         fail: called for every row with the request and the position of the row's last token; what it returns fails the
             row.
         on_step: called with each plan before it is collected: may block, to hold the step, or raise.
+        has_state: whether the model keeps a state of each request, which cannot go back.
     """
 
     def __init__(
@@ -194,6 +210,7 @@ class FakeModelRunner:
         salt_of: Callable[[RequestId], bytes] = lambda _: b"",
         fail: Callable[[RequestId, int], str | None] = lambda _request_id, _position: None,
         on_step: Callable[[SchedulerOutput], None] = lambda _: None,
+        has_state: bool = False,
     ) -> None:
         self.model = model or FakeModel()
         self.num_executed_steps = 0
@@ -204,6 +221,8 @@ class FakeModelRunner:
         self._salt_of = salt_of
         self._fail = fail
         self._on_step = on_step
+        self._has_state = has_state
+        self._snapshots: dict[int, _Snapshot] = {}
         self._sequences: dict[RequestId, _Sequence] = {}
         self._launched: deque[_Launched] = deque()
         self._busy: list[_Sequence] = []  # those with jobs
@@ -220,7 +239,9 @@ class FakeModelRunner:
             if request.request_id in self._sequences:
                 raise OracleViolation(f"step {plan.step} introduces request {request.request_id} again")
             root = self.model.root(self._salt_of(request.request_id))
-            self._sequences[request.request_id] = _Sequence(request, root, self.model)
+            added = self._sequences[request.request_id] = _Sequence(request, root, self.model)
+            if request.snapshot is not None:
+                added.restored = self._snapshots[request.snapshot]
         num_tokens = sum(row.num_scheduled_tokens for row in plan.rows)
         if num_tokens != plan.num_tokens:
             raise OracleViolation(f"step {plan.step} has {num_tokens} tokens in its rows and says {plan.num_tokens}")
@@ -235,6 +256,10 @@ class FakeModelRunner:
             if not sequence.jobs:
                 self._busy.append(sequence)
             sequence.jobs.append((launched, index))
+        for state in plan.saved_states:
+            if state.request_id not in {row.request_id for row in plan.rows}:
+                raise OracleViolation(f"step {plan.step} copies the state of request {state.request_id} without a row")
+            launched.saved[state.request_id] = self._snapshots[state.snapshot] = _Snapshot()
         self._launched.append(launched)
 
     def collect(self) -> ModelRunnerOutput:
@@ -265,17 +290,23 @@ class FakeModelRunner:
         row = launched.plan.rows[index]
         launched.num_open_rows -= 1
         start, stop = row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens
+        if sequence.restored is not None:
+            sequence.state, sequence.restored = sequence.restored.state, None
+        if row.request_id in launched.saved:
+            launched.saved[row.request_id].state = sequence.state
         detail = self._fail(row.request_id, stop - 1)
         if sequence.has_failed or detail is not None:
             # What a broken row writes is as useless as NaN: a request that shares it must fail.
             sequence.has_failed = True
             launched.failures[index] = detail or "an earlier row failed"
             self._write(sequence, start, [-1] * (stop - start))
+            sequence.state = _NO_STATE
             return
         self._check_row(sequence, row)
         self._attend(sequence, start)
         self._write(sequence, start, sequence.chain[start:stop])
         sequence.next_position = stop
+        sequence.state = sequence.chain[stop - 1]
         if row.num_prompt_logits:
             launched.prompt_logprobs[index] = self._score_prompt(sequence, row)
         if row.samples:
@@ -313,6 +344,8 @@ class FakeModelRunner:
         if row.samples != (stop == len(sequence.token_ids)):
             raise OracleViolation(f"{what} of {len(sequence.token_ids)}: samples is {row.samples}")
         num_blocks = len(sequence.block_ids) // self._groups.num_groups
+        if self._has_state and start and sequence.state != sequence.chain[start - 1]:
+            raise OracleViolation(f"{what}: the state is not that behind position {start - 1}")
         if stop > num_blocks * self._block_size:
             raise OracleViolation(f"{what}: its block table has {num_blocks} blocks")
 
