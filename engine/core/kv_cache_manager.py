@@ -53,6 +53,9 @@ class KVCacheManager:
     Invariants: a table covers the first `Request.num_slots` positions of its request without a gap, except those in
     front of a window; only full, computed blocks are published; only published blocks are shared; the pool has as many
     free blocks as are promised.
+
+    Attributes:
+        states: copies of states, for a model that keeps some.
     """
 
     def __init__(
@@ -86,7 +89,8 @@ class KVCacheManager:
         self._events = CacheEventRecorder() if records_events else None
         self.pool = BlockPool(num_blocks, self._note_evicted if records_events else None)
         self._enable_prefix_caching = enable_prefix_caching
-        self._states = states
+        self.states = states or StateSnapshots(0, 0)
+        self._keeps_state = enable_prefix_caching and states is not None
         self._tables: dict[RequestId, _BlockTable] = {}
         self._hashes = BlockHashes(block_size)
         self._num_promised = 0
@@ -137,9 +141,9 @@ class KVCacheManager:
         if not self._enable_prefix_caching or (is_private and self._windowed):
             return []
         block_ids = self._cached_blocks(request)
-        if self._states is None:
+        if not self._keeps_state:
             return block_ids
-        return block_ids[: self._states.num_blocks(self._hashes.of(request, len(block_ids))[: len(block_ids)])]
+        return block_ids[: self.states.num_blocks(self._hashes.of(request, len(block_ids))[: len(block_ids)])]
 
     def _cached_blocks(self, request: Request) -> list[BlockId]:
         """Returns the blocks of the longest prefix whose keys and values are cached."""
@@ -164,27 +168,22 @@ class KVCacheManager:
 
         Also determines where steps of its prompt end so that its state is copied. None: there is no such state.
         """
-        if self._states is None or not self._enable_prefix_caching:
+        if not self._keeps_state:
             return None
         num_cached = len(self._cached_blocks(request)) * self.block_size
-        request.state_points = self._states.points(request, num_tokens, num_cached, self.block_size)
-        return self._states.use(self._hash_before(request, num_tokens)) if num_tokens else None
+        request.state_points = self.states.points(request, num_tokens, num_cached, self.block_size)
+        return self.states.use(self._hash_before(request, num_tokens)) if num_tokens else None
 
     def save_states(self, saves: Mapping[Request, int]) -> tuple[SavedState, ...]:
         """Takes slots for the states of requests behind so many tokens, full blocks; the plan copies them."""
-        if self._states is None or not self._enable_prefix_caching:
+        if not self._keeps_state:
             return ()
         saved = (
-            self._states.begin(request, position, self._hash_before(request, position))
+            self.states.begin(request, position, self._hash_before(request, position))
             for request, position in saves.items()
             if position <= request.num_tokens  # otherwise tokens before it are in flight
         )
         return tuple(state for state in saved if state is not None)
-
-    def end_save(self, state: SavedState, *, is_kept: bool) -> None:
-        """Ends the step of a result of `save_states`; is_kept: whether prefixes may end there."""
-        assert self._states is not None
-        self._states.end(state.snapshot, is_kept=is_kept)
 
     def num_tokens_of(self, computed_blocks: Sequence[BlockId]) -> int:
         """Returns the tokens of a prefix that `get_computed_blocks` returned."""
@@ -288,8 +287,7 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Frees all blocks of a request, if it has any, and removes it."""
         self._hashes.forget(request)
-        if self._states is not None:
-            self._states.leave(request)
+        self.states.leave(request)
         table = self._tables.pop(request.request_id, None)
         if table is not None:
             request.num_slots = 0
@@ -301,8 +299,7 @@ class KVCacheManager:
 
         Raises: IntegrityError: an inconsistency, with the request and the numbers.
         """
-        if self._states is not None:
-            self._states.check_integrity()
+        self.states.check_integrity()
         self.pool.check_integrity(self._held(table.block_ids, table.first) for table in self._tables.values())
         if self._tables.keys() != {request.request_id for request in running}:
             raise IntegrityError(f"{len(self._tables)} block tables for {len(running)} running requests")

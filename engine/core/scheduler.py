@@ -185,7 +185,7 @@ class Scheduler:
         block_size = self._config.block_size
         failures, all_logprobs = result.failures, result.logprobs
         for state in plan.saved_states:
-            self._cache.end_save(state, is_kept=state.request_id in self._requests and not failures)
+            self._cache.states.end(state.snapshot, is_kept=state.request_id in self._requests and not failures)
         for index, (request, row, token_id) in enumerate(zip(requests, plan.rows, result.token_ids, strict=True)):
             request.num_rows_in_flight -= 1
             status = request.status

@@ -65,9 +65,10 @@ class _Layers:
         """
         mixers = [layer.mixer for layer in self.layers]
         sizes = [mixer.state_size for mixer in mixers]
-        self._states = torch.zeros(num_slots, sum(sizes), device=self.device)
-        for mixer, memory in zip(mixers, torch.split(self._states, sizes, dim=1), strict=True):
-            mixer.use_states(memory)
+        for slots in (0, num_slots):  # first none, so that those before are free
+            self._states = torch.zeros(slots, sum(sizes), device=self.device)
+            for mixer, memory in zip(mixers, torch.split(self._states, sizes, dim=1), strict=True):
+                mixer.use_states(memory)
 
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
         """See `StepModel`."""

@@ -59,7 +59,7 @@ def test_a_short_prompt_is_computed_in_one_step(serve):
 
 def test_an_answer_has_one_copy_at_a_time(engine, serve):
     serve(SHARED[:20], max_tokens=100)
-    states = engine.scheduler._cache._states
+    states = engine.scheduler._cache.states
     assert len(states._slot_of) == 1
     serve(SHARED[:20], max_tokens=100, cache_salt=b"other")
     assert len(states._slot_of) == 2
@@ -70,7 +70,7 @@ def test_with_few_slots_only_prompts_have_copies(make_engine, make_request):
     request = make_request(1, SHARED, max_tokens=20)
     engine.add(request)
     engine.run()
-    assert len(engine.scheduler._cache._states._slot_of) == 1
+    assert len(engine.scheduler._cache.states._slot_of) == 1
 
 
 def test_the_least_recently_used_copy_is_replaced(make_engine, make_request):
@@ -104,8 +104,8 @@ def test_what_a_failed_step_copies_is_not_used(make_engine, make_request):
     assert engine.launch().saved_states
     engine.land()
     engine.land()
-    assert not engine.scheduler._cache._states._slot_of
-    assert len(engine.scheduler._cache._states._free) == 16
+    assert not engine.scheduler._cache.states._slot_of
+    assert len(engine.scheduler._cache.states._free) == 16
 
 
 def test_no_copy_behind_tokens_that_are_not_known_yet(make_engine, make_request):
