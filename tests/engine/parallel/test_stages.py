@@ -85,6 +85,26 @@ def test_preempted_requests_leave_the_others_their_bits(make_checkpoint: Callabl
     assert divided == [served(one, [request])[0] for request in batch()]
 
 
+def test_prefixes_go_on_from_the_states_of_every_stage(servable: Callable[..., Path]) -> None:
+    architecture, overrides = MODELS["qwen3.5, layers with state"]
+    path = servable(architecture, **overrides)
+    system = [position * 7 % 200 for position in range(150)]
+
+    def turns() -> list[Request]:
+        params = SamplingParams(seed=1, max_tokens=20, ignore_end_token=True, temperature=0.8, top_logprobs=1)
+        prompts = [[*system, *[index] * 7] for index in range(4)]
+        return [Request(RequestId(index), tuple(prompt), params, 0.0) for index, prompt in enumerate(prompts)]
+
+    two = build(path, pipeline_parallel_size=2)
+    try:
+        divided = [served(two, [turn], num_ahead=1) for turn in turns()]
+        assert two.scheduler.stats().prefix_cache_hits_total == 3 * 144
+    finally:
+        close(two)
+    one = build(path, enable_prefix_caching=False)
+    assert divided == [served(one, [turn]) for turn in turns()]
+
+
 def test_stages_within_which_layers_are_divided(make_checkpoint: Callable[..., Path]) -> None:
     path = make_checkpoint("llama")
     four = build(path, pipeline_parallel_size=2, tensor_parallel_size=2, load_format="dummy")
