@@ -89,7 +89,7 @@ class KVCacheManager:
         self._events = CacheEventRecorder() if records_events else None
         self.pool = BlockPool(num_blocks, self._note_evicted if records_events else None)
         self._enable_prefix_caching = enable_prefix_caching
-        self.states = states or StateSnapshots(0, 0)
+        self.states = states or StateSnapshots(0)
         self._keeps_state = enable_prefix_caching and states is not None
         self._tables: dict[RequestId, _BlockTable] = {}
         self._hashes = BlockHashes(block_size)
@@ -179,7 +179,7 @@ class KVCacheManager:
         if not self._keeps_state:
             return ()
         saved = (
-            self.states.begin(request, position, self._hash_before(request, position))
+            self.states.begin(request, position, self._hash_before(request, position), len(self._tables))
             for request, position in saves.items()
             if position <= request.num_tokens  # otherwise tokens before it are in flight
         )
@@ -438,7 +438,7 @@ def make_cache(config: SchedulerConfig) -> KVCacheManager:
     """Returns an empty cache with the limits of the scheduler."""
     states = None
     if config.num_state_snapshots is not None:
-        states = StateSnapshots(config.num_state_snapshots, config.max_num_seqs)
+        states = StateSnapshots(config.num_state_snapshots)
     return KVCacheManager(
         config.num_blocks,
         config.block_size,

@@ -43,15 +43,9 @@ class StateSnapshots:
     Invariants: a slot is free, or holds the copy of one hash, or waits for the step that fills it.
     """
 
-    def __init__(self, num_snapshots: int, max_num_seqs: int) -> None:
-        """Frees all slots.
-
-        Args:
-            num_snapshots: how many there are.
-            max_num_seqs: most requests at once. Answers are copied if each may have a slot beside one of its prompt.
-        """
+    def __init__(self, num_snapshots: int) -> None:
+        """All slots are free."""
         self._num_snapshots = num_snapshots
-        self._copies_answers = num_snapshots >= 2 * max_num_seqs
         self._free = list(range(num_snapshots - 1, -1, -1))
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._pending: dict[int, bytes] = {}
@@ -82,16 +76,17 @@ class StateSnapshots:
                 last = point
         return tuple(points)
 
-    def begin(self, request: Request, position: int, block_hash: bytes) -> SavedState | None:
+    def begin(self, request: Request, position: int, block_hash: bytes, num_running: int) -> SavedState | None:
         """Takes a slot for a copy that the step being planned makes; None: there is one, or no slot.
 
         Args:
             request: the request.
             position: tokens before it.
             block_hash: of the block before it.
+            num_running: requests that run. Answers are copied if each may have a slot beside one of its prompt.
         """
         is_answer = position >= request.num_prompt_tokens
-        if (is_answer and not self._copies_answers) or self._is_known(block_hash):
+        if (is_answer and self._num_snapshots < 2 * num_running) or self._is_known(block_hash):
             return None
         replaced = self._answers.pop(request.request_id, b"") if is_answer else b""
         if replaced in self._slot_of:

@@ -65,12 +65,14 @@ def test_an_answer_has_one_copy_at_a_time(engine, serve):
     assert len(states._slot_of) == 2
 
 
-def test_with_few_slots_only_prompts_have_copies(make_engine, make_request):
-    engine = make_engine(num_state_snapshots=3, max_num_seqs=2, max_model_len=256)
-    request = make_request(1, SHARED, max_tokens=20)
-    engine.add(request)
+@pytest.mark.parametrize(("num_running", "num_copies"), [(1, 2), (2, 2)])
+def test_with_few_slots_only_prompts_have_copies(make_engine, make_request, num_running, num_copies):
+    """Three slots hold the prompt and the answer of one request, but not of two."""
+    engine = make_engine(num_state_snapshots=3, num_blocks=512, max_model_len=256, max_num_batched_tokens=512)
+    for index in range(num_running):
+        engine.add(make_request(index, [*SHARED, index], max_tokens=20, cache_salt=bytes([index])))
     engine.run()
-    assert len(engine.scheduler._cache.states._slot_of) == 1
+    assert len(engine.scheduler._cache.states._slot_of) == num_copies
 
 
 def test_the_least_recently_used_copy_is_replaced(make_engine, make_request):
@@ -118,7 +120,7 @@ def test_no_copy_behind_tokens_that_are_not_known_yet(make_engine, make_request)
 
 
 def test_a_lost_slot_is_reported():
-    states = StateSnapshots(3, 1)
+    states = StateSnapshots(3)
     states.check_integrity()
     states._free.pop()
     with pytest.raises(IntegrityError, match=r"slots of states \[1, 2\], expected each of 3 once"):

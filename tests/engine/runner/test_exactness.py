@@ -1,4 +1,4 @@
-"""Over 20,000 tokens of a deeper model with a real vocabulary: how often is the best token another one than in
+"""Over 10,000 tokens of a deeper model with a real vocabulary: how often is the best token another one than in
 `transformers`?
 """
 
@@ -9,7 +9,7 @@ import pytest
 from engine.core.request import SamplingParams
 from kernels.families import cpu_ops
 
-NUM_REQUESTS, NUM_OUTPUT_TOKENS = 64, 320
+NUM_REQUESTS, NUM_OUTPUT_TOKENS = 32, 320
 # Logits of 8 times unit scale. Of 32,000 unit normal values the two largest are 0.22 apart on average, so that 4.5 in
 # 10,000 positions would be near-ties by chance alone. Trained models are as decided as this at most positions.
 LOGIT_SCALE = 8.0
@@ -52,7 +52,7 @@ def test_best_tokens_differ_at_near_ties_only_and_rarely(checkpoint, prompt, eng
         prompt_ids = [rng.randrange(32_000) for _ in range(rng.randint(1, 150))]
         prompts.append(prompt(prompt_ids, wandering if index % 2 else greedy))
     run = engine_on(checkpoint, cpu_ops()).serve(
-        prompts, block_size=16, num_blocks=1100, max_num_seqs=NUM_REQUESTS, max_num_batched_tokens=128
+        prompts, block_size=16, num_blocks=550, max_num_seqs=NUM_REQUESTS, max_num_batched_tokens=128
     )
     assert run.num_preemptions > 0
     reference = reference_of(checkpoint)
@@ -62,6 +62,6 @@ def test_best_tokens_differ_at_near_ties_only_and_rarely(checkpoint, prompt, eng
         checks.append(reference.check_greedy(request.prompt_ids, answer.token_ids, best_ids))
     num_tokens = sum(check.num_tokens for check in checks)
     num_differences = sum(check.num_differences for check in checks)
-    assert num_tokens >= 20_000
-    assert num_differences < num_tokens / 10_000
-    assert len({token_id for answer in run.answers for token_id in answer.token_ids}) > 5000
+    assert num_tokens >= 10_000
+    assert num_differences < num_tokens / 5_000
+    assert len({token_id for answer in run.answers for token_id in answer.token_ids}) > 2500
