@@ -178,6 +178,8 @@ def _linear_cases(forms: ModelForms, inputs: CheckInputs) -> Iterator[KernelCase
     yield KernelCase(f"linear after {forms.gate}", f"{form}, {forms.intermediate_size} wide", forms.linear_error, gated)
     if forms.experts is not None:
         yield _mixture_case(forms, forms.experts, inputs, packed, form)
+        if forms.experts.has_shared:
+            yield _shared_case(forms, inputs)
     yield from _state_cases(forms, inputs, packed, form)
     yield KernelCase("linear of the output head", form, forms.linear_error, head)
 
@@ -226,6 +228,18 @@ def _mixture_case(
     what += f"{', biases' if experts.has_bias else ''}{', MXFP4' if experts.is_microscaled else ''}"
     what += "" if experts.has_router else ", chosen by the caller"
     return KernelCase("mixture of experts", what, forms.linear_error, run)
+
+
+def _shared_case(forms: ModelForms, inputs: CheckInputs) -> KernelCase:
+    """The sum of a mixture and of the expert that all tokens share."""
+    size = forms.hidden_size
+    mixed, shared, x = (inputs.random(_NUM_TOKENS, size) for _ in range(3))
+    gate = inputs.random(1, size)[0].float() * size**-0.5
+
+    def run(ops: KernelOps, _: torch.dtype) -> Outputs:
+        return (ops.add_shared(mixed.clone(), shared, x, gate),)
+
+    return KernelCase("add_shared", f"{dtype_name(forms.dtype)}, {size} wide", ALLOWED[forms.dtype], run)
 
 
 def _attention_cases(forms: ModelForms, inputs: CheckInputs) -> Iterator[KernelCase]:

@@ -283,6 +283,15 @@ class KernelOps(Protocol):
         """
         ...
 
+    def add_shared(
+        self, mixed: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, n], [T, n], [T, n], [n] fp32 -> [T, n]: mixed + sigmoid(x . gate) * shared, with a dot product per row.
+
+        Adds the expert that all tokens of a mixture share (Qwen2-MoE, arXiv:2407.10671); may be written to mixed.
+        """
+        ...
+
     def delta_rule(
         self,
         x: torch.Tensor,

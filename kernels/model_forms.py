@@ -43,6 +43,7 @@ class ExpertForms(NamedTuple):
         has_bias: whether the router and the layers of experts have biases.
         is_microscaled: whether their weights are in MXFP4.
         has_router: whether the router is of `KernelOps`; otherwise the caller chooses the experts.
+        has_shared: whether an expert that all tokens share is added.
     """
 
     num_experts: int
@@ -51,6 +52,7 @@ class ExpertForms(NamedTuple):
     has_bias: bool = False
     is_microscaled: bool = False
     has_router: bool = True
+    has_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ PARTS: dict[str, tuple[Opcode, ...]] = {
     "RoPE and KV write": (Opcode.ROTATE_AND_STORE,),
     "linear attention": (Opcode.CONVOLVE, Opcode.DELTA_RULE),
     "gate": (Opcode.SILU_AND_MUL, Opcode.GELU_AND_MUL, Opcode.CLAMPED_GATE, Opcode.GATE_COLUMNS),
-    "routing": (Opcode.ROUTE, Opcode.COMBINE),
+    "routing": (Opcode.ROUTE, Opcode.COMBINE, Opcode.ADD_SHARED),
     "norms, gathers and soft caps": (Opcode.RMS_NORM, Opcode.ADD_RMS_NORM, Opcode.GATHER_ROWS, Opcode.SOFT_CAP),
 }
 """What the instructions of a step are called in the table: every opcode is in one of them."""

@@ -9,7 +9,7 @@ from engine.model.families.mistral import MISTRAL
 from engine.model.families.mixtral import MIXTRAL
 from engine.model.families.olmo import OLMO2, OLMO3
 from engine.model.families.phi3 import PHI3
-from engine.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from engine.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from engine.model.families.qwen3_5 import QWEN3_5
 from engine.model.families.smollm3 import SMOLLM3
 from engine.model.family import Family
@@ -21,6 +21,7 @@ FAMILIES: dict[str, Family] = {
         MISTRAL,
         MIXTRAL,
         QWEN2,
+        QWEN2_MOE,
         QWEN3,
         QWEN3_MOE,
         QWEN3_5,

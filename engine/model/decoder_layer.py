@@ -9,7 +9,7 @@ from engine.model.attention import Attention
 from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, Span
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet
-from engine.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
+from engine.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts, MixtureWithSharedExpert
 from engine.model.linear import Linear, LinearFactory
 from engine.model.norm import Norm
 from engine.model.sharding import Sharding
@@ -126,7 +126,7 @@ class DecoderLayer:
                 is_fused=traits.fused_gate_up,
             )
         else:
-            self.feed_forward = MixtureOfExperts(
+            self.feed_forward = experts = MixtureOfExperts(
                 self._prefix,
                 hidden,
                 sharding.of_experts(mixture),
@@ -138,6 +138,11 @@ class DecoderLayer:
                 dtype=dtype,
                 device=device,
             )
+            if (shared := sharding.of_shared_expert(mixture)) is not None:
+                prefix = f"{self._prefix}{mixture.module}."
+                self.feed_forward = MixtureWithSharedExpert(
+                    prefix, hidden, shared, experts, linear, ops, config.gate, device=device
+                )
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills; linear layers are without memory."""

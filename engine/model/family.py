@@ -36,6 +36,7 @@ class Mixture:
         is_stacked: whether the checkpoint has all experts of a layer in one tensor, see `StackedLinear`, in which
             rows of gate and up alternate.
         clamped_gate: alpha and limit of `kernels.interface.ClampedGate`; None: experts have the gate of the model.
+        shared_size: intermediate units of an expert beside them that all tokens use; None: there is none.
     """
 
     num_experts: int
@@ -48,6 +49,7 @@ class Mixture:
     has_bias: bool = False
     is_stacked: bool = False
     clamped_gate: tuple[float, float] | None = None
+    shared_size: int | None = None
 
     @classmethod
     def from_fields(
@@ -57,16 +59,24 @@ class Mixture:
         num_experts: str,
         inner_size: str,
         normalizes: bool,
+        shared_size: str | None = None,
         **others: Any,
     ) -> "Mixture":
-        """Reads the sizes; num_experts and inner_size are names of fields, others are attributes with defaults.
+        """Reads the sizes.
+
+        num_experts, inner_size and shared_size are names of fields; others are attributes with defaults.
 
         Raises: CheckpointError: a bad field, or more experts per token than there are.
         """
         number, top_k = fields.integer(num_experts, maximum=_MAX_EXPERTS), fields.integer("num_experts_per_tok")
         if top_k > number:
             raise fields.error("num_experts_per_tok", f"is {top_k}, {num_experts} is {number}")
-        return cls(number, top_k, fields.integer(inner_size, maximum=_MAX_INNER_SIZE), normalizes, **others)
+        inner, shared = (
+            None if name is None else fields.integer(name, maximum=_MAX_INNER_SIZE)
+            for name in (inner_size, shared_size)
+        )
+        assert inner is not None
+        return cls(number, top_k, inner, normalizes, shared_size=shared, **others)
 
 
 class PostNormNames(NamedTuple):

@@ -1,4 +1,4 @@
-"""Feed-forward networks of layers: a gated one that all tokens share, or a mixture of experts."""
+"""Feed-forward networks of layers: a gated one that all tokens share, a mixture of experts, or both."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -201,3 +201,71 @@ class MixtureOfExperts:
         """[T, hidden] -> [T, hidden]."""
         assert isinstance(x, torch.Tensor), "the norm was for a linear layer"
         return self._ops.mix_experts(x, self._experts)
+
+
+class MixtureWithSharedExpert:
+    """mixture(x) + sigmoid(gate . x) * shared(x) (Qwen2-MoE, arXiv:2407.10671, section 2.2.2)."""
+
+    def __init__(
+        self,
+        prefix: str,
+        hidden: Span,
+        shared: Span,
+        mixture: MixtureOfExperts,
+        linear: LinearFactory,
+        ops: KernelOps,
+        gate: Gate,
+        *,
+        device: torch.device,
+    ) -> None:
+        """Allocates the gate of the shared expert, uninitialised.
+
+        Args:
+            prefix: prefix of the names of mixture and shared expert in the checkpoint, such as `model.layers.0.mlp.`.
+            hidden, shared: sizes of input and output, and between the layers of the shared expert.
+            mixture: the other experts.
+            linear: makes linear layers.
+            ops: operations of the model.
+            gate: the operation between the layers of the shared expert.
+            device: of its gate, which no checkpoint quantises: fp32 holds it, and kernels compute with it.
+        """
+        self._ops = ops
+        self._mixture = mixture
+        self._shared = GatedFeedForward(
+            f"{prefix}shared_expert.", hidden, shared, linear, ops, gate, has_bias=False, is_fused=False
+        )
+        self._gate_name = f"{prefix}shared_expert_gate.weight"
+        self._gate = torch.empty(1, hidden.total, device=device)
+
+    @property
+    def linears(self) -> tuple[Linear | StackedLinear, ...]:
+        """The layers of the mixture, then those of the shared expert."""
+        return *self._mixture.linears, *self._shared.linears
+
+    @property
+    def adaptable(self) -> tuple[Linear, ...]:
+        """The layers of the shared expert."""
+        return self._shared.adaptable
+
+    @property
+    def is_linear_input(self) -> bool:
+        """They go to the router and the gate too, which take exact inputs."""
+        return False
+
+    def own_parts(self) -> dict[str, CheckpointPart]:
+        """Returns the parts of the router and the gate."""
+        return self._mixture.own_parts() | self._gate_parts()
+
+    def _gate_parts(self) -> dict[str, CheckpointPart]:
+        return {self._gate_name: CheckpointPart.whole(self._gate)}
+
+    def load(self, fill: Fill, recall: Recall) -> None:
+        """Fills the gate, then loads the mixture and the shared expert."""
+        fill(self._gate_parts())
+        self._mixture.load(fill, recall)
+        self._shared.load(fill, recall)
+
+    def __call__(self, x: LinearInput, adapted: AdaptedTokens | None, /) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        mixed = self._mixture(x, adapted)
+        return self._ops.add_shared(mixed, self._shared(x, adapted), x, self._gate[0])

@@ -50,6 +50,7 @@ class Sharding:
         for mixture in set(config.traits.mixtures) - {None}:
             assert mixture is not None
             _check_multiple("size of experts", mixture.inner_size, size)
+            _check_multiple("size of the shared expert", mixture.shared_size or 0, size)
         for heads in set(config.traits.delta_rules) - {None}:
             assert heads is not None
             _check_multiple("linear_num_key_heads", heads.num_key_heads, size)
@@ -86,6 +87,11 @@ class Sharding:
         """Returns the intermediate units of each expert."""
         return _share(mixture.inner_size, self.rank, self.num_ranks)
 
+    def of_shared_expert(self, mixture: Mixture) -> Span | None:
+        """Returns the intermediate units of the expert that all tokens share, if there is one."""
+        size = mixture.shared_size
+        return None if size is None else _share(size, self.rank, self.num_ranks)
+
     def of_delta_heads(self, heads: DeltaHeads) -> tuple[Span, Span]:
         """Returns the rank's key heads of a gated delta rule, and the value heads that share them."""
         keys, values = (
@@ -98,13 +104,16 @@ class Sharding:
         keys, values = self.of_delta_heads(heads)
         return heads._replace(num_key_heads=keys.size, num_value_heads=values.size)
 
+    def _own_mixture(self, mixture: Mixture) -> Mixture:
+        """Returns the sizes of the rank's part of a mixture of experts."""
+        shared = self.of_shared_expert(mixture)
+        return replace(
+            mixture, inner_size=self.of_experts(mixture).size, shared_size=None if shared is None else shared.size
+        )
+
     def config_of(self, config: ModelConfig) -> ModelConfig:
         """Returns the configuration of the shard: its layers, heads and intermediate units; the whole vocabulary."""
         traits, layers = config.traits, slice(self.layers.start, self.layers.stop)
-        mixtures = tuple(
-            mixture and replace(mixture, inner_size=self.of_experts(mixture).size)
-            for mixture in traits.mixtures[layers]
-        )
         return replace(
             config,
             num_layers=len(self.layers),
@@ -114,7 +123,7 @@ class Sharding:
             layer_groups=config.layer_groups[layers],
             traits=replace(
                 traits,
-                mixtures=mixtures,
+                mixtures=tuple(mixture and self._own_mixture(mixture) for mixture in traits.mixtures[layers]),
                 delta_rules=tuple(heads and self.own_delta_heads(heads) for heads in traits.delta_rules[layers]),
                 ropes=traits.ropes[layers],
                 sliding_windows=traits.sliding_windows[layers],

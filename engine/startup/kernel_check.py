@@ -134,7 +134,14 @@ def _expert_forms(config: EngineConfig, model: ServedModel, kept: Kept) -> Exper
         return None
     clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
     routing = Routing(mixture.top_k, mixture.normalizes, clamped or model.gate)
-    return ExpertForms(mixture.num_experts, mixture.inner_size, routing, mixture.has_bias, is_microscaled)
+    return ExpertForms(
+        mixture.num_experts,
+        mixture.inner_size,
+        routing,
+        mixture.has_bias,
+        is_microscaled,
+        has_shared=mixture.shared_size is not None,
+    )
 
 
 def check_cpu_kernels(config: EngineConfig, ops: KernelOps, forms: ModelForms, startup: StartupProgress) -> None:

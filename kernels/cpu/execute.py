@@ -32,6 +32,7 @@ from kernels.cpu.linear import linear_item, num_linear_items, num_pack_items, pa
 from kernels.cpu.paged_attention import attention_item, num_attention_items, plan_item
 from kernels.cpu.pointwise import (
     add_rms_norm_item,
+    add_shared_item,
     clamped_gate_item,
     gate_columns_item,
     gelu_and_mul_item,
@@ -70,6 +71,7 @@ ITEM_KERNELS = {
     Opcode.GATE_COLUMNS: gate_columns_item,
     Opcode.CONVOLVE: convolve_item,
     Opcode.DELTA_RULE: delta_rule_item,
+    Opcode.ADD_SHARED: add_shared_item,
 }
 """What computes an item of each operation."""
 

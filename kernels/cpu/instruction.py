@@ -54,6 +54,7 @@ class Opcode(IntEnum):
     GATE_COLUMNS = 17
     CONVOLVE = 18
     DELTA_RULE = 19
+    ADD_SHARED = 20
 
 
 ItemKernel = Callable[["Longs", np.float32, int, int], None]

@@ -33,6 +33,7 @@ from kernels.cpu.packed_linear import PackedLinear, pack_linear
 from kernels.cpu.paged_attention import emit_paged_attention, emit_plan
 from kernels.cpu.pointwise import (
     emit_add_rms_norm,
+    emit_add_shared,
     emit_clamped_gate,
     emit_gate_columns,
     emit_gelu_and_mul,
@@ -316,6 +317,12 @@ class CpuOps:
     def gate_columns(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Computes x * sigmoid(gate) in place."""
         return self._emit(emit_gate_columns, x, gate)
+
+    def add_shared(
+        self, mixed: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        """Adds sigmoid(x . gate) * shared to mixed, in place."""
+        return self._emit(emit_add_shared, mixed, shared, x, gate)
 
     def delta_rule(
         self,

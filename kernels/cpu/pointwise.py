@@ -1,4 +1,4 @@
-"""Operations on single rows: RMSNorm (arXiv:1910.07467), gates (arXiv:2002.05202), soft cap."""
+"""Operations on single rows: RMSNorm (arXiv:1910.07467), gates (arXiv:2002.05202), shared experts, soft cap."""
 
 import math
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ _X, _OUT, _N, _WEIGHT, _RESIDUAL = range(FIRST_OPERAND, FIRST_OPERAND + 5)
 _STEP = FIRST_OPERAND + 4  # of RMS_NORM, after _WEIGHT: bytes between rows
 _LIMIT = FIRST_OPERAND + 3  # of CLAMPED_GATE, after _N: its bits
 _GATE, _GATE_STEP = FIRST_OPERAND + 3, FIRST_OPERAND + 4  # of GATE_COLUMNS, after _N; bytes between rows
+_SHARED = FIRST_OPERAND + 4  # of ADD_SHARED, after _WEIGHT
 
 
 def emit_rms_norm(recording: Recording, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -118,6 +119,26 @@ def emit_gate_columns(recording: Recording, x: torch.Tensor, gate: torch.Tensor)
         raise ValueError(f"gate of shape {list(gate.shape)} and strides {gate.stride()}, x has shape {list(x.shape)}")
     recording.emit(Opcode.GATE_COLUMNS, x, x.data_ptr(), x.data_ptr(), x.shape[1], gate.data_ptr(), 4 * gate.stride(0))
     return x
+
+
+def emit_add_shared(
+    recording: Recording, mixed: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor
+) -> torch.Tensor:
+    """Adds sigmoid(x . gate) * shared to mixed [T, n], in place; shared and x [T, n], gate [n].
+
+    Raises: ValueError: not fp32 or contiguous, or shapes disagree.
+    """
+    check_rows(mixed=mixed, shared=shared, x=x)
+    check_fp32(gate=gate)
+    if not mixed.shape == shared.shape == x.shape or gate.shape != mixed.shape[1:] or not gate.is_contiguous():
+        raise ValueError(
+            f"mixed has shape {list(mixed.shape)}, shared {list(shared.shape)}, x {list(x.shape)}, gate "
+            f"{list(gate.shape)} and strides {gate.stride()}"
+        )
+    operands = x.data_ptr(), mixed.data_ptr(), mixed.shape[1], gate.data_ptr(), shared.data_ptr()
+    recording.emit(Opcode.ADD_SHARED, mixed, *operands)
+    recording.keep(gate)
+    return mixed
 
 
 def _emit_gate(recording: Recording, opcode: Opcode, gate_up: torch.Tensor) -> torch.Tensor:
@@ -233,6 +254,20 @@ def gate_columns_item(row: "Longs", _value: np.float32, item: int, _scratch: int
         x, gate = floats_at(row[_X] + 4 * n * i, n), floats_at(row[_GATE] + row[_GATE_STEP] * i, n)
         for j in range(n):
             x[j] *= sigmoid(gate[j])
+
+
+@item_kernel
+def add_shared_item(row: "Longs", _value: np.float32, item: int, _scratch: int) -> None:
+    """Adds some rows, each times the sigmoid of a dot product."""
+    n, weight = row[_N], floats_at(row[_WEIGHT], row[_N])
+    for i in range(first_row(item, row), first_row(item + 1, row)):
+        x, shared = floats_at(row[_X] + 4 * n * i, n), floats_at(row[_SHARED] + 4 * n * i, n)
+        out, total = floats_at(row[_OUT] + 4 * n * i, n), np.float32(0)
+        for j in range(n):
+            total += x[j] * weight[j]
+        factor = sigmoid(total)
+        for j in range(n):
+            out[j] += factor * shared[j]
 
 
 @item_kernel

@@ -29,6 +29,7 @@ from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.rms_norm import add_rms_norm, norm_columns, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.sample import sample
+from kernels.gpu.shared_expert import add_shared
 from kernels.gpu.soft_cap import soft_cap
 from kernels.gpu.step_graphs import StepGraphs, UnrecordedSize, decode_inputs
 from kernels.gpu.step_pieces import PieceRecorder
@@ -58,6 +59,7 @@ class GpuOps:
 
     soft_cap = staticmethod(soft_cap)
     norm_columns = staticmethod(norm_columns)
+    add_shared = staticmethod(add_shared)
     set_adapter = staticmethod(set_adapter)
 
     def __init__(

@@ -13,6 +13,7 @@ from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import add_rms_norm, norm_columns, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
+from kernels.gpu.shared_expert import add_shared
 from kernels.gpu.soft_cap import soft_cap
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import MAX_ROW_BYTES
@@ -80,6 +81,8 @@ def _norms(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterato
         for weight in weights:
             yield Call(label, partial(rms_norm, x, weight, 1e-5, quantize=quantize, group_size=group_size))
             yield Call(label, partial(add_rms_norm, x, x, weight, 1e-5, quantize=quantize, group_size=group_size))
+            if quantize is None and weight.dtype is torch.float32:
+                yield Call(label, partial(add_shared, x, x, x, weight))
             if quantize is None:
                 wider = torch.empty(num_rows, 2 * n, dtype=dtype, device=_META)
                 yield Call(f"{label} of {2 * n}", partial(norm_columns, wider, n, weight, 1e-5))

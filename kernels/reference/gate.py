@@ -35,6 +35,18 @@ def gate_columns(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
 
 
+def add_shared(mixed: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Computes mixed + sigmoid(x . gate) * shared.
+
+    Args:
+        mixed, shared, x: [T, n].
+        gate: [n].
+    Returns: [T, n], dtype of mixed; computed in fp32.
+    """
+    factors = torch.sigmoid(x.float() @ gate.float())
+    return (mixed.float() + factors[:, None] * shared.float()).to(mixed.dtype)
+
+
 def clamped_gate(gate_up: torch.Tensor, gate: ClampedGate) -> torch.Tensor:
     """Computes (up + 1) * g * sigmoid(alpha * g) of the first half g and the second half up, both clamped.
 

@@ -10,7 +10,7 @@ from kernels.interface import ClampedGate, ExpertChoice, LowRank, Routing, Step
 from kernels.metadata import AdaptedTokens, StepInputs
 from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
 from kernels.reference.delta_rule import delta_rule
-from kernels.reference.gate import clamped_gate, gate_columns, gelu_and_mul, silu_and_mul
+from kernels.reference.gate import add_shared, clamped_gate, gate_columns, gelu_and_mul, silu_and_mul
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.rotate_and_store import rotate_and_store
@@ -34,6 +34,7 @@ class ReferenceOps:
     rotate_and_store = staticmethod(rotate_and_store)
     paged_attention = staticmethod(paged_attention)
     gate_columns = staticmethod(gate_columns)
+    add_shared = staticmethod(add_shared)
     delta_rule = staticmethod(delta_rule)
     silu_and_mul = staticmethod(silu_and_mul)
     gelu_and_mul = staticmethod(gelu_and_mul)

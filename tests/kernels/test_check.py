@@ -19,6 +19,7 @@ LARGE = {"has_bias": True, "has_head_norms": True, "sliding_windows": (50, None)
 NORMED = {"has_projection_norms": True}
 CAPPED = {"attention_soft_caps": (2.0, None), "logit_soft_cap": 30.0}
 EXPERTS = {"experts": ExpertForms(7, 40, Routing(3, normalizes=True, gate="silu_and_mul"))}
+SHARED = {"experts": EXPERTS["experts"]._replace(has_shared=True)}
 BIASED = {
     "experts": ExpertForms(7, 40, Routing(3, normalizes=True, gate=ClampedGate(1.702, 0.5)), has_bias=True),
     "has_sinks": True,
@@ -51,7 +52,7 @@ def check(ops, forms=SMALL, device=CPU):
     "fields",
     [
         *({}, LARGE, CAPPED, {"weights_form": "fp8 checkpoint"}, *GROUPS, *FP4),
-        *(STATES, STATES | GROUPS[0], EXPERTS, CHOSEN, BIASED, MICROSCALED, NORMED, *TWO_BYTES),
+        *(STATES, STATES | GROUPS[0], EXPERTS, SHARED, CHOSEN, BIASED, MICROSCALED, NORMED, *TWO_BYTES),
     ],
 )
 def test_cpu_kernels_pass(fields):
@@ -93,6 +94,7 @@ def test_rounding_to_16_bits_passes(dtype):
         ("soft_cap", "soft_cap"),
         *((name, f"linear after {name}") for name in ("delta_rule", "gate_columns")),
         ("mix_experts", "mixture of experts"),
+        ("add_shared", "add_shared"),
     ],
 )
 @pytest.mark.parametrize("fault", [1.01, torch.nan, torch.inf])
@@ -107,7 +109,7 @@ def test_a_wrong_element_is_noticed(name, kernel, fault):
         return right
 
     setattr(FaultyOps, name, faulty)
-    mismatches = check(FaultyOps(), replace(SMALL, **CAPPED, **EXPERTS, **STATES))
+    mismatches = check(FaultyOps(), replace(SMALL, **CAPPED, **SHARED, **STATES))
     assert any(kernel in mismatch.kernel for mismatch in mismatches)
     assert f"an error of {'inf' if fault != 1.01 else '0.'}" in mismatches[0].reason
     assert "0.001 is allowed" in mismatches[0].reason

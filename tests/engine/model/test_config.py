@@ -72,7 +72,10 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
         fields = {"partial_rotary_factor": 0.25, "num_key_value_heads": 8}  # nor here
     if architecture == "Qwen3_5ForCausalLM":  # nor here; the last of three layers attends
         fields = {**fields, "full_attention_interval": 3} | ({"head_dim": 32} if "head_dim" in fields else {})
-    takes_no_null = ("MistralForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Qwen3_5ForCausalLM")
+    takes_no_null = (
+        *("MistralForCausalLM", "MixtralForCausalLM"),
+        *("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3_5ForCausalLM"),
+    )
     if architecture in takes_no_null and "num_key_value_heads" in fields:
         fields = {**fields, "num_key_value_heads": 8}
     shape = {"hidden_size": 1024, "num_attention_heads": 64}
@@ -377,6 +380,16 @@ MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 4}
 def test_a_bad_field_of_a_mixture_of_experts_is_named(read, overrides, message):
     with pytest.raises(CheckpointError, match=re.escape(message)):
         read(**MOE, **overrides)
+
+
+def test_windows_of_qwen2_moe_are_those_of_transformers(read, tmp_path):
+    """Every other one of the first layers, where the file does not list them."""
+    fields = {"num_hidden_layers": 6, "sliding_window": 24, "use_sliding_window": True, "max_window_layers": 3}
+    fields["num_key_value_heads"] = 2
+    ours = read(architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe", **fields)
+    kinds = transformers.AutoConfig.from_pretrained(tmp_path).layer_types
+    assert ours.traits.sliding_windows == tuple(24 if kind == "sliding_attention" else None for kind in kinds)
+    assert kinds.count("sliding_attention") == 2
 
 
 def test_layers_with_experts_are_those_of_transformers(read, tmp_path):

@@ -77,6 +77,21 @@ CHECKPOINTS = {
         "phi3",
         {"original_max_position_embeddings": 256, "max_position_embeddings": 512, "rope_parameters": longrope(8)},
     ),
+    "qwen2 with experts": ("qwen2_moe", {}),
+    "qwen2 with experts, window in other layers, bfloat16, tied, no biases": (
+        "qwen2_moe",
+        {
+            "dtype": "bfloat16",
+            "tie_word_embeddings": True,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "max_window_layers": 2,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [],
+            "qkv_bias": False,
+        },
+    ),
     "qwen3 with experts": ("qwen3_moe", {}),
     "qwen3 with experts, window, bfloat16": (
         "qwen3_moe",

@@ -73,10 +73,15 @@ def test_rows_that_are_reordered_keep_their_scales(make_twins):
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_experts_give_the_bits_of_their_values(make_twins, layout):
+@pytest.mark.parametrize(
+    ("layout", "architecture"), [*((layout, "qwen3_moe") for layout in LAYOUTS), ("modelopt", "qwen2_moe")]
+)
+def test_experts_give_the_bits_of_their_values(make_twins, layout, architecture):
+    """Also one that all tokens share."""
     sizes = {"moe_intermediate_size": 64, "num_experts": 5, "num_experts_per_tok": 2}
-    floats, twin = make_twins(layout, "qwen3_moe", **sizes)
+    if architecture == "qwen2_moe":
+        sizes["shared_expert_intermediate_size"] = 64
+    floats, twin = make_twins(layout, architecture, **sizes)
     x = torch.randn(7, 64, generator=torch.Generator().manual_seed(1))
     for ops in (reference_ops(), cpu_ops()):
         expected, got = (load(path, ops).layers[-1].feed_forward(x, None) for path in (twin, floats))

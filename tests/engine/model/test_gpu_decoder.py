@@ -48,6 +48,7 @@ CHECKPOINTS = {
     "mistral window": ("mistral", {"sliding_window": 8}),
     "qwen2, window in some layers": ("qwen2", SLIDING),
     "qwen3": ("qwen3", {}),
+    "qwen2 with experts": ("qwen2_moe", {}),
     "qwen3 with experts": ("qwen3_moe", {}),
     "qwen3.5": ("qwen3_5", {}),
     "mixtral": ("mixtral", {}),

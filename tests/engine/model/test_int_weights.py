@@ -99,10 +99,16 @@ def test_a_cpu_multiplies_integers_as_they_are(make_twins, scheme):
         assert ((got[name] - exact).abs() <= (4 * x.shape[1] ** 0.5 + 2) * 2**-24 * magnitudes).all(), name
 
 
-@pytest.mark.parametrize("layout", ["gptq", "awq", "packed", "int8"])
-def test_experts_in_integers_give_the_results_of_their_values(make_twins, layout):
+@pytest.mark.parametrize(
+    ("layout", "architecture"),
+    [*((layout, "qwen3_moe") for layout in ("gptq", "awq", "packed", "int8")), ("awq", "qwen2_moe")],
+)
+def test_experts_in_integers_give_the_results_of_their_values(make_twins, layout, architecture):
+    """Also one that all tokens share."""
     sizes = {"moe_intermediate_size": 64, "num_experts": 5, "num_experts_per_tok": 2}
-    integers, twin = make_twins(Scheme(layout, num_bits=8 if layout == "int8" else 4), "qwen3_moe", **sizes)
+    if architecture == "qwen2_moe":
+        sizes["shared_expert_intermediate_size"] = 64
+    integers, twin = make_twins(Scheme(layout, num_bits=8 if layout == "int8" else 4), architecture, **sizes)
     x = inputs()["qkv"]
     for ops in (reference_ops(), cpu_ops()):
         expected, got = (load(path, ops).layers[-1].feed_forward(x, None) for path in (twin, integers))

@@ -21,6 +21,7 @@ from tests.support.engine.int_checkpoints import Scheme, quantise_checkpoint
 from tests.support.kernels.batches import assert_same_bits
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+SHARED = (*ALL[:4], *(f"shared_expert.{name}" for name in ALL[4:]))
 FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 DELTA_RULE = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
 PROMPT_LENS = (1, 37, 5)
@@ -35,6 +36,7 @@ FAMILIES = {
     "llama, rslora": ("llama", {}, ALL, {"use_rslora": True, "alpha": 4.0}),
     "qwen3": ("qwen3", {}, ALL, {"rank": 40}),
     "qwen3 with experts, attention": ("qwen3_moe", {}, ("q_proj", "k_proj", "v_proj", "o_proj"), {}),
+    "qwen2 with experts, attention and the shared expert": ("qwen2_moe", {}, SHARED, {}),
     "gemma2": ("gemma2", {}, ALL, {}),
     "gemma3": ("gemma3", {}, ALL, {}),
     "qwen3.5, gated attention": ("qwen3_5", {}, ALL, {}),

@@ -33,6 +33,7 @@ CHECKPOINTS = {
     "llama bfloat16 in shards": ("llama", {"dtype": "bfloat16", "max_shard_size": "40KB"}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"attention_bias": True}),
+    "qwen2 with experts": ("qwen2_moe", {}),
     "qwen3 with experts": ("qwen3_moe", {}),
     "mixtral": ("mixtral", {}),
     "gpt-oss": ("gpt_oss", {}),
@@ -192,6 +193,11 @@ def test_parts_are_those_of_the_file_and_cover_it(make_checkpoint, kv_heads):
     [
         ({}, 3, "num_attention_heads 4 is not a multiple of tensor_parallel_size 3"),
         ({"architecture": "qwen3_moe", "moe_intermediate_size": 41}, 2, "size of experts 41 is not a multiple of"),
+        (
+            {"architecture": "qwen2_moe", "shared_expert_intermediate_size": 49},
+            2,
+            "size of the shared expert 49 is not a multiple of",
+        ),
         (
             {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3},
             2,

@@ -164,3 +164,25 @@ def test_gate_columns_equals_reference(num_tokens, n):
 def test_a_gate_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"gate of shape \[2, 5\] and strides \(5, 1\), x has shape \[2, 6\]"):
         OPS.gate_columns(torch.zeros(2, 6), torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("num_tokens", SIZES)
+@pytest.mark.parametrize("n", [1, 33, 256])
+def test_add_shared_equals_reference(num_tokens, n):
+    mixed, shared, x = torch.randn(3, num_tokens, n).unbind()
+    gate = torch.randn(n) * n**-0.5
+    expected = REFERENCE.add_shared(mixed, shared, x, gate)
+    alone = OPS.add_shared(mixed[-1:].clone(), shared[-1:], x[-1:], gate)
+    operands = shared.clone(), x.clone()
+    out = OPS.add_shared(mixed, *operands, gate)
+    assert_close(out, expected)
+    assert_same_bits(out[-1:], alone)
+    assert_same_bits(torch.cat(operands), torch.cat((shared, x)))
+
+
+def test_add_shared_refuses_other_shapes():
+    rows = torch.zeros(2, 6)
+    with pytest.raises(ValueError, match=r"mixed has shape \[2, 6\], shared \[2, 5\], x \[2, 6\], gate \[6\]"):
+        OPS.add_shared(rows, torch.zeros(2, 5), rows, torch.zeros(6))
+    with pytest.raises(ValueError, match=r"gate \[1\] and strides \(1,\)"):
+        OPS.add_shared(rows, rows, rows, torch.zeros(1))

@@ -33,7 +33,7 @@ def save_adapter(
         folder: to be made.
         base: the checkpoint, with one file of weights.
         rank, alpha, seed, targets, dtype: of the adapter.
-        layers: linear layers that it changes, and their rows and columns; None: all that are `targets`.
+        layers: linear layers that it changes, and their rows and columns; None: all whose names end with a target.
         tensors: replace those of the file; None removes one.
         fields: replace those of the config.
     """
@@ -45,7 +45,7 @@ def save_adapter(
         layers = {
             name: (weight.shape[0], weight.shape[1])
             for name, weight in modules.items()
-            if name.rpartition(".")[2] in targets
+            if name.endswith(tuple(f".{target}" for target in targets))
         }
     else:
         targets = list(layers)
