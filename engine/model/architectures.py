@@ -10,7 +10,7 @@ from engine.model.families.mixtral import MIXTRAL
 from engine.model.families.olmo import OLMO2, OLMO3
 from engine.model.families.phi3 import PHI3
 from engine.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
-from engine.model.families.qwen3_5 import QWEN3_5
+from engine.model.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from engine.model.families.smollm3 import SMOLLM3
 from engine.model.family import Family
 
@@ -24,7 +24,9 @@ FAMILIES: dict[str, Family] = {
         QWEN2_MOE,
         QWEN3,
         QWEN3_MOE,
+        QWEN3_NEXT,
         QWEN3_5,
+        QWEN3_5_MOE,
         PHI3,
         SMOLLM3,
         GRANITE,

@@ -109,7 +109,7 @@ class ModelConfig:
             architecture=family.architecture,
             vocab_size=vocab_size,
             hidden_size=hidden_size,
-            intermediate_size=fields.integer("intermediate_size", maximum=_MAX_HIDDEN_SIZE),
+            intermediate_size=fields.integer(family.intermediate_field, maximum=_MAX_HIDDEN_SIZE),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Rows, Span
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear, LinearFactory
 from engine.model.sharding import Sharding
@@ -53,9 +53,17 @@ class DeltaNet:
         key_heads, self._value_heads = sharding.of_delta_heads(heads)
         key, value = key_heads.times(heads.key_dim), self._value_heads.times(heads.value_dim)
         self._channels = FusedSpan((key, key, value))
-        self.qkvz = linear(self._prefix, hidden, {"in_proj_qkv": self._channels, "in_proj_z": value}, bias=False)
-        ba = {"in_proj_b": self._value_heads, "in_proj_a": self._value_heads}
-        self.ba = linear(self._prefix, hidden, ba, bias=False)
+        traits, shared = config.traits, heads.num_value_heads // heads.num_key_heads
+        qkvz: Rows = {"in_proj_qkv": self._channels, "in_proj_z": value}
+        ba: Rows = {"in_proj_b": self._value_heads, "in_proj_a": self._value_heads}
+        qkvz_order = ba_order = None
+        if traits.fused_qkvz:
+            values = shared * heads.value_dim
+            qkvz, qkvz_order = _fused("in_proj_qkvz", key_heads, (heads.key_dim, heads.key_dim, values, values))
+        if traits.fused_ba:
+            ba, ba_order = _fused("in_proj_ba", key_heads, (shared, shared))
+        self.qkvz = linear(self._prefix, hidden, qkvz, bias=False, row_order=qkvz_order)
+        self.ba = linear(self._prefix, hidden, ba, bias=False, row_order=ba_order)
         self.o = linear(self._prefix, value, {"out_proj": hidden}, bias=False)
         # fp32 holds what checkpoints have, and kernels compute with it
         self._conv = torch.empty(own.num_channels, 1, own.conv_width, device=device)
@@ -112,3 +120,14 @@ class DeltaNet:
         assert self._states is not None, "no memory for states is set"
         qkvz, gates = self.qkvz(self._ops, x, adapted), self.ba(self._ops, x, adapted)
         return self.o(self._ops, self._ops.delta_rule(qkvz, gates, self._weights, self._states, metadata), adapted)
+
+
+def _fused(name: str, key_heads: Span, sizes: tuple[int, ...]) -> tuple[Rows, torch.Tensor]:
+    """Returns rows of projections of which the checkpoint has those of one key head after the other.
+
+    sizes: rows of each projection for a key head.
+    Returns: the rows by their name, and their order in memory [rows] int64: one projection after the other.
+    """
+    rows = key_heads.times(sum(sizes))
+    by_projection = torch.split(torch.arange(rows.size).view(key_heads.size, -1), list(sizes), dim=1)
+    return {name: rows}, torch.cat([of_heads.flatten() for of_heads in by_projection])

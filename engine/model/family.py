@@ -121,6 +121,9 @@ class DecoderTraits:
         delta_rules: gated delta rules in place of attention; empty: all layers attend.
         attention_gate: whether results of attention are multiplied by the sigmoid of a gate, which `q_proj` has behind
             the query of each head.
+        fused_qkvz, fused_ba: whether the checkpoint stores `in_proj_qkv` and `in_proj_z` of delta rules as
+            `in_proj_qkvz`, and `in_proj_b` and `in_proj_a` as `in_proj_ba`, which have the rows of one key head, and of
+            the value heads that share it, after those of another.
     """
 
     sliding_windows: tuple[int | None, ...]
@@ -146,6 +149,8 @@ class DecoderTraits:
     mixtures: tuple[Mixture | None, ...] = ()
     delta_rules: tuple[DeltaHeads | None, ...] = ()
     attention_gate: bool = False
+    fused_qkvz: bool = False
+    fused_ba: bool = False
 
     @property
     def stream_unit(self) -> float:
@@ -167,6 +172,7 @@ class Family:
         defaults: values of fields that config.json may lack, as in the configuration class of `transformers`.
         defaults_of_null: values of fields that are null, of those that the configuration class replaces.
         activation_field: the field that names the activation of the feed-forward networks.
+        intermediate_field: the field for the intermediate units of feed-forward networks that all tokens use.
         activations: the values of that field for which the decoder computes its models.
     """
 
@@ -175,6 +181,7 @@ class Family:
     defaults: Mapping[str, Any]
     defaults_of_null: Mapping[str, Any] = field(default_factory=dict)
     activation_field: str = "hidden_act"
+    intermediate_field: str = "intermediate_size"
     activations: tuple[str, ...] = tuple(GATES)
 
     def activation(self, fields: ConfigFields) -> Any:

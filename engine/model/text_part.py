@@ -53,6 +53,7 @@ TEXT_PARTS = {
     "Qwen2VLForConditionalGeneration": _qwen2_vl("qwen2_vl_text"),
     "Qwen2_5_VLForConditionalGeneration": _qwen2_vl("qwen2_5_vl_text"),
     "Qwen3_5ForConditionalGeneration": TextPart("Qwen3_5ForCausalLM", "qwen3_5_text"),
+    "Qwen3_5MoeForConditionalGeneration": TextPart("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
     "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", "qwen3_vl_text", {"rope_theta": 5e5}),
 }
 """Text parts by architecture."""
@@ -82,7 +83,7 @@ _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vis
 _OTHER_PREFIXES = (*_OTHER_PARTS, *(f"model.{part}" for part in _OTHER_PARTS), "mtp.")
 """Prefixes of tensors for images or sound, and for the prediction of several tokens at once."""
 
-_ALSO_ALONE = ("Qwen3_5ForCausalLM",)
+_ALSO_ALONE = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM")
 """Decoders whose checkpoints may have other parts although their architecture is that of text, as in transformers."""
 
 

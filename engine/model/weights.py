@@ -17,6 +17,7 @@ from engine.model.checkpoint_part import CheckpointPart
 from engine.model.gguf_checkpoint import GgufCheckpoint
 from engine.model.gguf_file import LOADED_TYPES, REQUANTIZED_TYPES
 from engine.model.gguf_tensors import GgufTensors
+from engine.model.joint_experts import ExpertReader, ExpertRows, split_joint_experts
 from engine.model.output_head import EMBEDDING_WEIGHT, HEAD_WEIGHT
 from engine.model.safetensors_file import FP8_NAME
 from engine.model.tensor_entry import TensorEntry
@@ -63,12 +64,14 @@ class CheckedWeights(NamedTuple):
         stored_names: name in the decoder -> name in the file.
         num_activation_scales, num_kv_scales: scales of activations, and of keys and values, in the checkpoint, which
             are not used.
+        expert_rows: name in the file -> where the tensor is, of those that `split_joint_experts` has named.
     """
 
     shards: dict[Path, dict[str, int]]
     stored_names: dict[str, str]
     num_activation_scales: int
     num_kv_scales: int
+    expert_rows: dict[str, ExpertRows]
 
 
 class WeightsReader:
@@ -99,7 +102,9 @@ class WeightsReader:
             shape, or one that the model does not have; NaN or infinity.
         """
         self._checkpoint = open_checkpoint(path)
-        shards, self._stored_names, num_activation_scales, num_kv_scales = check_weights(path, parts, others)
+        shards, self._stored_names, num_activation_scales, num_kv_scales, self._expert_rows = check_weights(
+            path, parts, others
+        )
         if num_activation_scales:
             _log.info(
                 "%d scales of activations (input_scale) in the checkpoint are not used: where products round "
@@ -137,7 +142,7 @@ class WeightsReader:
             file = self._file_of[name]
             try:
                 if file != self._open_file:
-                    self._open_file, self._reader = file, _open(self._checkpoint, file)
+                    self._open_file, self._reader = file, self._open(file)
                 _fill(part, self._reader, self._stored_names[name], file)
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file}: cannot be read: {error}") from error
@@ -145,12 +150,13 @@ class WeightsReader:
             if self._progress is not None:
                 self._progress(self._loaded, self._total)
 
-
-def _open(checkpoint: Checkpoint, file: Path) -> Any:
-    """Returns what reads tensors of a file by their names in it."""
-    if isinstance(checkpoint, GgufCheckpoint):
-        return GgufTensors(file, checkpoint.tensors(file), checkpoint.layout)
-    return safe_open(file, framework="pt")
+    def _open(self, file: Path) -> Any:
+        """Returns what reads tensors of a file by their names in it."""
+        checkpoint = self._checkpoint
+        if isinstance(checkpoint, GgufCheckpoint):
+            return GgufTensors(file, checkpoint.tensors(file), checkpoint.layout)
+        reader = safe_open(file, framework="pt")
+        return ExpertReader(reader, self._expert_rows) if self._expert_rows else reader
 
 
 def _fill(part: CheckpointPart, reader: Any, name: str, file: Path) -> None:
@@ -194,9 +200,12 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart], others: Containe
     num_activation_scales = num_kv_scales = 0
     files = checkpoint.weights_files()
     is_head_embedding = _is_head_embedding(checkpoint, files, parts)
+    expert_rows: dict[str, ExpertRows] = {}
     for file in files:
         sampled = {}
-        for stored, entry in checkpoint.tensors(file).items():
+        tensors, rows = split_joint_experts(file, checkpoint.tensors(file), decoder_name, parts)
+        expert_rows |= rows
+        for stored, entry in tensors.items():
             name = decoder_name(stored)
             if name == HEAD_WEIGHT and is_head_embedding:
                 name = EMBEDDING_WEIGHT
@@ -224,7 +233,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart], others: Containe
         _check_samples(file, sampled)
     if missing := sorted(parts.keys() - stored_names.keys()):
         raise CheckpointError(f"{path}: {len(missing)} of {len(parts)} tensors are missing, the first is {missing[0]}")
-    return CheckedWeights(shards, stored_names, num_activation_scales, num_kv_scales)
+    return CheckedWeights(shards, stored_names, num_activation_scales, num_kv_scales, expert_rows)
 
 
 def is_kv_scale(name: str) -> bool:

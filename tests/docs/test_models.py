@@ -121,7 +121,11 @@ def test_every_field_that_is_read_of_config_json_is_there(saved: Path, tmp_path:
         (tmp_path / "config.json").write_text(json.dumps({**values, "architectures": [architecture]}))
         ModelConfig.from_dir(tmp_path)
     of_the_rotation = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    of_gguf = {"stacks_experts", "tiles_linear_heads"}  # which files have not, but what is read from GGUF files
+    of_gguf = {
+        "stacks_experts",
+        "tiles_linear_heads",
+        "fuses_qkvz",
+    }  # which files have not, but what is read from GGUF files
     assert len(read) > 20
     named = set(CODE.findall(section("A checkpoint") + section("Architectures")))
     assert read - of_the_rotation - of_gguf - named == set()

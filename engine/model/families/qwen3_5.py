@@ -1,7 +1,14 @@
-"""Qwen3.5, dense: three of four layers are gated delta rules (arXiv:2412.06464), the others have gated attention."""
+"""Qwen3-Next, and Qwen3.5, dense or with experts: three of four layers are gated delta rules (arXiv:2412.06464).
+
+The other layers have gated attention.
+"""
+
+from dataclasses import replace
+from typing import Any
 
 from engine.model.config_fields import ConfigFields
-from engine.model.family import DecoderTraits, Family, layer_types, num_layers, same_ropes
+from engine.model.families.qwen import sparse_layers
+from engine.model.family import DecoderTraits, Family, Mixture, layer_types, num_layers, same_ropes
 from kernels.delta_heads import DeltaHeads
 
 _MAX_SIZE = 2**16  # of heads and their dimensions: several times those of the largest models
@@ -21,6 +28,31 @@ def _qwen3_5(fields: ConfigFields) -> DecoderTraits:
         norm_offset=1.0,
         delta_rules=tuple(None if attends else heads for attends in _attending(fields)),
         attention_gate=True,
+    )
+
+
+def _qwen3_5_moe(fields: ConfigFields) -> DecoderTraits:
+    """A mixture in every layer."""
+    return replace(_qwen3_5(fields), mixtures=(_mixture(fields, normalizes=True),) * num_layers(fields))
+
+
+def _qwen3_next(fields: ConfigFields) -> DecoderTraits:
+    """Mixtures as of Qwen2-MoE. Projections of a delta rule are fused; GGUF files divide one of them."""
+    return replace(
+        _qwen3_5(fields),
+        mixtures=sparse_layers(fields, _mixture(fields, normalizes=fields.flag("norm_topk_prob", True))),
+        fused_qkvz=fields.flag("fuses_qkvz", True),
+        fused_ba=True,
+    )
+
+
+def _mixture(fields: ConfigFields, *, normalizes: bool) -> Mixture:
+    return Mixture.from_fields(
+        fields,
+        num_experts="num_experts",
+        inner_size="moe_intermediate_size",
+        shared_size="shared_expert_intermediate_size",
+        normalizes=normalizes,
     )
 
 
@@ -66,24 +98,56 @@ def _attending(fields: ConfigFields) -> list[bool]:
     return attends
 
 
+_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_EXPERTS: dict[str, Any] = {
+    **_DEFAULTS,
+    "hidden_size": 2048,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+_ACTIVATIONS = ("silu",)  # transformers computes the convolution of the delta rule with it too
+
 QWEN3_5 = Family(
     "Qwen3_5ForCausalLM",
     _qwen3_5,
     {
+        **_DEFAULTS,
         "vocab_size": 248320,
         "hidden_size": 4096,
         "intermediate_size": 12288,
         "num_hidden_layers": 32,
-        "num_attention_heads": 16,
         "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 32768,
-        "partial_rotary_factor": 0.25,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
     },
-    activations=("silu",),  # transformers computes the convolution of the delta rule with it too
+    activations=_ACTIVATIONS,
+)
+QWEN3_5_MOE = Family(
+    "Qwen3_5MoeForCausalLM",
+    _qwen3_5_moe,
+    {**_EXPERTS, "vocab_size": 248320, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
+    intermediate_field="shared_expert_intermediate_size",  # no layer is dense
+    activations=_ACTIVATIONS,
+)
+QWEN3_NEXT = Family(
+    "Qwen3NextForCausalLM",
+    _qwen3_next,
+    {
+        **_EXPERTS,
+        "vocab_size": 151936,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    activations=_ACTIVATIONS,
 )

@@ -70,11 +70,13 @@ def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path
         }
     if architecture.startswith("Glm") and "head_dim" in fields:
         fields = {"partial_rotary_factor": 0.25, "num_key_value_heads": 8}  # nor here
-    if architecture == "Qwen3_5ForCausalLM":  # nor here; the last of three layers attends
+    if architecture in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"):
+        # nor here; the last of three layers attends
         fields = {**fields, "full_attention_interval": 3} | ({"head_dim": 32} if "head_dim" in fields else {})
     takes_no_null = (
         *("MistralForCausalLM", "MixtralForCausalLM"),
-        *("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3_5ForCausalLM"),
+        *("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"),
+        *("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
     )
     if architecture in takes_no_null and "num_key_value_heads" in fields:
         fields = {**fields, "num_key_value_heads": 8}
@@ -390,6 +392,29 @@ def test_windows_of_qwen2_moe_are_those_of_transformers(read, tmp_path):
     kinds = transformers.AutoConfig.from_pretrained(tmp_path).layer_types
     assert ours.traits.sliding_windows == tuple(24 if kind == "sliding_attention" else None for kind in kinds)
     assert kinds.count("sliding_attention") == 2
+
+
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM"])
+def test_absent_sizes_of_experts_and_of_the_shared_one_are_those_of_transformers(read, tmp_path, architecture):
+    """Also which probabilities add up to one."""
+    config_class = getattr(transformers, architecture).config_class
+    absent = dict.fromkeys((*SIZES, "max_position_embeddings"), "absent")
+    ours = read(architectures=[architecture], model_type=config_class.model_type, **absent)
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    mixture = ours.traits.mixtures[0]
+    assert mixture.num_experts == theirs.num_experts
+    assert mixture.top_k == theirs.num_experts_per_tok
+    assert mixture.inner_size == theirs.moe_intermediate_size
+    assert mixture.shared_size == theirs.shared_expert_intermediate_size
+    assert mixture.normalizes == getattr(theirs, "norm_topk_prob", True)
+    assert (ours.hidden_size, ours.num_layers) == (theirs.hidden_size, theirs.num_hidden_layers)
+    assert (ours.num_heads, ours.vocab_size) == (theirs.num_attention_heads, theirs.vocab_size)
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    inner = "intermediate_size" if architecture != "Qwen3_5MoeForCausalLM" else "shared_expert_intermediate_size"
+    assert ours.intermediate_size == getattr(theirs, inner)
 
 
 def test_layers_with_experts_are_those_of_transformers(read, tmp_path):

@@ -19,7 +19,7 @@ from engine.model.loader import load_model, weights_bytes
 from kernels.families import cpu_ops, reference_ops
 from kernels.metadata import AttentionMetadata
 from tests.support.engine.checkpoints import WITH_IMAGES
-from tests.support.engine.weights import BLOCK_SIZES, PeakBytes, save_block_scaled
+from tests.support.engine.weights import BLOCK_EXPERTS, BLOCK_SIZES, PeakBytes, save_block_scaled
 from tests.support.kernels.batches import assert_same_bits, poison_cache
 
 TOLERANCE = 2e-5
@@ -118,6 +118,31 @@ CHECKPOINTS = {
             "linear_key_head_dim": 20,
             "linear_value_head_dim": 48,
             "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
+    "qwen3.5 with experts": ("qwen3_5_moe", {}),
+    "qwen3.5 with experts, bfloat16, tied, in shards": (
+        "qwen3_5_moe",
+        {"dtype": "bfloat16", "tie_word_embeddings": True, "max_shard_size": "40KB", "num_experts_per_tok": 1},
+    ),
+    "qwen3.5 with experts that are stored together": ("qwen3_5_moe", {"joins_experts": True}),
+    "qwen3-next": ("qwen3_next", {}),
+    "qwen3-next bfloat16, tied, biases, a layer in four attends, other sizes": (
+        "qwen3_next",
+        {
+            "dtype": "bfloat16",
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "num_hidden_layers": 4,
+            "layer_types": None,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+            "head_dim": 24,
+            "linear_key_head_dim": 20,
+            "linear_value_head_dim": 48,
+            "linear_num_value_heads": 6,
             "linear_conv_kernel_dim": 3,
         },
     ),
@@ -406,13 +431,14 @@ def test_operations_know_what_logits_are_computed_of(make_checkpoint, monkeypatc
     assert calls == [True] * (2 * len(model.layers)) + [False]
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "glm"])
+@pytest.mark.parametrize("architecture", ["qwen3", "glm", "qwen3_next"])
 @pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
 def test_logits_of_block_scaled_weights_equal_those_of_transformers(make_checkpoint, tmp_path, make_ops, architecture):
     """transformers reads a copy whose weights are dequantised. A partial rotation has another order of rows."""
     import transformers
 
-    original = make_checkpoint(architecture, dtype="bfloat16", **BLOCK_SIZES)
+    sizes = BLOCK_EXPERTS if architecture == "qwen3_next" else {}
+    original = make_checkpoint(architecture, dtype="bfloat16", **BLOCK_SIZES, **sizes)
     path = save_block_scaled(original, tmp_path / "blocks", twin=tmp_path / "twin")
     oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "twin", dtype=torch.float32)
     prompt = torch.arange(3, 40)

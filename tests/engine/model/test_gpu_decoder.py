@@ -51,6 +51,7 @@ CHECKPOINTS = {
     "qwen2 with experts": ("qwen2_moe", {}),
     "qwen3 with experts": ("qwen3_moe", {}),
     "qwen3.5": ("qwen3_5", {}),
+    "qwen3-next": ("qwen3_next", {}),
     "mixtral": ("mixtral", {}),
     "gpt-oss": ("gpt_oss", {}),
     "olmo2": ("olmo2", {}),

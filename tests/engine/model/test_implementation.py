@@ -46,6 +46,7 @@ def test_auto_prefers_the_native_decoder(tmp_path, architecture, model_impl, exp
         ("LlamaForCausalLM", {"hidden_act": "gelu"}, "transformers"),
         ("Qwen3_5ForCausalLM", {}, "chairlift"),
         ("Qwen3_5ForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}, "transformers"),  # it is the convolution's too
+        ("Qwen3NextForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}, "transformers"),
         ("Gemma3ForCausalLM", {"hidden_act": "gelu"}, "chairlift"),  # which reads another field
         ("Gemma3ForCausalLM", {"hidden_activation": "relu"}, "transformers"),
     ],
@@ -175,7 +176,7 @@ def test_each_served_family_passes_both(tmp_path, name):
     assert (config.unrecordable is not None) == is_unrecordable, config.unrecordable
 
 
-NATIVE_WITH_STATE = ("Qwen3.5",)
+NATIVE_WITH_STATE = ("Qwen3-Next", "Qwen3.5", "Qwen3.5-MoE")
 
 
 @pytest.mark.parametrize("name", STATEFUL_FAMILIES)

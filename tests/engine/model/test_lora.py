@@ -41,6 +41,7 @@ FAMILIES = {
     "gemma3": ("gemma3", {}, ALL, {}),
     "qwen3.5, gated attention": ("qwen3_5", {}, ALL, {}),
     "qwen3.5, delta rule": ("qwen3_5", {}, DELTA_RULE, {}),
+    "qwen3-next, delta rule": ("qwen3_next", {}, ("in_proj_qkvz", "in_proj_ba", "out_proj"), {}),
     "phi3, partial rotation": ("phi3", {"partial_rotary_factor": 0.75}, FUSED, {}),
 }
 

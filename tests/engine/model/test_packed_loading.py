@@ -63,6 +63,7 @@ def checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable
             "untied fp16": ("llama", "float16", False),
             "scaled fp32": ("gemma3", "float32", True),
             "experts": ("mixtral", "bfloat16", False),
+            "shared expert": ("qwen2_moe", "bfloat16", False),
         }[form]
         return make_checkpoint(architecture, dtype=dtype, tie_word_embeddings=is_tied)
 
@@ -71,7 +72,8 @@ def checkpoint(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable
 
 def packed_parts(model: Decoder, path: Path) -> bytes:
     """Returns everything that is packed, as the bytes of a file."""
-    experts = [_without_addresses(getattr(layer.feed_forward, "_experts", None)) for layer in model.layers]
+    mixtures = [getattr(layer.feed_forward, "_mixture", layer.feed_forward) for layer in model.layers]
+    experts = [_without_addresses(getattr(mixture, "_experts", None)) for mixture in mixtures]
     layers = [linear._packed for layer in model.layers for linear in layer.linears]
     with path.open("w+b") as file:
         write_packed(
@@ -90,7 +92,8 @@ def _without_addresses(experts: Any) -> Any:
 
 @pytest.mark.parametrize("make_ops", [cpu_ops, int8_ops, reference_ops])
 @pytest.mark.parametrize(
-    "form", ["tied bf16", "untied fp16", "scaled fp32", "experts", "integers", "MXFP4", "NVFP4", "GGUF"]
+    "form",
+    ["tied bf16", "untied fp16", "scaled fp32", "experts", "shared expert", "integers", "MXFP4", "NVFP4", "GGUF"],
 )
 def test_a_model_from_the_cache_is_the_one_that_was_packed(
     checkpoint: Callable[[str], Path],

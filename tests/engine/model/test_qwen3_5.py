@@ -34,6 +34,22 @@ ATTENDING = QWEN_3_5 | {"full_attention_interval": 3}
         ),
         (ATTENDING | {"linear_value_head_dim": 24}, "linear_value_head_dim is 24, expected a multiple of 16"),
         (ATTENDING | {"linear_key_head_dim": 2**17}, "linear_key_head_dim is 131072, the maximum is 65536"),
+        (
+            ATTENDING | {"architectures": ["Qwen3_5MoeForCausalLM"], "shared_expert_intermediate_size": 0},
+            "shared_expert_intermediate_size is 0, expected an integer >= 1",
+        ),
+        (
+            ATTENDING | {"architectures": ["Qwen3_5MoeForCausalLM"], "num_experts_per_tok": 300},
+            "num_experts_per_tok is 300, num_experts is 256",
+        ),
+        (
+            ATTENDING | {"architectures": ["Qwen3NextForCausalLM"], "shared_expert_intermediate_size": 2**23},
+            "shared_expert_intermediate_size is 8388608, the maximum is 4194304",
+        ),
+        (
+            ATTENDING | {"architectures": ["Qwen3NextForCausalLM"], "mlp_only_layers": "1"},
+            "mlp_only_layers is '1', expected a list of numbers of layers",
+        ),
         (ATTENDING | {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1, expected an integer >= 2"),
     ],
 )

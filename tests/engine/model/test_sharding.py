@@ -40,6 +40,11 @@ CHECKPOINTS = {
     "gemma2": ("gemma2", {}),
     "glm4": ("glm4", {}),
     "qwen3.5": ("qwen3_5", {"linear_num_key_heads": 4, "linear_num_value_heads": 8}),
+    "qwen3.5 with experts, stored together": (
+        "qwen3_5_moe",
+        {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "joins_experts": True},
+    ),
+    "qwen3-next": ("qwen3_next", {"linear_num_key_heads": 4, "linear_num_value_heads": 8}),
     "gemma3": ("gemma3", {"attention_bias": True}),
 }
 

@@ -221,11 +221,15 @@ def test_other_models_keep_their_names(make_checkpoint):
     assert decoder_names(make_checkpoint("llama"))("vision_tower.ln_pre.weight") == "vision_tower.ln_pre.weight"
 
 
-def test_predictions_of_several_tokens_are_not_read_beside_text_alone(make_checkpoint, tmp_path):
-    """Files of Qwen3.5 have them, also if they are saved without the part for images."""
-    original, copy = make_checkpoint("qwen3_5"), tmp_path / "copy"
+@pytest.mark.parametrize("architecture", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_predictions_of_several_tokens_are_not_read_beside_text_alone(make_checkpoint, tmp_path, architecture):
+    """Files of Qwen3.5 have them, also if they are saved without the part for images, and those of Qwen3-Next."""
+    original, copy = make_checkpoint(architecture), tmp_path / "copy"
     shutil.copytree(original, copy)
-    added = {"mtp.layers.0.mlp.up_proj.weight": torch.full((3, 3), torch.nan)}
+    added = {
+        "mtp.layers.0.mlp.up_proj.weight": torch.full((3, 3), torch.nan),
+        "mtp.layers.0.mlp.experts.gate_up_proj": torch.full((3, 4, 3), torch.nan),
+    }
     save_file(load_file(original / "model.safetensors") | added, copy / "model.safetensors")
     found, expected = (loaded_parts(path) for path in (copy, original))
     assert found.keys() == expected.keys()

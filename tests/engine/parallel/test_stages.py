@@ -16,6 +16,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2, norms behind layers, soft caps": ("gemma2", {}),
     "olmo2, no norms before layers": ("olmo2", {"num_hidden_layers": 3}),
     "qwen3 with experts, in bf16": ("qwen3_moe", {"dtype": "bfloat16"}),
+    "qwen3-next, a shared expert and layers with state": (
+        "qwen3_next",
+        {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2},
+    ),
     "granite, scaled residuals": ("granite", {}),
     "qwen3.5, layers with state": (
         "qwen3_5",

@@ -136,9 +136,10 @@ def test_int8_layers_give_the_tokens_of_the_native_decoder(make_family, transfor
     assert [one.token_ids for one in ours.answers] == [one.token_ids for one in native.answers]
 
 
-def test_the_native_decoder_keeps_the_state_of_each_request(make_family, engine_on, reference_of, prompts):
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3.5-MoE", "Qwen3-Next"])
+def test_the_native_decoder_keeps_the_state_of_each_request(make_family, engine_on, reference_of, prompts, name):
     """Chunks, preemption and slots that other requests have left, and the same bits alone as among others."""
-    path = make_family("Qwen3.5")
+    path = make_family(name)
     engine = engine_on(path, cpu_ops())
     together = serve(engine, prompts)
     check(reference_of(path), prompts, together)

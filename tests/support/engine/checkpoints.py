@@ -16,23 +16,32 @@ _SMALL = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+_SHARED_EXPERT = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 48,
+}
+_DELTA_RULES = {
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rms_norm_eps": 0.05,
+}
 ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
     "mistral": ("MistralConfig", "MistralForCausalLM", {"head_dim": 16, "sliding_window": None}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
     "qwen2_moe": (
         "Qwen2MoeConfig",
         "Qwen2MoeForCausalLM",
-        {
-            "num_hidden_layers": 3,
-            "mlp_only_layers": [1],
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 40,
-            "shared_expert_intermediate_size": 48,
-        },
+        {**_SHARED_EXPERT, "num_hidden_layers": 3, "mlp_only_layers": [1]},
     ),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
     "qwen3_moe": (
         "Qwen3MoeConfig",
         "Qwen3MoeForCausalLM",
@@ -45,20 +54,22 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "moe_intermediate_size": 40,
         },
     ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        {
+            **_SHARED_EXPERT,
+            **_DELTA_RULES,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+        },
+    ),
     "qwen3_5": (
         "Qwen3_5TextConfig",
         "Qwen3_5ForCausalLM",
-        {
-            "head_dim": 16,
-            "num_hidden_layers": 3,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "rms_norm_eps": 0.05,
-        },
+        _DELTA_RULES,
     ),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", {**_SHARED_EXPERT, **_DELTA_RULES}),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}),
@@ -178,6 +189,14 @@ WITH_IMAGES: dict[str, tuple[str, str, str, str, dict[str, Any], dict[str, Any]]
         {},
         {**_QWEN_VISION, "num_position_embeddings": 16},
     ),
+    "qwen3.5 with experts and images": (
+        "qwen3_5_moe",
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeConfig",
+        "Qwen3_5MoeForConditionalGeneration",
+        {},
+        {**_QWEN_VISION, "num_position_embeddings": 16},
+    ),
     "qwen3 with images": (
         "qwen3",
         "Qwen3VLTextConfig",
@@ -198,6 +217,7 @@ def save_checkpoint(
     seed: int,
     dtype: str,
     max_shard_size: str,
+    joins_experts: bool = False,
     **overrides: Any,
 ) -> None:
     """Saves a random checkpoint.
@@ -207,6 +227,7 @@ def save_checkpoint(
         architecture: a key of `ARCHITECTURES` or of `WITH_IMAGES`.
         seed, dtype: of the weights.
         max_shard_size: as for `save_pretrained`.
+        joins_experts: whether experts are stored together, as Qwen3.5 is published; see `join_experts`.
         overrides: fields of its config, or of that of its text part.
     """
     import torch
@@ -228,7 +249,7 @@ def save_checkpoint(
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "norm" in name and "vis" not in name:  # around one, so that a forgotten norm weight shows
-            adds_one = model_class.startswith(("Gemma", "Qwen3_5")) and "linear_attn" not in name
+            adds_one = model_class.startswith(("Gemma", "Qwen3_5", "Qwen3Next")) and "linear_attn" not in name
             values = (not adds_one) + 0.2 * noise
         elif parameter.ndim == 1:  # biases that matter
             values = 0.2 * noise
@@ -236,3 +257,26 @@ def save_checkpoint(
             values = noise * parameter.shape[-1] ** -0.5
         parameter.data.copy_(values)
     model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)
+    if joins_experts:
+        join_experts(path)
+
+
+def join_experts(path: Path) -> None:
+    """Stores the experts of each layer in two tensors: [experts, 2 * inner, hidden] and [experts, hidden, inner].
+
+    The checkpoint has one file.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path / "model.safetensors")
+    last = ".0.gate_proj.weight"
+    for prefix in [name.removesuffix(last) for name in tensors if name.endswith(f".experts{last}")]:
+        stacks: list[list[torch.Tensor]] = []
+        while f"{prefix}.{len(stacks)}{last[2:]}" in tensors:
+            stacks.append(
+                [tensors.pop(f"{prefix}.{len(stacks)}.{name}_proj.weight") for name in ("gate", "up", "down")]
+            )
+        tensors[f"{prefix}.gate_up_proj"] = torch.stack([torch.cat((gate, up)) for gate, up, _ in stacks])
+        tensors[f"{prefix}.down_proj"] = torch.stack([down for *_, down in stacks])
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})

@@ -85,7 +85,7 @@ def quantise_checkpoint(original: Path, quantised: Path, twin: Path, scheme: Sch
     orders: dict[int, Ints] = {}
     for name, tensor in load_file(original / FILE).items():
         module = name.removesuffix(".weight")
-        if not module.endswith(("_proj", ".in_proj_qkv", ".in_proj_z")):
+        if not module.endswith(("_proj", ".in_proj_qkv", ".in_proj_z", ".in_proj_qkvz")):
             stored[name] = plain[name] = tensor
             continue
         num_in = tensor.shape[1]

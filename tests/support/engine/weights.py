@@ -25,12 +25,26 @@ BLOCK_CONFIG = {
     "fmt": "e4m3",
     "activation_scheme": "dynamic",
     "weight_block_size": [128, 128],
-    "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"],
+    "modules_to_not_convert": [
+        "lm_head",
+        "model.layers.0.input_layernorm",
+        "model.layers.0.post_attention_layernorm",
+        *(f"model.layers.{layer}.linear_attn.in_proj_ba" for layer in range(3)),
+        *(f"model.layers.{layer}.mlp.shared_expert_gate" for layer in range(3)),
+    ],
 }
 """The `quantization_config` that Qwen3 and DeepSeek publish; the list names modules that are no linear layers too."""
 
 BLOCK_SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 128}
 """Sizes of a model whose matrices, halved among two ranks too, consist of whole blocks."""
+
+BLOCK_EXPERTS = {
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
+"""The same of experts and delta rules of Qwen3-Next."""
 
 
 def quantized_in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +66,7 @@ def save_block_scaled(original: Path, folder: Path, *, twin: Path | None = None)
     stored, plain = {}, {}
     for name, tensor in load_file(original / "model.safetensors").items():
         stored[name] = plain[name] = tensor
-        if name.endswith("_proj.weight"):
+        if name.endswith(("_proj.weight", ".in_proj_qkvz.weight")):
             values, scales = quantized_in_blocks(tensor)
             stored |= {name: values, f"{name}_scale_inv": scales}
             factors = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
