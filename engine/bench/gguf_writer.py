@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "GraniteForCausalLM": "granite", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
     "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo2", "MixtralForCausalLM": "llama",
     "Qwen3MoeForCausalLM": "qwen3moe", "GptOssForCausalLM": "gpt-oss", "Qwen3_5ForCausalLM": "qwen35",
+    "Qwen2MoeForCausalLM": "qwen2moe", "Qwen3NextForCausalLM": "qwen3next", "Qwen3_5MoeForCausalLM": "qwen35moe",
 }  # fmt: skip
 _ROTATED_IN_PAIRS = ("llama", "mistral3", "smollm3", "granite")
 _NAMES = {
@@ -55,6 +56,10 @@ _NAMES = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 _WITH_POST_NORMS = {
@@ -67,18 +72,7 @@ _OF_ARCHITECTURE = {
     "gemma3": _WITH_POST_NORMS,
     "olmo2": _WITH_POST_NORMS,
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
-    "qwen35": {
-        "post_attention_layernorm": "post_attention_norm",
-        "linear_attn": "ssm_a",
-        "linear_attn.dt_bias": "ssm_dt",
-        "linear_attn.conv1d": "ssm_conv1d",
-        "linear_attn.norm": "ssm_norm",
-        "linear_attn.in_proj_qkv": "attn_qkv",
-        "linear_attn.in_proj_z": "attn_gate",
-        "linear_attn.in_proj_b": "ssm_beta",
-        "linear_attn.in_proj_a": "ssm_alpha",
-        "linear_attn.out_proj": "ssm_out",
-    },
+    **dict.fromkeys(gguf_qwen35.ARCHITECTURES, gguf_qwen35.NAMES),
 }
 
 
@@ -150,12 +144,13 @@ def metadata_of(folder: Path) -> dict[str, Any]:
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
         "attention.head_count": num_heads,
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": float(whole.get("rope_theta", 10000.0)),
     }
+    if name != "qwen35moe":  # whose config.json has no such field
+        values["feed_forward_length"] = config["intermediate_size"]
     if not name.startswith("gemma"):
         values["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     if "head_dim" in config and name not in ("granite", "phi3"):
@@ -182,8 +177,10 @@ def _own_metadata(name: str, config: dict[str, Any], rope: dict[str, Any]) -> di
     experts = config.get("num_experts", config.get("num_local_experts"))
     if experts:
         values = {"expert_count": experts, "expert_used_count": config["num_experts_per_tok"]}
-    if name == "qwen3moe":
+    if "moe_intermediate_size" in config:
         values["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if "shared_expert_intermediate_size" in config:
+        values["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
     if name == "gpt-oss":
         values |= {
             "expert_feed_forward_length": config["intermediate_size"],
@@ -191,17 +188,8 @@ def _own_metadata(name: str, config: dict[str, Any], rope: dict[str, Any]) -> di
             "rope.scaling.factor": rope["factor"],
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
-    if name == "qwen35":
-        rows = config["linear_num_value_heads"] * config["linear_value_head_dim"]
-        values |= {
-            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
-            "ssm.state_size": config["linear_key_head_dim"],
-            "ssm.group_count": config["linear_num_key_heads"],
-            "ssm.time_step_rank": config["linear_num_value_heads"],
-            "ssm.inner_size": rows,
-            "full_attention_interval": config["layer_types"].index("full_attention") + 1,
-            "rope.dimension_sections": [4, 2, 2, 0],
-        }
+    if name in gguf_qwen35.ARCHITECTURES:
+        values |= gguf_qwen35.metadata_of(name, config)
     if name == "phi3":
         original = rope.get("original_max_position_embeddings", config["original_max_position_embeddings"])
         values["rope.scaling.original_context_length"] = original
@@ -255,6 +243,8 @@ def tensors_of(folder: Path, kind: str = "F32") -> dict[str, Tensor]:
             experts, used = stacks_of(stored)
             tensors |= {name: _expert_tensor(stack) for name, stack in experts.items()}
             stored = {name: tensor for name, tensor in stored.items() if name not in used}
+        if architecture in gguf_qwen35.ARCHITECTURES:
+            stored = gguf_qwen35.as_llama_cpp_has_them(stored, config)
         for name, tensor in stored.items():
             module, _, part = name.rpartition(".")
             if ".experts." in module:
@@ -264,10 +254,10 @@ def tensors_of(folder: Path, kind: str = "F32") -> dict[str, Tensor]:
             heads = num_heads.get(module.rpartition(".")[2])
             if architecture in _ROTATED_IN_PAIRS and heads is not None:
                 tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-            if architecture.startswith(("gemma", "qwen35")) and module.endswith("norm") and "linear_attn" not in module:
+            if architecture.startswith("gemma") and module.endswith("norm"):
                 tensor = tensor.float() + 1
-            if architecture == "qwen35":
-                tensor = gguf_qwen35.as_llama_cpp_has_it(name, tensor, config)
+            if module.endswith("shared_expert_gate"):
+                tensor = tensor.squeeze(0)
             if part == "A_log":  # its name there has no end
                 tensors[gguf_name(module, architecture)] = plain(tensor, "F32")
                 continue
@@ -317,6 +307,6 @@ def save_twin(path: Path, original: Path, folder: Path) -> None:
     match checkpoint.config().raw("architectures"):
         case ["GptOssForCausalLM"]:
             weights = gguf_gpt_oss.as_transformers_has_them(weights)
-        case ["Qwen3_5ForCausalLM"]:
+        case ["Qwen3NextForCausalLM" | "Qwen3_5ForCausalLM" | "Qwen3_5MoeForCausalLM"]:
             weights = gguf_qwen35.as_transformers_has_them(weights, checkpoint.config().values)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

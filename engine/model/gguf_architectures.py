@@ -29,6 +29,31 @@ _POST_NORMS = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_DELTA_RULES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_GATES = {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
+_FUSED_GATES = {"ssm_ba": "linear_attn.in_proj_ba"}
+
 Fields = dict[str, Any]
 
 
@@ -95,10 +120,11 @@ def _dense(metadata: GgufMetadata) -> Fields:
     return {}
 
 
-def _experts(metadata: GgufMetadata, count: str) -> Fields:
+def _experts(metadata: GgufMetadata, count: str, *, has_shared: bool = False) -> Fields:
     """Experts in all layers; `count` is the field of config.json for their number. No windows."""
     metadata.refuse_others("attention.sliding_window", 0)
-    metadata.refuse_others("expert_shared_feed_forward_length", 0)
+    if not has_shared:
+        metadata.refuse_others("expert_shared_feed_forward_length", 0)
     return {count: metadata.integer("expert_count"), "num_experts_per_tok": metadata.integer("expert_used_count")}
 
 
@@ -112,6 +138,27 @@ def _qwen3moe(metadata: GgufMetadata) -> Fields:
         "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
         "norm_topk_prob": True,
     }
+
+
+def _shared_expert(metadata: GgufMetadata) -> Fields:
+    """Experts in all layers, and one that all tokens share."""
+    return {
+        **_experts(metadata, "num_experts", has_shared=True),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.integer("expert_shared_feed_forward_length"),
+    }
+
+
+def _qwen2moe(metadata: GgufMetadata) -> Fields:
+    return {**_shared_expert(metadata), "norm_topk_prob": False}
+
+
+def _qwen3next(metadata: GgufMetadata) -> Fields:
+    return {**_shared_expert(metadata), **_delta_rules(metadata), "norm_topk_prob": True, "fuses_qkvz": False}
+
+
+def _qwen35moe(metadata: GgufMetadata) -> Fields:
+    return {**_shared_expert(metadata), **_delta_rules(metadata), "tiles_linear_heads": True}
 
 
 def _gpt_oss(metadata: GgufMetadata) -> Fields:
@@ -185,19 +232,21 @@ def _gemma3(metadata: GgufMetadata) -> Fields:
 
 
 def _qwen35(metadata: GgufMetadata) -> Fields:
+    return {**_dense(metadata), **_delta_rules(metadata), "tiles_linear_heads": True}
+
+
+def _delta_rules(metadata: GgufMetadata) -> Fields:
     heads, size = metadata.integer("ssm.time_step_rank"), metadata.integer("ssm.inner_size")
     if size % heads:
         raise metadata.error("ssm.inner_size", f"is {size}, not a multiple of the {heads} heads of ssm.time_step_rank")
     kinds = {True: "full_attention", False: "linear_attention"}
     return {
-        **_dense(metadata),
         "layer_types": [kinds[attends] for attends in metadata.attending_layers(4)],
         "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
         "linear_key_head_dim": metadata.integer("ssm.state_size"),
         "linear_num_key_heads": metadata.integer("ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_value_head_dim": size // heads,
-        "tiles_linear_heads": True,
     }
 
 
@@ -231,18 +280,8 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
     "mistral3": _always(GgufArchitecture("MistralForCausalLM", _mistral3, rotates_pairs=True)),
     "qwen2": _always(GgufArchitecture("Qwen2ForCausalLM", _dense)),
     "qwen3": _always(GgufArchitecture("Qwen3ForCausalLM", _dense)),
-    "qwen3moe": _always(
-        GgufArchitecture(
-            "Qwen3MoeForCausalLM",
-            _qwen3moe,
-            {
-                "ffn_gate_inp": "mlp.gate",
-                "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-                "ffn_up_exps": "mlp.experts.{}.up_proj",
-                "ffn_down_exps": "mlp.experts.{}.down_proj",
-            },
-        )
-    ),
+    "qwen2moe": _always(GgufArchitecture("Qwen2MoeForCausalLM", _qwen2moe, _EXPERTS | _SHARED_EXPERT)),
+    "qwen3moe": _always(GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe, _EXPERTS)),
     "gpt-oss": _always(
         GgufArchitecture(
             "GptOssForCausalLM",
@@ -250,29 +289,28 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
             {
                 "attn_sinks.weight": "self_attn.sinks",
                 "post_attention_norm": "post_attention_layernorm",
+                **_EXPERTS,
                 "ffn_gate_inp": "mlp.router",
-                "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-                "ffn_up_exps": "mlp.experts.{}.up_proj",
-                "ffn_down_exps": "mlp.experts.{}.down_proj",
             },
         )
     ),
-    "qwen35": _always(
+    "qwen3next": _always(
         GgufArchitecture(
-            "Qwen3_5ForCausalLM",
-            _qwen35,
-            {
-                "post_attention_norm": "post_attention_layernorm",
-                "attn_qkv": "linear_attn.in_proj_qkv",
-                "attn_gate": "linear_attn.in_proj_z",
-                "ssm_beta": "linear_attn.in_proj_b",
-                "ssm_alpha": "linear_attn.in_proj_a",
-                "ssm_conv1d": "linear_attn.conv1d",
-                "ssm_dt.bias": "linear_attn.dt_bias",
-                "ssm_a": "linear_attn.A_log",
-                "ssm_norm": "linear_attn.norm",
-                "ssm_out": "linear_attn.out_proj",
-            },
+            "Qwen3NextForCausalLM",
+            _qwen3next,
+            _EXPERTS | _SHARED_EXPERT | _DELTA_RULES | _FUSED_GATES,
+            norm_offset=1.0,
+            rotates_parts=True,
+        )
+    ),
+    "qwen35": _always(
+        GgufArchitecture("Qwen3_5ForCausalLM", _qwen35, _DELTA_RULES | _GATES, norm_offset=1.0, rotates_parts=True)
+    ),
+    "qwen35moe": _always(
+        GgufArchitecture(
+            "Qwen3_5MoeForCausalLM",
+            _qwen35moe,
+            _EXPERTS | _SHARED_EXPERT | _DELTA_RULES | _GATES,
             norm_offset=1.0,
             rotates_parts=True,
         )

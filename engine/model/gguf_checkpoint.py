@@ -42,6 +42,7 @@ _LAYER = re.compile(r"blk\.(\d{1,9})\.(\w+)(?:\.(\d{1,4}))?(?:\.(weight|bias))?"
 _OF_LAYER = re.compile(r"blk\.(\d{1,9})\..+")
 _NORM = re.compile(r"(output|\w+\.\d+\.\w+)_norm\.weight")
 _STATE_NORM, _DECAY, _CONVOLUTION = "ssm_norm", "ssm_a", "ssm_conv1d"  # of layers with state
+_SHARED_GATE = "ffn_gate_inp_shexp"
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_SPLITS = 1000
 
@@ -52,11 +53,17 @@ def _module(name: str) -> str:
     return "" if found is None else found[2]
 
 
-def _with_groups(name: str, entry: TensorEntry) -> TensorEntry:
-    """Returns a tensor as the decoder has it: a convolution has one channel per group, which llama.cpp leaves out."""
-    if _module(name) != _CONVOLUTION or len(entry.shape) != 2:
-        return entry
-    return replace(entry, shape=(entry.shape[0], 1, entry.shape[1]))
+def _with_all_dimensions(name: str, entry: TensorEntry) -> TensorEntry:
+    """Returns a tensor as the decoder has it, with a dimension of size 1 that llama.cpp leaves out.
+
+    A convolution has one channel per group, and the gate of a shared expert one row.
+    """
+    match _module(name), entry.shape:
+        case _, (channels, width) if _module(name) == _CONVOLUTION:
+            return replace(entry, shape=(channels, 1, width))
+        case _, (columns,) if _module(name) == _SHARED_GATE:
+            return replace(entry, shape=(1, columns))
+    return entry
 
 
 def is_gguf(path: Path) -> bool:
@@ -85,9 +92,8 @@ class GgufCheckpoint:
     def _split(self, header: GgufHeader) -> dict[str, TensorEntry]:
         """Returns the tensors of a file as the decoder has them."""
         _, metadata = self._model
-        if metadata.num_experts:
-            return split_experts(header, metadata.num_experts)
-        return {name: _with_groups(name, entry) for name, entry in header.tensors.items()}
+        tensors = split_experts(header, metadata.num_experts) if metadata.num_experts else header.tensors
+        return {name: _with_all_dimensions(name, entry) for name, entry in tensors.items()}
 
     def config(self) -> ConfigFields:
         """Returns the metadata as fields of config.json.
@@ -106,7 +112,7 @@ class GgufCheckpoint:
             "architectures": [architecture.architecture],
             "num_hidden_layers": metadata.num_layers,
             "hidden_size": metadata.integer("embedding_length"),
-            "intermediate_size": metadata.integer("feed_forward_length"),
+            "intermediate_size": metadata.intermediate_size,
             "num_attention_heads": metadata.num_heads,
             "num_key_value_heads": metadata.num_kv_heads,
             "head_dim": head_dim,

@@ -72,6 +72,12 @@ class GgufMetadata:
         return self.integer("expert_count", 0, minimum=0)
 
     @property
+    def intermediate_size(self) -> int:
+        """Intermediate units of a feed-forward network that all tokens use: without dense layers, the shared expert."""
+        shared = "expert_shared_feed_forward_length"
+        return self.integer("feed_forward_length" if "feed_forward_length" in self or shared not in self else shared)
+
+    @property
     def head_dim(self) -> int:
         """Size of keys, queries and values of a head."""
         head_dim = self.integer("attention.key_length", max(1, self.integer("embedding_length") // self.num_heads))

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from engine.model.gguf_file import QUANTIZED_TYPES
 
-_QKVZ, _BA = ("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a")  # of the gated delta rule
+_QKVZ, _BA, _FUSED_BA = ("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a"), "in_proj_ba"
+"""Projections of the gated delta rule."""
 _ONE_MATRIX = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), _QKVZ, _BA)
 """Projections that are multiplied as one matrix."""
 _ALONE = ("embed_tokens", "lm_head")
 _MIXTRAL = ("w1", "w2", "w3")
 """Projections of Mixtral's experts."""
-_OTHER_NAMES = (*_MIXTRAL, *_QKVZ, *_BA, *_ALONE)
+_OTHER_NAMES = (*_MIXTRAL, *_QKVZ, *_BA, _FUSED_BA, *_ALONE)
 """Names of matrices that stay in blocks and do not end with "_proj"."""
 
 _FACTOR_BYTES = {

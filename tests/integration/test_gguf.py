@@ -63,6 +63,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "olmo3": {},
     "mixtral": {},
+    "qwen2_moe": {"mlp_only_layers": [], "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True, "moe_intermediate_size": 64},
     "gpt_oss": {"swiglu_limit": 7.0},
 }

@@ -34,6 +34,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "olmo3": {},
     "mixtral": {},
+    "qwen2_moe": {"mlp_only_layers": []},
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
 }
 """Checkpoints of `make_checkpoint`, with what llama.cpp's format can say."""
@@ -68,15 +69,28 @@ def test_configuration_and_weights_are_those_of_the_folder(
     check_equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("qwen3_5", {}),
+        ("qwen3_5_moe", {}),
+        ("qwen3_next", {"mlp_only_layers": [], "norm_topk_prob": True}),
+    ],
+)
 def test_layers_with_state_are_those_of_the_folder_with_heads_in_another_order(
-    make_checkpoint: Any, tmp_path: Path
+    make_checkpoint: Any, tmp_path: Path, name: str, fields: dict[str, Any]
 ) -> None:
-    folder, path = make_checkpoint("qwen3_5", num_hidden_layers=4, layer_types=None), tmp_path / "model.gguf"
+    """Those of Qwen3-Next are in order, but the inputs of a delta rule are not in one matrix."""
+    folder, path = make_checkpoint(name, num_hidden_layers=4, layer_types=None, **fields), tmp_path / "model.gguf"
     save_gguf(folder, path)
     assert choose_implementation(path, "auto") == "chairlift"
-    found, expected = ModelConfig.from_dir(path), ModelConfig.from_dir(folder)
-    tiled = tuple(heads and heads._replace(is_tiled=True) for heads in expected.traits.delta_rules)
-    assert found == replace(expected, traits=replace(expected.traits, delta_rules=tiled))
+    found, traits = ModelConfig.from_dir(path), ModelConfig.from_dir(folder).traits
+    if name == "qwen3_next":
+        traits = replace(traits, fused_qkvz=False)
+    else:
+        heads = tuple(heads and heads._replace(is_tiled=True) for heads in traits.delta_rules)
+        traits = replace(traits, delta_rules=heads)
+    assert found == replace(ModelConfig.from_dir(folder), traits=traits)
     stored, wanted = (
         as_transformers_has_them(weights(path), json.loads((folder / "config.json").read_text())),
         weights(folder),
@@ -198,7 +212,7 @@ def test_other_metadata_or_weights_are_another_model(make_checkpoint: Any, tmp_p
     [
         (
             {"general.architecture": "mamba"},
-            "general.architecture is 'mamba', supported in GGUF are llama, mistral3, qwen2, qwen3, qwen3moe, ",
+            "general.architecture is 'mamba', supported in GGUF are llama, mistral3, qwen2, qwen3, qwen2moe, ",
         ),
         ({"general.architecture": 3}, "general.architecture is 3, supported in GGUF"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
@@ -280,6 +294,17 @@ def test_metadata_that_are_not_supported_are_refused_by_name(
         ("qwen3_5", {"qwen35.attention.recurrent_layers": True}, "recurrent_layers is True, expected an array"),
         ("qwen3_5", {"qwen35.nextn_predict_layers": 3}, "nextn_predict_layers is 3, there are 3 layers"),
         ("qwen3_5", {"qwen35.ssm.inner_size": 65}, "inner_size is 65, not a multiple of the 4 heads"),
+        (
+            "qwen2_moe",
+            {"qwen2moe.expert_shared_feed_forward_length": None},
+            "qwen2moe.expert_shared_feed_forward_length is missing",
+        ),
+        (
+            "qwen3_5_moe",
+            {"qwen35moe.expert_shared_feed_forward_length": 0},
+            "expert_shared_feed_forward_length is 0, expected an integer >= 1",
+        ),
+        ("qwen3_next", {"qwen3next.expert_count": None}, "qwen3next.expert_count is missing"),
         ("qwen3_5", {"qwen35.ssm.time_step_rank": 0}, "time_step_rank is 0, expected an integer >= 1"),
         ("gemma2", {"gemma2.final_logit_softcapping": -1.0}, "softcapping is -1.0, expected a number > 0"),
     ],
@@ -374,6 +399,59 @@ def test_tensors_of_layers_with_state_that_do_not_fit_are_refused(
     write_gguf(path, metadata, {key: value for key, value in tensors.items() if value is not None})
     with pytest.raises(CheckpointError, match=words):
         weights(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "tensor", "words"),
+    [
+        (
+            "qwen2_moe",
+            "ffn_gate_inp_shexp.weight",
+            plain(torch.ones(63), "F32"),
+            r"shape \[1, 63\], the metadata requires \[1, 64\]",
+        ),
+        (
+            "qwen3_5_moe",
+            "ffn_up_shexp.weight",
+            plain(torch.ones(47, 64), "F32"),
+            r"shape \[47, 64\], the metadata requires \[48, 64\]",
+        ),
+        ("qwen3_next", "ssm_in.weight", plain(torch.ones(192, 64), "F32"), "ssm_in.weight is not part of this"),
+        (
+            "qwen3_next",
+            "ssm_ba.weight",
+            plain(torch.ones(4, 64), "F32"),
+            r"shape \[4, 64\], the metadata requires \[8, 64\]",
+        ),
+        (
+            "qwen3_5_moe",
+            "ffn_gate_up_exps.weight",
+            plain(torch.ones(6, 80, 64), "F32"),
+            r"ffn_gate_up_exps\.weight is not part of this architecture",
+        ),
+    ],
+)
+def test_tensors_of_a_shared_expert_or_in_older_forms_are_refused_by_name(
+    make_checkpoint: Any, tmp_path: Path, architecture: str, name: str, tensor: Tensor, words: str
+) -> None:
+    fields = {"mlp_only_layers": []} if architecture != "qwen3_5_moe" else {}
+    folder, path = make_checkpoint(architecture, **fields), tmp_path / "model.gguf"
+    metadata = metadata_of(folder)
+    if architecture != "qwen2_moe":
+        metadata[f"{metadata['general.architecture']}.attention.recurrent_layers"] = [True, False, True]
+    write_gguf(path, metadata, {**tensors_of(folder), f"blk.0.{name}": tensor})
+    with pytest.raises(CheckpointError, match=words):
+        weights(path)
+
+
+def test_the_gate_of_a_shared_expert_may_have_one_row(make_checkpoint: Any, tmp_path: Path) -> None:
+    """llama.cpp's converter leaves the dimension out."""
+    folder, path = make_checkpoint("qwen2_moe", mlp_only_layers=[]), tmp_path / "model.gguf"
+    tensors = tensors_of(folder)
+    name = "blk.0.ffn_gate_inp_shexp.weight"
+    assert tensors[name].shape == (64,)
+    write_gguf(path, metadata_of(folder), {**tensors, name: tensors[name]._replace(shape=(1, 64))})
+    check_equal(weights(path), weights(folder))
 
 
 def test_a_file_is_a_model_of_this_machine(tmp_path: Path) -> None:

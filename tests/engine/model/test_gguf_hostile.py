@@ -47,7 +47,7 @@ def serve(path: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "olmo3", "qwen3_5"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "olmo3", "qwen3_5", "qwen3_5_moe"])
 @pytest.mark.parametrize("tokenizer", [SENTENCEPIECE, BYTE_LEVEL])
 def test_changed_files_are_served_or_refused(
     make_checkpoint: Any, tmp_path: Path, name: str, tokenizer: dict[str, Any]

@@ -201,8 +201,12 @@ def test_a_cpu_keeps_integers_of_5_and_6_bits_in_as_many(
     assert 8 * num_bytes == bits * packed.in_features * packed.out_features
 
 
-def test_all_projections_of_a_gated_delta_rule_stay_in_blocks(make_checkpoint: Any, tmp_path: Path) -> None:
-    folder, path = make_checkpoint("qwen3_5", intermediate_size=128), tmp_path / "model.gguf"
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_all_projections_of_a_gated_delta_rule_stay_in_blocks(make_checkpoint: Any, tmp_path: Path, name: str) -> None:
+    """Also those of experts, and of the one that all tokens share."""
+    experts = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64} if name != "qwen3_5" else {}
+    experts |= {"mlp_only_layers": [], "norm_topk_prob": True} if name == "qwen3_next" else {}
+    folder, path = make_checkpoint(name, intermediate_size=128, **experts), tmp_path / "model.gguf"
     save_random_blocks(folder, path, {"ssm_conv1d": "F32"}, "Q8_0")
     layer = load_model(path, ModelConfig.from_dir(path), cpu_ops()).layers[0]
     assert all(linear.is_quantized for linear in layer.linears)
