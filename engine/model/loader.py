@@ -62,8 +62,8 @@ def resolve_dtype(name: str, checkpoint_dtype: str, *, is_fp32_only: bool = Fals
 def cpu_checkpoint_dtype(path: Path | None, config: ModelConfig) -> str:
     """Returns the name of the dtype that holds all weights of a checkpoint without rounding.
 
-    This is `exact_dtype` of the files. It is float32 for 8-bit floats, which are converted, and if embeddings are
-    multiplied by a factor as they are loaded.
+    This is `exact_dtype` of the files, of which tensors that layers keep in float32 in any case do not count. It is
+    float32 for 8-bit floats, which are converted, and if embeddings are multiplied by a factor as they are loaded.
 
     Args:
         path: the checkpoint folder; None: without files, the weights will be random.
@@ -73,7 +73,18 @@ def cpu_checkpoint_dtype(path: Path | None, config: ModelConfig) -> str:
     traits = config.traits
     if isinstance(config.quantized, Fp8Weights) or traits.embedding_scale != traits.stream_unit:
         return "float32"
-    return config.checkpoint_dtype if path is None else dtype_name(exact_dtype(path))
+    if path is None:
+        return config.checkpoint_dtype
+    kept = _kept_in_float32(config)
+    return dtype_name(exact_dtype(path, lambda name, _: name not in kept))
+
+
+def _kept_in_float32(config: ModelConfig) -> set[str]:
+    """Returns the names of tensors of layers that are in float32 whatever the dtype of weights is."""
+    meta = torch.device("meta")
+    model = Decoder(config, reference_ops(), max_positions=1, dtype=torch.bfloat16, device=meta)
+    parts = (layer.mixer.own_parts() | layer.feed_forward.own_parts() for layer in model.layers)
+    return {name for own in parts for name, part in own.items() if part.tensor.dtype is torch.float32}
 
 
 def weights_bytes(

@@ -57,6 +57,23 @@ def test_a_cpu_stores_weights_in_the_dtype_that_all_tensors_have_in_the_files(ma
 
 
 @pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((f"linear_attn.{name}", "bfloat16") for name in ("A_log", "dt_bias", "norm.weight", "conv1d.weight")),
+        ("linear_attn.out_proj.weight", "float32"),
+        ("mlp.shared_expert_gate.weight", "bfloat16"),
+        ("mlp.gate.weight", "float32"),
+    ],
+)
+def test_what_layers_keep_in_float32_does_not_decide(make_checkpoint, tmp_path, name, dtype):
+    """Numbers that bfloat16 does not have, in a checkpoint whose other weights are in it."""
+    path = shutil.copytree(make_checkpoint("qwen3_5_moe", dtype="bfloat16"), tmp_path / "mixed")
+    tensors, stored = load_file(path / "model.safetensors"), f"model.layers.0.{name}"
+    save_file(tensors | {stored: tensors[stored].float() * (1 + 2**-20)}, path / "model.safetensors")
+    assert cpu_checkpoint_dtype(path, ModelConfig.from_dir(path)) == dtype
+
+
+@pytest.mark.parametrize(
     ("name", "dtype"), [("half", torch.float16), ("float", torch.float32), ("bfloat16", torch.bfloat16)]
 )
 def test_names_are_those_of_the_field(config, name, dtype):
