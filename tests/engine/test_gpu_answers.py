@@ -116,6 +116,16 @@ def test_layers_with_state_answer_as_on_a_cpu(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_experts_beside_one_that_all_tokens_share_answer_as_on_a_cpu(
+    gpu: SimpleNamespace, servable: Callable[..., Path], quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a model whose layers keep states, too."""
+    sizes = {"moe_intermediate_size": 48, "mlp_only_layers": []} if quantization else {}
+    check_answers(servable("qwen3_next", **sizes), quantization, monkeypatch, ("mixture of experts", "add_shared"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "fields"),
     [
