@@ -25,8 +25,7 @@ class ExpertRows(NamedTuple):
     Attributes:
         tensor: its name in the file.
         expert: number of the expert.
-        first: the first row; a slice of the rows tells how many there are.
-        stop: the row behind the last one.
+        first, stop: its first row, and the one behind its last.
     """
 
     tensor: str
@@ -110,6 +109,8 @@ class ExpertReader:
 
 
 class _Rows:
+    """What `get_slice` returns for such rows."""
+
     def __init__(self, reader: Any, place: ExpertRows) -> None:
         self._slices, self._place = reader.get_slice(place.tensor), place
 
