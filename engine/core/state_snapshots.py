@@ -2,8 +2,8 @@
 
 Such a state (a gated delta rule, a convolution) holds all tokens up to one position and cannot go back. Keys and values
 of a prefix are therefore useful only together with a copy of the state at its end. Copies are kept at three places, as
-in Marconi (arXiv:2411.19379): where the prompts of two requests have parted, near the end of a prompt, and behind the
-last full block of an answer, where a copy replaces the one before.
+in Marconi (arXiv:2411.19379): where the prompts of two requests have parted, near the end of a prompt, and every few
+tokens of an answer, where a copy replaces the one before.
 
 A copy is made at the beginning of the step that goes on from its position. It is known by the hash of the last block
 before it, so that equal hashes mean equal tokens under an equal salt and adapter. Restoring comes before saving in a
@@ -19,6 +19,9 @@ from engine.errors import IntegrityError
 
 _MIN_SAVED_TOKENS = 128
 """Tokens that a copy within a prompt saves at least: it costs a step of its own for the rest of the prompt."""
+
+_ANSWER_STRIDE = 64
+"""Tokens from one copy within an answer to the next: each moves megabytes."""
 
 _TURN_TOKENS = 8
 """Tokens at the end of a prompt that the next turn of a conversation may not repeat: chat templates begin an answer
@@ -86,7 +89,9 @@ class StateSnapshots:
             num_running: requests that run. Answers are copied if each may have a slot beside one of its prompt.
         """
         is_answer = position >= request.num_prompt_tokens
-        if (is_answer and self._num_snapshots < 2 * num_running) or self._is_known(block_hash):
+        if is_answer and (position % _ANSWER_STRIDE or self._num_snapshots < 2 * num_running):
+            return None
+        if self._is_known(block_hash):
             return None
         replaced = self._answers.pop(request.request_id, b"") if is_answer else b""
         if replaced in self._slot_of:

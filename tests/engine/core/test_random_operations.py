@@ -76,6 +76,7 @@ def test_so_they_do_if_the_model_keeps_state(
 ) -> None:
     """Copies are made even where they save little: prompts are short here."""
     monkeypatch.setattr("engine.core.state_snapshots._MIN_SAVED_TOKENS", 1)
+    monkeypatch.setattr("engine.core.state_snapshots._ANSWER_STRIDE", 1)
     monkeypatch.setattr("engine.core.state_snapshots._TURN_TOKENS", 1)
     num_worlds = NUM_DEFAULT_OPERATIONS // (OPERATIONS_PER_WORLD * 9)
     mode = {"num_state_snapshots": num_snapshots, "max_steps_in_flight": max_steps_in_flight}
@@ -89,6 +90,7 @@ def test_so_they_do_if_the_model_keeps_state_in_pipeline_stages(
     monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr("engine.core.state_snapshots._MIN_SAVED_TOKENS", 1)
+    monkeypatch.setattr("engine.core.state_snapshots._ANSWER_STRIDE", 1)
     num_worlds = NUM_DEFAULT_OPERATIONS // (OPERATIONS_PER_WORLD * 9)
     mode = {"num_state_snapshots": 6, "num_stages": 2, "max_steps_in_flight": 2}
     totals = run_worlds(simulate, num_worlds, lambda seed: {"policy": POLICIES[seed % 3], **mode})

@@ -39,9 +39,9 @@ def test_where_prompts_part_the_second_one_makes_a_copy_and_the_third_one_uses_i
 
 def test_the_next_turn_goes_on_behind_the_answer_or_behind_the_prompt(serve):
     prompt = [*SHARED, 3]
-    request, _ = serve(prompt, max_tokens=21)
+    request, _ = serve(prompt, max_tokens=70)
     behind_answer, _ = serve([*prompt, *request.output_ids, 4, 5, 6])
-    assert behind_answer.num_cached_tokens == 220  # of 222
+    assert behind_answer.num_cached_tokens == 256  # every 64 tokens
     without_answer, _ = serve([*prompt, 4, 5, 6, *request.output_ids])
     assert without_answer.num_cached_tokens == 192  # 8 tokens of a prompt may belong to the answer
 
@@ -68,9 +68,9 @@ def test_an_answer_has_one_copy_at_a_time(engine, serve):
 @pytest.mark.parametrize(("num_running", "num_copies"), [(1, 2), (2, 2)])
 def test_with_few_slots_only_prompts_have_copies(make_engine, make_request, num_running, num_copies):
     """Three slots hold the prompt and the answer of one request, but not of two."""
-    engine = make_engine(num_state_snapshots=3, num_blocks=512, max_model_len=256, max_num_batched_tokens=512)
+    engine = make_engine(num_state_snapshots=3, num_blocks=512, max_model_len=512, max_num_batched_tokens=512)
     for index in range(num_running):
-        engine.add(make_request(index, [*SHARED, index], max_tokens=20, cache_salt=bytes([index])))
+        engine.add(make_request(index, [*SHARED, index], max_tokens=70, cache_salt=bytes([index])))
     engine.run()
     assert len(engine.scheduler._cache.states._slot_of) == num_copies
 
