@@ -50,7 +50,7 @@ def test_nothing_is_needed_where_it_is_built(tools: Path, capsys: pytest.Capture
 
 def test_it_is_built_from_source_for_this_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = llama_environment()
-    assert found.pip_flags == ("--no-binary", "llama-cpp-python")
+    assert found.pip_flags == ("--no-binary", "llama-cpp-python", "--no-cache-dir")
     assert "-DGGML_NATIVE=ON" in found.variables["CMAKE_ARGS"]
     folders = {found.folder}
     for flags in ("fpu avx2", "fpu avx2 avx512f"):
