@@ -26,7 +26,7 @@ def normal(seed, *shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 5, 700])
+@pytest.mark.parametrize("num_tokens", [0, 5, 700])
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("block_m", [16, 64])
 def test_every_pair_is_in_one_tile_of_its_expert(device, seed, num_tokens, routing, block_m):
