@@ -7,14 +7,13 @@ long, all of them are ended, with one error that says which rank was the first.
 import atexit
 import contextlib
 import logging
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
+from chairlift.service.private_folder import PrivateFolder
 from engine.errors import EngineError, StepError
 from engine.parallel.nodes import NodeLink
 from engine.parallel.peer import News, Peer
@@ -82,8 +81,8 @@ class Followers:
         self._waiting: tuple[str, float, float] | None = None  # for what, since when, timeout
         self._num_ready = 0
         self._all_ready = threading.Event()
-        self._folder = tempfile.TemporaryDirectory(prefix="chairlift-ranks-")  # mode 0700
-        self.meeting_folder = Path(self._folder.name)
+        self._folder = PrivateFolder("ranks-")
+        self.meeting_folder = self._folder.path
         nodes = [RemoteNode(link) for link in links]
         self._processes: list[RankProcess] = []
         try:
@@ -96,7 +95,7 @@ class Followers:
                 process.close()
             for node in nodes:
                 node.close()
-            self._folder.cleanup()
+            self._folder.remove()
             raise
         self._peers: list[Peer] = [*self._processes, *nodes]
         atexit.register(self.close)
@@ -161,7 +160,7 @@ class Followers:
         self._watch_thread.join(_STOP_GRACE_S)  # a machine may not answer
         for peer in self._peers:
             peer.close()
-        self._folder.cleanup()
+        self._folder.remove()
 
     def _leave_when_asked(self) -> None:
         """Leaves the group in `close`; hangs if a rank hangs."""
@@ -210,5 +209,5 @@ class Followers:
                 self._has_ended = True
                 for process in self._processes:
                     process.kill()
-                self._folder.cleanup()  # `on_failure` may end this process at once
+                self._folder.remove()  # `on_failure` may end this process at once
                 self._on_failure(error)

@@ -19,6 +19,7 @@ from chairlift.service.flag_kinds import switch, text
 from chairlift.service.flags import FlagError, FlagParser, add_flags, config_from, flag
 from chairlift.service.logs import TEXT, announce, discard_stdout, log_to_stderr, report_error
 from chairlift.service.operating_system import UnsupportedSystemError, check_operating_system
+from chairlift.service.private_folder import PrivateFolder
 from chairlift.service.signals import StopSignals
 from frontend.access.api_keys import load_keys
 from frontend.app import FrontendApp, loop_factory
@@ -192,13 +193,13 @@ def _parser() -> FlagParser:
 def _socket_folder() -> Iterator[Path]:
     """Creates a folder that only this user can enter, and removes it at the end."""
     root = tempfile.gettempdir()
-    if len(root) + len("/chairlift-xxxxxxxx/engine.sock") > _MAX_SOCKET_PATH:
+    if len(root) + len("/chairlift-up-xxxxxxxx/engine.sock") > _MAX_SOCKET_PATH:
         root = "/tmp"
-    folder = Path(tempfile.mkdtemp(prefix="chairlift-", dir=root))  # mode 0700
+    folder = PrivateFolder("up-", root)
     try:
-        yield folder
+        yield folder.path
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
 
 
 def _target(host: str, port: int) -> str:

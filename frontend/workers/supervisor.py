@@ -8,13 +8,11 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from chairlift.service.private_folder import PrivateFolder
 from frontend.api.ports import GRPC_ADVICE, HTTP_ADVICE, reserve_port
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError, FrontendError
@@ -57,7 +55,7 @@ class Supervisor:
         self._config = config
         self._command = command
         self._first_pause_s = first_pause_s
-        self._folder: Path | None = None
+        self._folder: PrivateFolder | None = None
         self._reserved: list[socket.socket] = []
         self._since = int(time.time())
         self._workers: dict[int, WorkerProcess] = {}
@@ -74,7 +72,7 @@ class Supervisor:
             WorkerFailed: a worker ended for another reason.
         """
         config = self._reserve()
-        self._folder = Path(tempfile.mkdtemp(prefix="chairlift-workers-"))  # mode 0700
+        self._folder = PrivateFolder("workers-")
         indices = range(config.workers)
         first = await asyncio.gather(*(self._start_worker(config, index) for index in indices))
         listening = [asyncio.create_task(_wait_listening(index, worker)) for index, worker in enumerate(first)]
@@ -132,7 +130,7 @@ class Supervisor:
         for reserved in self._reserved:
             reserved.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
     def _reserve(self) -> FrontendConfig:
         """Reserves the ports; returns the workers' config."""
@@ -150,11 +148,12 @@ class Supervisor:
 
     async def _start_worker(self, config: FrontendConfig, index: int) -> WorkerProcess:
         assert self._folder is not None
-        place = WorkerPlace(index, self._folder, self._since)
+        folder = self._folder.path
+        place = WorkerPlace(index, folder, self._since)
         worker = await WorkerProcess.start(WorkerOrder(config, place), self._command)
         self._workers[index] = worker
         try:
-            note_pid(self._folder, index, worker.pid)
+            note_pid(folder, index, worker.pid)
         except OSError as error:  # the worker serves nevertheless
             logger.warning("worker %d is missing in process_* metrics: %s", index, error)
         return worker
@@ -165,7 +164,7 @@ class Supervisor:
         pauses = RestartPauses(self._first_pause_s)
         started_s = time.monotonic()
         while not await self._stops_first(worker):
-            clear_gauges(self._folder, index)
+            clear_gauges(self._folder.path, index)
             pause_s = pauses.next_s(time.monotonic() - started_s)
             logger.warning("worker %d ended: %s; replacing it in %g s", index, _reason(worker), pause_s)
             with contextlib.suppress(TimeoutError):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from chairlift.service.logs import log_to_stderr
+from chairlift.service.private_folder import hold_folder
 from frontend.app import FrontendApp, loop_factory
 from frontend.errors import ConfigError
 from frontend.workers.order import WorkerOrder
@@ -24,6 +25,7 @@ def main() -> int:
     reports = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other output is not a report
     log_to_stderr("chairlift-frontend", order.config.log_level, order.config.log_format, worker=order.place.index)
+    hold_folder(order.place.metrics_folder)  # a worker drains after its parent was killed, beside the next parent
     try:
         with asyncio.Runner(loop_factory=loop_factory(use_uvloop=order.config.uvloop)) as runner:
             runner.run(_serve(order, reports))

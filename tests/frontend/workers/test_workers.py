@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from chairlift.service.private_folder import remove_abandoned
 from frontend.api.ports import GRPC_ADVICE, reserve_port, try_port
 from frontend.errors import ConfigError
 from tests.hang import HANG_S
@@ -47,6 +48,26 @@ async def test_all_workers_get_connections_over_grpc_and_http_and_end_when_the_p
     assert len(set(models)) == 1, "workers describe the model differently"
     frontend.process.kill()
     await wait_gone(*pids)
+
+
+async def test_files_of_a_killed_parent_stay_until_its_workers_have_drained(start, environ, tmp_path):
+    environ["TMPDIR"] = str(tmp_path)
+    frontend = await start()
+    pids = frontend.worker_pids()
+    frontend.engine.pause()
+    calls = [asyncio.ensure_future(frontend.generate(f"{i:02}")) for i in range(NUM_REQUESTS)]
+    await frontend.engine.wait_for(lambda: frontend.engine.num_open == NUM_REQUESTS)
+    assert all(count > 1 for count in frontend.engine.command_counts), "one worker got all requests"
+    frontend.process.kill()
+    await wait_gone(frontend.process.pid)
+    remove_abandoned(tmp_path)  # as the next parent does
+    assert [path.name[:18] for path in tmp_path.iterdir()] == ["chairlift-workers-"]
+    frontend.engine.resume()
+    assert await asyncio.gather(*calls) == [f"{i:02}" for i in range(NUM_REQUESTS)]
+    await wait_gone(*pids)
+    while list(tmp_path.iterdir()):  # the last thread of a process may end after its first one, and with it the lock
+        remove_abandoned(tmp_path)
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.sampled(1)
