@@ -8,6 +8,9 @@ import grpc
 from frontend.errors import ConfigError, TokenizerMismatch
 from frontend.routing.wire import ProtocolViolation
 
+MAX_CAUSES = 64
+"""Causes remembered at one address. More means that a peer puts other numbers into its message at every attempt."""
+
 _PROGRESS_LOG_S = 5.0  # between two lines about the progress of a loading engine
 
 
@@ -21,6 +24,8 @@ class EngineNotReadyError(Exception):
 
 class ConnectionLog:
     """The log of one address.
+
+    Invariant: at most MAX_CAUSES causes are remembered; then all are forgotten, and may be logged again.
 
     Args:
         logger: gets the lines.
@@ -67,6 +72,12 @@ class ConnectionLog:
         if is_repeated or cause in self._logged_causes:
             level = logging.DEBUG
         if not is_repeated:
+            if len(self._logged_causes) >= MAX_CAUSES:
+                self._logged_causes.clear()
             self._logged_causes.add(cause)
         what = "lost the engine at" if was_attached else "no engine at"
         self._logger.log(level, "%s %s: %s", what, self._address, reason, exc_info=error if is_defect else None)
+
+    def check_integrity(self) -> None:
+        """Asserts the invariant; used by tests."""
+        assert len(self._logged_causes) <= MAX_CAUSES
