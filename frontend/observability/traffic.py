@@ -4,12 +4,18 @@ import asyncio
 import logging
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.observability.outcome import Outcome
 from frontend.observability.request_events import RequestEnd, RequestEvents, RequestProgress
+
+MAX_FIRST_TOKENS = 4096
+"""Times to first token that are kept for the median of a line: without lines (`--log-stats-interval 0`) nothing clears
+them.
+"""
 
 _log = logging.getLogger("frontend.throughput")
 
@@ -25,7 +31,7 @@ class Traffic(RequestEvents):
         num_rejected: requests that were refused, or found the queue full.
         num_prompt_tokens: prompt tokens of requests that have their first token.
         num_output_tokens: output tokens sent.
-        first_token_s: times to first token.
+        first_token_s: times to first token, at most the last MAX_FIRST_TOKENS.
     """
 
     num_running: int = 0
@@ -34,7 +40,7 @@ class Traffic(RequestEvents):
     num_rejected: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    first_token_s: list[float] = field(default_factory=list)
+    first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_FIRST_TOKENS))
 
     def accepted(self, request: RequestProgress, prompt_text: Callable[[], str]) -> None:
         self.num_waiting += 1

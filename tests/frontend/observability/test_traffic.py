@@ -7,6 +7,8 @@ import grpc
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.observability.request_events import RequestProgress
+from frontend.observability.traffic import MAX_FIRST_TOKENS, Traffic
 from tests.hang import HANG_S
 
 
@@ -72,3 +74,16 @@ async def test_line_is_logged_at_the_interval_and_never_with_0(make_pair, text_r
         while not caplog.records:
             await asyncio.sleep(0)
     assert off.app._traffic_log is None
+
+
+def test_times_to_first_token_are_bounded_without_lines(caplog):
+    caplog.set_level(logging.INFO, "frontend.throughput")
+    traffic = Traffic()
+    for ttft_s in [5.0] * MAX_FIRST_TOKENS + [2.0] * MAX_FIRST_TOKENS:
+        request = RequestProgress(0.0, streamed=True)
+        traffic.accepted(request, str)
+        request.first_token_at_s = request.accepted_at_s + ttft_s
+        traffic.started(request, pb.Started())
+    assert len(traffic.first_token_s) == MAX_FIRST_TOKENS
+    traffic.log(1.0)
+    assert caplog.records[-1].ttft_p50_s == 2.0
