@@ -49,10 +49,11 @@ class Metrics:
             share_values(place)
         self._rendering = asyncio.Lock()
         self._engines: list[EngineMetrics] = []
-        self._labels = EngineLabels(place.metrics_folder if place is not None else None)
+        folder = place.metrics_folder if place is not None else None
+        self._labels = EngineLabels(folder)
         self._failures: dict[tuple[str, str], int] = {}
-        self.requests = RequestMetrics(prefix, own)
-        self.targets = TargetMetrics(prefix, own)
+        self.requests = RequestMetrics(prefix, own, folder)
+        self.targets = TargetMetrics(prefix, own, folder)
         self._steps = StepMetrics(prefix, own)
 
         def gauge(name: str, text: str) -> Gauge:

@@ -3,9 +3,12 @@
 All of vLLM's bounds exist, so that queries over `le` written for vLLM work.
 """
 
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from frontend.errors import EngineUnavailable, InvalidRequest, ModelNotFound, RequestTooLong, error_reason
+from frontend.observability.label_names import LabelNames
 from frontend.observability.outcome import Outcome
 from frontend.observability.traffic import Traffic
 
@@ -66,12 +69,13 @@ class RequestMetrics:
     Args:
         prefix: prefix of every name, without the colon.
         registry: registers them.
+        folder: of the workers' metrics; None: a single process.
 
     Attributes:
         traffic: counts of this process for its throughput log.
     """
 
-    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+    def __init__(self, prefix: str, registry: CollectorRegistry, folder: Path | None = None) -> None:
         self.traffic = Traffic()
 
         def counter(name: str, text: str, labels: tuple[str, ...] = LABELS) -> Counter:
@@ -81,7 +85,7 @@ class RequestMetrics:
             return Histogram(f"{prefix}:{name}", text, LABELS, buckets=buckets, registry=registry)
 
         self._series: dict[tuple[str, str], RequestSeries] = {}
-        self._models: set[str] = set()
+        self._models = LabelNames(MAX_MODELS, folder and folder / "models.names")
         self.received = counter("requests_received", "Generation requests, whatever their outcome.", ())
         self.refused = counter(
             "requests_refused", "Requests refused for their content, or because no engine is connected.", ("reason",)
@@ -139,11 +143,8 @@ class RequestMetrics:
 
     def series(self, model_name: str, engine: str) -> RequestSeries:
         """Returns the series of one model on one engine; those of OTHER_MODELS beyond MAX_MODELS."""
-        if model_name not in self._models:
-            if len(self._models) < MAX_MODELS:
-                self._models.add(model_name)
-            else:
-                model_name = OTHER_MODELS
+        if not self._models.admits(model_name):
+            model_name = OTHER_MODELS
         key = (model_name, engine)
         if key not in self._series:
             self._series[key] = RequestSeries(self, model_name, engine)

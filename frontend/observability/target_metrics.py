@@ -4,9 +4,11 @@ All stay at zero without classes and targets.
 """
 
 from enum import Enum
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from frontend.observability.label_names import LabelNames
 from frontend.types import RetryResult
 
 MAX_TENANTS = 20
@@ -33,9 +35,10 @@ class TargetMetrics:
     Args:
         prefix: prefix of every name, without the colon.
         registry: registers them.
+        folder: of the workers' metrics; None: a single process.
     """
 
-    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+    def __init__(self, prefix: str, registry: CollectorRegistry, folder: Path | None = None) -> None:
         self._goodput = Counter(
             f"{prefix}:goodput_requests",
             "Requests with a service class or targets, by class and whether the targets were met.",
@@ -60,7 +63,7 @@ class TargetMetrics:
             ("tenant", "kind"),
             registry=registry,
         )
-        self._tenants: set[str] = set()
+        self._tenants = LabelNames(MAX_TENANTS, folder and folder / "tenants.names")
         for result in RetryResult:  # initialized to zero, or sums over them would have no value
             self._retries.labels(result.value)
         for outcome in TargetOutcome:
@@ -82,10 +85,7 @@ class TargetMetrics:
 
     def note_tokens(self, tenant: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """Counts the tokens of a request that has ended."""
-        if tenant not in self._tenants:
-            if len(self._tenants) < MAX_TENANTS:
-                self._tenants.add(tenant)
-            else:
-                tenant = OTHER_TENANTS
+        if not self._tenants.admits(tenant):
+            tenant = OTHER_TENANTS
         self._tenant_tokens.labels(tenant, "prompt").inc(num_prompt_tokens)
         self._tenant_tokens.labels(tenant, "output").inc(num_output_tokens)
