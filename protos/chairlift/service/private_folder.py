@@ -61,7 +61,7 @@ def remove_abandoned(root: Path) -> None:
     """Removes the folders of this user below `root` whose lock nobody holds."""
     removed = [path.name for path in _candidates(root) if _remove_if_abandoned(path)]
     if removed:
-        _log.info("removed %d folder(s) that killed processes left in %s: %s", len(removed), root, ", ".join(removed))
+        _log.debug("removed %d folder(s) that killed processes left in %s: %s", len(removed), root, ", ".join(removed))
 
 
 def _create_lock(folder: Path) -> io.FileIO:

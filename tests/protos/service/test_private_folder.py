@@ -71,7 +71,7 @@ def abandoned(root: Path, name: str = "chairlift-test-abandoned") -> Path:
 def test_folder_of_a_killed_process_is_removed_by_the_next_one(
     tmp_path: Path, run: Callable[[str, Path], Process], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     owner = run(OWNER, tmp_path)
     left = Path(owner.line)
     owner.kill()
