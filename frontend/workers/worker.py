@@ -12,6 +12,7 @@ from chairlift.service.logs import log_to_stderr
 from chairlift.service.private_folder import hold_folder
 from frontend.app import FrontendApp, loop_factory
 from frontend.errors import ConfigError
+from frontend.garbage import collect_when_idle
 from frontend.workers.order import WorkerOrder
 from frontend.workers.report import News, Report, send
 
@@ -45,6 +46,7 @@ async def _serve(order: WorkerOrder, reports: BinaryIO) -> None:
         with suppress(TimeoutError):  # open ports get their share of new connections, while other workers can answer
             await app.wait_serving(_ENGINE_PATIENCE_S)
         await app.start()
+        collect_when_idle(app.calls)
         send(Report(News.LISTENING), reports)
         watches.append(asyncio.create_task(_report_serving(app, reports)))
         await stop.wait()
