@@ -16,7 +16,7 @@ from engine.model.implementation import choose_implementation
 from engine.model.loader import cpu_checkpoint_dtype
 from engine.model.model_folder import check_folder, local_model
 from kernels.dtypes import dtype_name
-from tests.support.engine.weights import loaded_parts
+from tests.support.engine.weights import check_same_tensors, loaded_tensors
 
 NAMES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -37,16 +37,6 @@ NAMES: dict[str, dict[str, Any]] = {
 """Checkpoints of `make_checkpoint`, with what llama.cpp's format can say."""
 
 
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    return {name: part.tensor for name, part in loaded_parts(path).items()}
-
-
-def check_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
-
-
 @pytest.mark.parametrize(
     ("name", "is_tied"),
     [(name, is_tied) for name in NAMES for is_tied in (False, True) if "gemma" not in name or is_tied],
@@ -59,18 +49,20 @@ def test_configuration_and_weights_are_those_of_the_folder(
     save_gguf(folder, path)
     assert ModelConfig.from_dir(path) == ModelConfig.from_dir(folder)
     assert choose_implementation(path, "auto") == "chairlift"
-    found, expected = weights(path), weights(folder)
+    found, expected = loaded_tensors(path), loaded_tensors(folder)
     if "gemma" in name:  # whose files have the sum that the decoder computes
         norms = [name for name in found if name.endswith("norm.weight")]
-        check_equal({name: found.pop(name) + 1 for name in norms}, {name: expected.pop(name) + 1 for name in norms})
-    check_equal(found, expected)
+        check_same_tensors(
+            {name: found.pop(name) + 1 for name in norms}, {name: expected.pop(name) + 1 for name in norms}
+        )
+    check_same_tensors(found, expected)
 
 
 def test_biases_of_llama_are_in_the_order_of_their_rows(make_checkpoint: Any, tmp_path: Path) -> None:
     folder, path = make_checkpoint("llama", attention_bias=True, mlp_bias=True), tmp_path / "model.gguf"
     save_gguf(folder, path)
     assert ModelConfig.from_dir(path).traits == ModelConfig.from_dir(folder).traits
-    check_equal(weights(path), weights(folder))
+    check_same_tensors(loaded_tensors(path), loaded_tensors(folder))
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("F16", torch.float16), ("BF16", torch.bfloat16)])
@@ -78,9 +70,10 @@ def test_16_bits_are_read_as_they_are(make_checkpoint: Any, tmp_path: Path, kind
     folder, path = make_checkpoint("qwen3"), tmp_path / "model.gguf"
     save_gguf(folder, path, kind)
     rounded = {
-        name: tensor.to(dtype).float() if tensor.ndim == 2 else tensor for name, tensor in weights(folder).items()
+        name: tensor.to(dtype).float() if tensor.ndim == 2 else tensor
+        for name, tensor in loaded_tensors(folder).items()
     }
-    check_equal(weights(path), rounded)
+    check_same_tensors(loaded_tensors(path), rounded)
     config = ModelConfig.from_dir(path)
     assert config.checkpoint_dtype == dtype_name(dtype)
     assert cpu_checkpoint_dtype(path, config) == "float32", "norms of the checkpoint have more bits"
@@ -95,7 +88,7 @@ def test_a_split_is_one_model(make_checkpoint: Any, tmp_path: Path) -> None:
     for number, file in enumerate(files):
         split = {"split.no": number, "split.count": 3, "split.tensors.count": len(tensors)}
         write_gguf(file, split | (metadata if number == 0 else {}), dict(tensors[number::3]))
-    check_equal(weights(files[0]), weights(folder))
+    check_same_tensors(loaded_tensors(files[0]), loaded_tensors(folder))
     with pytest.raises(CheckpointError, match=r"split\.no is 1: pass the first file, m-00001-of-00003\.gguf"):
         open_checkpoint(files[1]).weights_files()
     shutil.copy(files[0], tmp_path / "other.gguf")
@@ -262,12 +255,12 @@ def test_experts_of_another_number_are_refused(make_checkpoint: Any, tmp_path: P
     folder, path = make_checkpoint("mixtral"), tmp_path / "model.gguf"
     write_gguf(path, metadata_of(folder), tensors_of(folder) | {"blk.0.ffn_up_exps.weight": THREE_EXPERTS})
     with pytest.raises(CheckpointError, match=r"tensor blk\.0\.ffn_up_exps\.weight is not part of this architecture"):
-        weights(path)
+        loaded_tensors(path)
     tensors = tensors_of(folder)
     tensors["blk.0.attn_q.1.weight"] = tensors.pop("blk.0.attn_q.weight")
     write_gguf(path, metadata_of(folder), tensors)
     with pytest.raises(CheckpointError, match=r"tensor blk\.0\.attn_q\.1\.weight is not part of this architecture"):
-        weights(path)
+        loaded_tensors(path)
 
 
 def test_too_many_experts_are_refused(make_checkpoint: Any, tmp_path: Path) -> None:
@@ -313,7 +306,7 @@ def test_tensors_that_do_not_fit_are_refused(
     tensors = {key: value for key, value in {**tensors_of(folder), name: tensor}.items() if value is not None}
     write_gguf(path, metadata_of(folder), tensors)
     with pytest.raises(CheckpointError, match=words):
-        weights(path)
+        loaded_tensors(path)
 
 
 def test_a_file_is_a_model_of_this_machine(tmp_path: Path) -> None:

@@ -13,17 +13,7 @@ from engine.bench.gguf_writer import Tensor, metadata_of, plain, save_gguf, tens
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
 from engine.model.implementation import choose_implementation
-from tests.support.engine.weights import loaded_parts
-
-
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    return {name: part.tensor for name, part in loaded_parts(path).items()}
-
-
-def check_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
+from tests.support.engine.weights import check_same_tensors, loaded_tensors
 
 
 @pytest.mark.parametrize(
@@ -49,8 +39,8 @@ def test_layers_with_state_are_those_of_the_folder_with_heads_in_another_order(
         traits = replace(traits, delta_rules=heads)
     assert found == replace(ModelConfig.from_dir(folder), traits=traits)
     stored, wanted = (
-        as_transformers_has_them(weights(path), json.loads((folder / "config.json").read_text())),
-        weights(folder),
+        as_transformers_has_them(loaded_tensors(path), json.loads((folder / "config.json").read_text())),
+        loaded_tensors(folder),
     )
     assert stored.keys() == wanted.keys()
     for name, tensor in wanted.items():  # files have decays and 1 + norms, whose inverses are rounded
@@ -81,10 +71,10 @@ def test_layers_that_predict_several_tokens_are_not_read(make_checkpoint: Any, t
     added = {f"blk.4.{name}.weight": ones for name in ("attn_norm", "nextn.enorm", "nextn.eh_proj")}
     write_gguf(paths[1], metadata_of(folder) | metadata, tensors_of(folder) | added)
     assert ModelConfig.from_dir(paths[1]) == ModelConfig.from_dir(paths[0])
-    check_equal(weights(paths[1]), weights(paths[0]))
+    check_same_tensors(loaded_tensors(paths[1]), loaded_tensors(paths[0]))
     write_gguf(paths[1], metadata_of(folder), tensors_of(folder) | added)
     with pytest.raises(CheckpointError, match=r"tensor blk\.4\.attn_norm\.weight is not part of this architecture"):
-        weights(paths[1])
+        loaded_tensors(paths[1])
 
 
 @pytest.mark.parametrize(
@@ -105,7 +95,7 @@ def test_tensors_of_layers_with_state_that_do_not_fit_are_refused(
     metadata = metadata_of(folder) | {"qwen35.attention.recurrent_layers": [True, False, True]}
     write_gguf(path, metadata, {key: value for key, value in tensors.items() if value is not None})
     with pytest.raises(CheckpointError, match=words):
-        weights(path)
+        loaded_tensors(path)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +138,7 @@ def test_tensors_of_a_shared_expert_or_in_older_forms_are_refused_by_name(
         metadata[f"{metadata['general.architecture']}.attention.recurrent_layers"] = [True, False, True]
     write_gguf(path, metadata, {**tensors_of(folder), f"blk.0.{name}": tensor})
     with pytest.raises(CheckpointError, match=words):
-        weights(path)
+        loaded_tensors(path)
 
 
 def test_the_gate_of_a_shared_expert_may_have_one_row(make_checkpoint: Any, tmp_path: Path) -> None:
@@ -158,4 +148,4 @@ def test_the_gate_of_a_shared_expert_may_have_one_row(make_checkpoint: Any, tmp_
     name = "blk.0.ffn_gate_inp_shexp.weight"
     assert tensors[name].shape == (64,)
     write_gguf(path, metadata_of(folder), {**tensors, name: tensors[name]._replace(shape=(1, 64))})
-    check_equal(weights(path), weights(folder))
+    check_same_tensors(loaded_tensors(path), loaded_tensors(folder))

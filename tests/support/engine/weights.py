@@ -106,6 +106,18 @@ def loaded_parts(
     return parts
 
 
+def loaded_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Returns the weights of a checkpoint as the decoder has them, by their names."""
+    return {name: part.tensor for name, part in loaded_parts(path).items()}
+
+
+def check_same_tensors(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Asserts equal names and equal values."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
 class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Measures memory of tensors made inside the context, on any device, with `counts_meta` also on `meta`.
 
