@@ -23,6 +23,16 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+@pytest.fixture(autouse=True)
+def one_thread_of_torch() -> None:
+    """Matrices of tests gain nothing from more, and beside another process of tests every operation waits for them.
+
+    An engine that a test builds sets its own number. OMP_NUM_THREADS, which `tests/portability` sets, decides.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> Iterator[None]:
     """Processes that tests start hear SIGINT, even where the suite runs in the background with SIGINT ignored."""
