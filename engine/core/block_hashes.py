@@ -8,7 +8,7 @@ equal salt and adapter, and no choice of tokens forges a collision. Hashing cost
 
 import hashlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from engine.core.request import Request, RequestId
@@ -29,6 +29,14 @@ class BlockHashes:
         while len(chain) < num_blocks:
             chain.append(self._next(request, chain))
         return chain
+
+    def walk(self, request: Request, num_blocks: int) -> Iterator[bytes]:
+        """Yields the hashes of so many leading blocks, and computes none before it is asked for."""
+        chain = self.of(request, 0)
+        for index in range(num_blocks):
+            if index == len(chain):
+                chain.append(self._next(request, chain))
+            yield chain[index]
 
     def forget(self, request: Request) -> None:
         """Removes the chain of a request, if there is one."""

@@ -149,19 +149,17 @@ class KVCacheManager:
         """Returns the blocks of the longest prefix whose keys and values are cached."""
         block_ids = []
         num_known = request.num_prompt_logits if request.num_owed_logits > 0 else request.num_tokens - 1
-        max_hits = num_known // self.block_size
-        hashes: list[bytes] = []
-        for index in range(max_hits):
-            hashes = self._hashes.of(request, index + 1)
-            if not self._groups.num_full:
-                continue
-            block_id = self.pool.lookup(hashes[index])
-            if block_id is None:
-                break
-            block_ids.append(block_id)
+        num_hits = num_known // self.block_size
+        if self._groups.num_full:
+            for block_hash in self._hashes.walk(request, num_hits):
+                block_id = self.pool.lookup(block_hash)
+                if block_id is None:
+                    break
+                block_ids.append(block_id)
+            num_hits = len(block_ids)
         if not self._windowed:
             return block_ids
-        return self._with_windows(block_ids, hashes[: len(block_ids) if self._groups.num_full else max_hits])
+        return self._with_windows(block_ids, self._hashes.of(request, num_hits)[:num_hits])
 
     def resume_state(self, request: Request, num_tokens: int) -> int | None:
         """Returns the slot of the state from which a request goes on that was admitted with a prefix of `num_tokens`.

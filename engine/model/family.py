@@ -71,11 +71,8 @@ class Mixture:
         number, top_k = fields.integer(num_experts, maximum=_MAX_EXPERTS), fields.integer("num_experts_per_tok")
         if top_k > number:
             raise fields.error("num_experts_per_tok", f"is {top_k}, {num_experts} is {number}")
-        inner, shared = (
-            None if name is None else fields.integer(name, maximum=_MAX_INNER_SIZE)
-            for name in (inner_size, shared_size)
-        )
-        assert inner is not None
+        inner = fields.integer(inner_size, maximum=_MAX_INNER_SIZE)
+        shared = None if shared_size is None else fields.integer(shared_size, maximum=_MAX_INNER_SIZE)
         return cls(number, top_k, inner, normalizes, shared_size=shared, **others)
 
 

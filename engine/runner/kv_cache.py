@@ -105,13 +105,12 @@ def plan_kv_cache(
     """
     bytes_per_token = kv_bytes_per_token(shape, dtype)
     bytes_per_block = bytes_per_token * block_size
-    if num_blocks_override is None:
-        snapshot_bytes = max(0, available_bytes) * SNAPSHOT_SHARE
-    else:
-        snapshot_bytes = num_blocks_override * bytes_per_block * SNAPSHOT_SHARE / (1 - SNAPSHOT_SHARE)
+    total_bytes = float(max(0, available_bytes))
+    if num_blocks_override is not None:
+        total_bytes = num_blocks_override * bytes_per_block / (1 - SNAPSHOT_SHARE)
     num_snapshots = 0
     if shape.state_bytes and not shape.cache_groups.num_windowed:
-        num_snapshots = min(max_snapshots, int(snapshot_bytes) // shape.state_bytes)
+        num_snapshots = min(max_snapshots, int(total_bytes * SNAPSHOT_SHARE) // shape.state_bytes)
     num_blocks = num_blocks_override
     if num_blocks is None:
         num_blocks = (max(0, available_bytes) - num_snapshots * shape.state_bytes) // bytes_per_block

@@ -11,8 +11,7 @@ import triton.language as tl
 
 from kernels.gpu.launch import BoundKernel
 from kernels.gpu.quantize import QuantizedRows, checked_group_size, empty_rows, store_quantized_rows
-from kernels.gpu.rows import check_rows
-from kernels.gpu.tiles import row_tile
+from kernels.gpu.rows import bind_rows, check_rows
 
 
 def rms_norm(
@@ -105,18 +104,7 @@ def _normed(
 @cache
 def _bind(n: int, itemsize: int, adds: bool, group_size: int, stride: int) -> tuple[BoundKernel, int]:
     """Returns the kernel for rows of n values, stride values apart, and its rows per program."""
-    tile = row_tile(n, itemsize)
-    kernel = BoundKernel(
-        _rms_norm_kernel,
-        N=n,
-        STRIDE=stride,
-        ADDS=adds,
-        GROUP_SIZE=group_size,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-    )
-    return kernel, tile.block_m
+    return bind_rows(_rms_norm_kernel, n, itemsize, STRIDE=stride, ADDS=adds, GROUP_SIZE=group_size)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

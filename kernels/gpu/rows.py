@@ -6,7 +6,7 @@ import torch
 import triton
 
 from kernels.gpu.launch import BoundKernel
-from kernels.gpu.tiles import column_tile, row_tile
+from kernels.gpu.tiles import RowTile, column_tile, row_tile
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -40,17 +40,25 @@ def bind_tiles(kernel: Any, n: int, itemsize: int, group_size: int, **sizes: Any
         sizes: further compile-time sizes.
     Returns: the kernel, its rows per program and its programs per row.
     """
-    tile = row_tile(n, itemsize) if group_size else column_tile(n)
-    bound = BoundKernel(
-        kernel,
-        N=n,
-        GROUP_SIZE=group_size,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        num_warps=tile.num_warps,
-        **sizes,
-    )
-    return bound, tile.block_m, triton.cdiv(n, tile.block_n)
+    if group_size:
+        return *bind_rows(kernel, n, itemsize, GROUP_SIZE=group_size, **sizes), 1
+    return bind_columns(kernel, n, GROUP_SIZE=0, **sizes)
+
+
+def bind_rows(kernel: Any, n: int, itemsize: int, **sizes: Any) -> tuple[BoundKernel, int]:
+    """Binds a kernel that takes whole rows; returns it and its rows per program."""
+    tile = row_tile(n, itemsize)
+    return _bound(kernel, n, tile, **sizes), tile.block_m
+
+
+def bind_columns(kernel: Any, n: int, **sizes: Any) -> tuple[BoundKernel, int, int]:
+    """Binds a kernel that takes columns of rows; returns it, its rows per program and its programs per row."""
+    tile = column_tile(n)
+    return _bound(kernel, n, tile, **sizes), tile.block_m, triton.cdiv(n, tile.block_n)
+
+
+def _bound(kernel: Any, n: int, tile: RowTile, **sizes: Any) -> BoundKernel:
+    return BoundKernel(kernel, N=n, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, num_warps=tile.num_warps, **sizes)
 
 
 def _check_dtype(name: str, tensor: torch.Tensor) -> None:

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.launch import BoundKernel
-from kernels.gpu.rows import check_rows
-from kernels.gpu.tiles import row_tile
+from kernels.gpu.rows import bind_rows, check_rows
 
 
 def add_shared(mixed: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -39,9 +38,7 @@ def add_shared(mixed: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, gate:
 @cache
 def _bind(n: int, itemsize: int) -> tuple[BoundKernel, int]:
     """Returns the kernel for rows of n values, and its rows per program."""
-    tile = row_tile(n, itemsize)
-    kernel = BoundKernel(_add_shared_kernel, N=n, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, num_warps=tile.num_warps)
-    return kernel, tile.block_m
+    return bind_rows(_add_shared_kernel, n, itemsize)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.launch import BoundKernel
-from kernels.gpu.rows import check_rows
-from kernels.gpu.tiles import column_tile
+from kernels.gpu.rows import bind_columns, check_rows
 
 
 def soft_cap(x: torch.Tensor, soft_cap: float) -> torch.Tensor:
@@ -32,9 +31,7 @@ def soft_cap(x: torch.Tensor, soft_cap: float) -> torch.Tensor:
 @cache
 def _bind(n: int) -> tuple[BoundKernel, int, int]:
     """Returns the kernel for rows of n values, its rows per program and its programs per row."""
-    tile = column_tile(n)
-    kernel = BoundKernel(_soft_cap_kernel, N=n, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, num_warps=tile.num_warps)
-    return kernel, tile.block_m, triton.cdiv(n, tile.block_n)
+    return bind_columns(_soft_cap_kernel, n)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -13,7 +13,8 @@ from engine.core.outputs import NewRequest, RequestOutput, ScheduledRow, Schedul
 from engine.core.request import BlockId, Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner, execute
-from tests.support.engine.fake_model import AnswerLedger, FakeModel, FakeModelRunner, OracleViolation, drive
+from tests.support.engine.answer_ledger import AnswerLedger, drive
+from tests.support.engine.fake_model import FakeModel, FakeModelRunner, OracleViolation
 
 BLOCK_SIZE = 4
 PARAMS = SamplingParams(seed=1, max_tokens=8)

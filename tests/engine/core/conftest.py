@@ -16,7 +16,8 @@ from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.core.outputs import RequestOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, RequestStatus, SamplingParams
 from engine.errors import QueueFull, RequestTooLong
-from tests.support.engine.fake_model import Answer, AnswerLedger, FakeModel, FakeModelRunner, SoloAnswer
+from tests.support.engine.answer_ledger import Answer, AnswerLedger
+from tests.support.engine.fake_model import FakeModel, FakeModelRunner, SoloAnswer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,7 +18,7 @@ from engine.parallel.leading_runner import LeadingRunner
 from engine.serving.parts import EngineParts
 from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress
-from tests.support.engine.fake_model import Answer, AnswerLedger
+from tests.support.engine.answer_ledger import Answer, AnswerLedger
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, tied head, one KV head": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),

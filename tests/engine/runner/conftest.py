@@ -25,7 +25,7 @@ from engine.runner.stream import Stream
 from engine.startup.served_model import shard_shape
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import KernelOps
-from tests.support.engine.fake_model import Answer, AnswerLedger
+from tests.support.engine.answer_ledger import Answer, AnswerLedger
 from tests.support.engine.families import FAMILIES, family_config, save_family
 
 NEAR_TIE = 1e-4

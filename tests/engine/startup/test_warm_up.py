@@ -9,7 +9,8 @@ from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.startup.warm_up import sweep_sizes, warm_up
-from tests.support.engine.fake_model import FakeModel, FakeModelRunner, drive
+from tests.support.engine.answer_ledger import drive
+from tests.support.engine.fake_model import FakeModel, FakeModelRunner
 
 
 @pytest.mark.parametrize(("max_model_len", "max_waiting"), [(2, 9), (3, 9), (40, 9), (40, 1)])

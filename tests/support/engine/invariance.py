@@ -14,7 +14,7 @@ from engine.core.request import Request, RequestId
 from engine.interfaces import execute
 from engine.serving.parts import EngineParts
 from kernels.sampling import SampledTokens, SamplingBatch
-from tests.support.engine.fake_model import Answer, AnswerLedger
+from tests.support.engine.answer_ledger import Answer, AnswerLedger
 
 Position = tuple[int, int]
 """Seed of a request, and index in its output."""

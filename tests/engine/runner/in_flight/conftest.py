@@ -17,8 +17,9 @@ from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import KVCachePlan
 from engine.runner.step_buffers import BIAS_CAPACITY
 from engine.step_loop import StepLoop
+from tests.support.engine.answer_ledger import AnswerLedger
 from tests.support.engine.fake_device import ChainDecoder, ChainMatcher, ChainOps, PoisoningRunner, is_penalised
-from tests.support.engine.fake_model import AnswerLedger, FakeModel
+from tests.support.engine.fake_model import FakeModel
 from tests.support.engine.stream import LateStream
 
 VOCAB_SIZE = 31
