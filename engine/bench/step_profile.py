@@ -67,12 +67,12 @@ class ProgramClock:
     """Records the duration of each part of every program."""
 
     def __init__(self) -> None:
-        self._seconds: list[dict[str, float]] = []
+        self._programs: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]] = []
 
     def take(self) -> list[dict[str, float]]:
         """Returns the seconds of every program since the last call, by part."""
-        seconds, self._seconds = self._seconds, []
-        return seconds
+        programs, self._programs = self._programs, []
+        return [part_seconds(*program) for program in programs]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -81,7 +81,7 @@ class ProgramClock:
 
         def run_noted(pool: WorkerPool, program: Program) -> None:
             run(pool, program)
-            self._seconds.append(part_seconds(program.instructions[:, OPCODE], pool.seconds_per_instruction()))
+            self._programs.append((program.instructions[:, OPCODE], pool.seconds_per_instruction()))
 
         with patch.object(WorkerPool, "run", run_noted):
             yield

@@ -20,6 +20,7 @@ from kernels.cpu.instruction import OPCODE, WIDTH, Opcode, item_code, num_row_it
 from kernels.cpu.intrinsics import (
     atomic_add,
     atomic_load,
+    atomic_replace,
     atomic_store,
     call_item,
     cycles,
@@ -78,7 +79,7 @@ ITEM_KERNELS = {
 _NUM_OPCODES = len(Opcode)
 
 COUNTER_BYTES = 64
-"""Counters of one instruction: a cache line each, to avoid false sharing between instructions."""
+"""Counters of one thread or instruction: a cache line each, to avoid false sharing."""
 
 _SPINS_BEFORE_YIELD = 10_000  # some 10 us: longer than any wait while all threads have a core
 
@@ -121,27 +122,71 @@ def wait_until(counter: int, at_least: int) -> None:
 
 
 @spliced
-def execute(codes: int, instructions: int, num_instructions: int, values: int, counters: int, scratch: int) -> None:
-    """Executes a program together with any number of other threads.
+def take(counter: int, turn: int, begin: int, end: int) -> int:
+    """Takes the next item of begin:end, those of one thread; returns -1 if there is none left.
+
+    Args:
+        counter: address of the thread's: the turn of an instruction in the upper half, its next item in the lower.
+        turn: of the instruction, from 1 on.
+        begin, end: the items.
+    """
+    item = -2
+    while item == -2:
+        seen = atomic_load(counter)
+        seen_turn = seen >> 32
+        following = seen & 0xFFFFFFFF if seen_turn == turn else begin
+        if seen_turn > turn or following >= end:
+            item = -1
+        elif atomic_replace(counter, seen, turn << 32 | following + 1):
+            item = following
+    return item
+
+
+@spliced
+def execute(
+    codes: int,
+    instructions: int,
+    num_instructions: int,
+    values: int,
+    thread: int,
+    num_threads: int,
+    counters: int,
+    scratch: int,
+) -> None:
+    """Executes a program together with other threads.
+
+    Each thread has a share of the items of an instruction, the same part of all: a row is mostly processed by one
+    thread, in whose cache it is, and so are a sequence's keys and values and, with few rows, a column's weights. A
+    thread that is done takes items of the others.
 
     Args:
         codes: address of [number of opcodes] int64, the addresses of the `ITEM_KERNELS`.
         instructions: address of [num_instructions, WIDTH] int64.
         num_instructions: how many.
         values: address of [num_instructions] fp32.
-        counters: address of a cache line for each instruction, zeros: items fetched, items done, and the time when a
-            thread left it, in ticks of `cycles`.
+        thread: number of this thread.
+        num_threads: how many threads have a share.
+        counters: address of a cache line for each thread, as `take` has them, then one for each instruction: items
+            done, and the time when a thread left it, in ticks of `cycles`; zeros.
         scratch: address of this thread's own memory.
     """
     table, constants = longs_at(instructions, (num_instructions, WIDTH)), floats_at(values, num_instructions)
     code_of = longs_at(codes, _NUM_OPCODES)
     for i in range(num_instructions):
-        fetched, done = counters + COUNTER_BYTES * i, counters + COUNTER_BYTES * i + 8
+        done = counters + COUNTER_BYTES * (num_threads + i)
         num_items = _num_items(table[i])
-        item = atomic_add(fetched, 1)
-        while item < num_items:
-            call_item(code_of[table[i, OPCODE]], instructions + 8 * WIDTH * i, constants[i], item, scratch)
-            atomic_add(done, 1)
-            item = atomic_add(fetched, 1)
+        for j in range(num_threads):
+            owner = (thread + j) % num_threads
+            begin, end = -(-owner * num_items // num_threads), -(-(owner + 1) * num_items // num_threads)
+            if begin == end or (j > 0 and atomic_load(done) == num_items):
+                continue
+            counter, taken = counters + COUNTER_BYTES * owner, 0
+            item = take(counter, i + 1, begin, end)
+            while item >= 0:
+                call_item(code_of[table[i, OPCODE]], instructions + 8 * WIDTH * i, constants[i], item, scratch)
+                taken += 1
+                item = take(counter, i + 1, begin, end)
+            if taken > 0:
+                atomic_add(done, taken)
         wait_until(done, num_items)
         atomic_store(done + 8, cycles())

@@ -43,6 +43,15 @@ def _atomic_store(_typing_context: Any, _address: Any, _value: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
+def _atomic_replace(_typing_context: Any, _address: Any, _expected: Any, _value: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        result = builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "seq_cst")
+        return builder.extract_value(result, 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), codegen
+
+
 def emit_call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     """Emits a call of one of LLVM's functions, by its name and the type of its result."""
     get_or_insert_function: Any = cgutils.get_or_insert_function  # untyped
@@ -113,6 +122,8 @@ atomic_add: Any = intrinsic(_atomic_add)
 """atomic_add(address, value) of an int64; returns the previous value."""
 atomic_load: Any = intrinsic(_atomic_load)
 atomic_store: Any = intrinsic(_atomic_store)
+atomic_replace: Any = intrinsic(_atomic_replace)
+"""atomic_replace(address, expected, value) of an int64; returns whether it held the expected value, and is replaced."""
 
 
 @njit(inline="always")

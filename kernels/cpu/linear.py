@@ -10,7 +10,7 @@ import torch
 
 from kernels.cpu.arrays import check_fp32
 from kernels.cpu.group_factors import CODE_BYTES, FACTORS, MAX_EXPANDED, UNIT_BYTES, expand_factors
-from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SHARES, SHARES_PER_THREAD, Opcode, item_kernel, num_rows
+from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SHARES, Opcode, item_kernel, num_rows
 from kernels.cpu.intrinsics import floats_at, longs_at, words_at
 from kernels.cpu.jit import inline, kernel, spliced
 from kernels.cpu.multiply_groups import multiply_grouped, multiply_int8_by_groups, multiply_microscaled
@@ -222,8 +222,7 @@ def linear_item(row: "Longs", _value: np.float32, item: int, scratch: int) -> No
     can_widen = -(-rows // num_tiles) <= _max_rows(row) // 2
     if row[_FACTORS_FORM] and 2 * GROUP // LANES * (row[_IN] // row[_GROUP_SIZE]) > MAX_EXPANDED:
         can_widen = False
-    first_group, end = share * num_groups // num_shares, (share + 1) * num_groups // num_shares
-    group = first_group
+    group, end = share * num_groups // num_shares, (share + 1) * num_groups // num_shares
     while group < end:
         num_wide = 2 if can_widen and group + 2 <= end else 1
         if row[_FACTORS_FORM]:
@@ -231,12 +230,8 @@ def linear_item(row: "Longs", _value: np.float32, item: int, scratch: int) -> No
         for tile in range(first_tile, last_tile):
             begin, stop = tile * rows // num_tiles, (tile + 1) * rows // num_tiles
             following = group
-            if tile == last_tile - 1:  # the next of this item, or of the item that this thread is likely to fetch next
-                is_last = group + num_wide == end
-                following = (
-                    end + (row[SHARES] // SHARES_PER_THREAD - 1) * (end - first_group) if is_last else group + num_wide
-                )
-                following = min(following, num_groups - num_wide)
+            if tile == last_tile - 1:  # of this item, or of the one that this thread is likely to take next
+                following = min(group + num_wide, num_groups - num_wide)
             _multiply(row, rows, begin, stop, group, num_wide, following, scratch)
         group += num_wide
 

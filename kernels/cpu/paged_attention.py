@@ -139,7 +139,7 @@ def plan_item(row: "Longs", _value: np.float32, _item: int, _scratch: int) -> No
 
 @kernel
 def num_attention_items(row: "Longs") -> int:
-    """Returns the number of items: those of the plan for each KV head."""
+    """Returns the number of items: each KV head of those of the plan."""
     return int(longs_at(row[_PLAN], 1)[0] * row[_KV_HEADS])
 
 
@@ -179,8 +179,7 @@ class _Item(NamedTuple):
 @inline
 def _open_item(row: "Longs", item: int, scratch: int) -> _Item:
     head_dim, group_size = row[_HEAD_DIM], row[_GROUP_SIZE]
-    num_items = longs_at(row[_PLAN], 1)[0]
-    head, plan = item // num_items, longs_at(row[_PLAN] + 24 * (1 + item % num_items), 3)
+    head, plan = item % row[_KV_HEADS], longs_at(row[_PLAN] + 24 * (1 + item // row[_KV_HEADS]), 3)
     request, first, height = plan[0], plan[1], plan[2]
     begin, end = words_at(row[_QUERY_START] + 4 * request, 2)
     first_position = words_at(row[_SEQ_LENS] + 4 * request, 1)[0] - (end - begin)
@@ -296,7 +295,7 @@ def _add_values(row: "Longs", item: _Item, place: int, following: int, weights: 
 def attention_item(row: "Longs", scale: np.float32, number: int, scratch: int) -> None:
     """Computes attention of one KV head for some rows of one request."""
     item = _open_item(row, number, scratch)
-    request = longs_at(row[_PLAN] + 24 * (1 + number % longs_at(row[_PLAN], 1)[0]), 3)[0]
+    request = longs_at(row[_PLAN] + 24 * (1 + number // row[_KV_HEADS]), 3)[0]
     table_step = row[_TABLE_STEP]
     _find_places(row, item, words_at(row[_TABLE] + 4 * request * table_step, table_step))
     _load_queries(row, item, scale)

@@ -1,8 +1,8 @@
 """Threads that replay programs.
 
 Between steps the workers block in a read of a pipe; within a step no thread blocks or takes a lock. Each thread
-executes all instructions in order: it fetches items from a counter while there are any and goes on when all are done. A
-descheduled thread does not delay the others, which take its items.
+executes all instructions in order: it processes its share of the items, then what is left of the others', and goes on
+when all are done. A descheduled thread does not delay the others, which take its items.
 """
 
 import os
@@ -19,23 +19,32 @@ from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, cycles
 from kernels.cpu.jit import compile_now, kernel, spliced
 from kernels.cpu.recording import Recording
 
-_IS_OPEN, _MINUS_INSIDE, _IS_OVER, _NUM_INSTRUCTIONS, _INSTRUCTIONS, _VALUES, _COUNTERS, _STARTED, _CODES = range(9)
+_IS_OPEN, _MINUS_INSIDE, _IS_OVER, _NUM_INSTRUCTIONS, _INSTRUCTIONS = range(5)
+_VALUES, _COUNTERS, _STARTED, _CODES, _NUM_THREADS = range(5, 10)
 _CONTROL_SIZE = 16
 
 
 @spliced
-def _take_part(control: int, scratch: int) -> None:
+def _take_part(control: int, thread: int, scratch: int) -> None:
     """Executes the current program, if there is one."""
     atomic_add(control + 8 * _MINUS_INSIDE, -1)
     if atomic_load(control + 8 * _IS_OPEN):
         fields = longs_at(control, _CONTROL_SIZE)
-        instructions, num_instructions = fields[_INSTRUCTIONS], fields[_NUM_INSTRUCTIONS]
-        execute(fields[_CODES], instructions, num_instructions, fields[_VALUES], fields[_COUNTERS], scratch)
+        execute(
+            fields[_CODES],
+            fields[_INSTRUCTIONS],
+            fields[_NUM_INSTRUCTIONS],
+            fields[_VALUES],
+            thread,
+            fields[_NUM_THREADS],
+            fields[_COUNTERS],
+            scratch,
+        )
     atomic_add(control + 8 * _MINUS_INSIDE, 1)
 
 
 @kernel
-def _run(control: int, scratch: int, pipe: int, pipes: "np.ndarray[Any, Any]") -> None:
+def _run(control: int, thread: int, scratch: int, pipe: int, pipes: "np.ndarray[Any, Any]") -> None:
     """Takes part in programs; one kernel for both roles.
 
     A worker has a pipe: it waits at it for every program, and returns when the pool is closed. The calling thread has
@@ -50,7 +59,7 @@ def _run(control: int, scratch: int, pipe: int, pipes: "np.ndarray[Any, Any]") -
         for i in range(pipes.shape[0]):
             write_bytes(np.int32(pipes[i]), scratch, 1)
     while pipe < 0 or (read_bytes(np.int32(pipe), scratch, 1) != 0 and not atomic_load(control + 8 * _IS_OVER)):
-        _take_part(control, scratch)
+        _take_part(control, thread, scratch)
         if pipe < 0:
             atomic_store(control + 8 * _IS_OPEN, 0)
             wait_until(control + 8 * _MINUS_INSIDE, 0)
@@ -59,7 +68,7 @@ def _run(control: int, scratch: int, pipe: int, pipes: "np.ndarray[Any, Any]") -
 
 def compile_loop() -> None:
     """Compiles the loop of a thread, or loads it from the disk."""
-    compile_now(_run, "int64, int64, int64, int64[::1]")
+    compile_now(_run, "int64, int64, int64, int64, int64[::1]")
 
 
 class Program:
@@ -101,10 +110,10 @@ class WorkerPool:
         self._pipes = np.array([write for _, write in pipes], dtype=np.int64)
         compile_loop()  # not in the workers, while a step waits for them
         self._codes = compile_items()
-        self._control[_CODES] = self._codes.ctypes.data
+        self._control[_CODES], self._control[_NUM_THREADS] = self._codes.ctypes.data, num_threads
         threads = []
-        for (read, _), scratch in zip(pipes, addresses[1:], strict=True):
-            arguments = (self._control.ctypes.data, scratch, read, self._pipes)
+        for number, ((read, _), scratch) in enumerate(zip(pipes, addresses[1:], strict=True), 1):
+            arguments = (self._control.ctypes.data, number, scratch, read, self._pipes)
             threads.append(threading.Thread(target=_run, args=arguments, name="cpu-kernels", daemon=True))
             threads[-1].start()
         weakref.finalize(self, _end, self._control, threads, pipes, (self._scratch, self._codes))
@@ -112,7 +121,7 @@ class WorkerPool:
     def run(self, program: Program) -> None:
         """Runs a program to its end."""
         self._num_runs += 1
-        num_counters = (program.fields[0] + 1) * COUNTER_BYTES // 8  # one more, for alignment
+        num_counters = (self.num_threads + program.fields[0] + 1) * COUNTER_BYTES // 8  # one more, for alignment
         if len(self._counters) < num_counters:
             self._counters = np.zeros(num_counters, dtype=np.int64)
             address = self._counters.ctypes.data
@@ -120,19 +129,19 @@ class WorkerPool:
         self._counters[:num_counters] = 0
         self._control[_NUM_INSTRUCTIONS : _COUNTERS + 1] = (*program.fields, self._first_counter)
         started_s = time.perf_counter()
-        _run(self._control.ctypes.data, self._own_scratch, -1, self._pipes)
+        _run(self._control.ctypes.data, 0, self._own_scratch, -1, self._pipes)
         self._last_s = time.perf_counter() - started_s
 
     def progress(self) -> tuple[int, int]:
-        """Returns counters that change with every item fetched or done; any thread may read them at any time."""
+        """Returns counters that change with every item that a thread takes; any thread may read them at any time."""
         return self._num_runs, int(self._counters.sum())
 
     def seconds_per_instruction(self) -> "np.ndarray[Any, Any]":
         """Returns the seconds of each instruction of the last program, from the end of the previous one: fp64."""
         numbers = COUNTER_BYTES // 8
-        first = (self._first_counter - self._counters.ctypes.data) // 8
+        first = (self._first_counter - self._counters.ctypes.data) // 8 + numbers * self.num_threads
         lines = self._counters[first : first + numbers * int(self._control[_NUM_INSTRUCTIONS])]
-        ticks = np.diff(lines.reshape(-1, numbers)[:, 2], prepend=self._control[_STARTED])
+        ticks = np.diff(lines.reshape(-1, numbers)[:, 1], prepend=self._control[_STARTED])
         return np.asarray(ticks * (self._last_s / ticks.sum()))
 
 

@@ -13,11 +13,13 @@ from contextlib import suppress
 from fcntl import ioctl
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from numba.core.event import install_recorder
 
 from kernels.cpu import worker_pool
+from kernels.cpu.execute import take
 from kernels.cpu.pointwise import emit_add_rms_norm, emit_silu_and_mul
 from kernels.cpu.recording import Recording
 from kernels.cpu.worker_pool import Program, WorkerPool
@@ -151,6 +153,37 @@ def test_a_signal_ends_no_worker(new_workers, interrupt):
         while not has_read_all(pool):
             assert time.monotonic() < deadline_s, "the worker has left its pipe"
     assert new_workers() == 1
+
+
+def test_a_thread_that_does_not_come_delays_nobody():
+    """The calling thread processes the share of a worker that is not woken."""
+    pool, work = WorkerPool(2), Sum(33, 20)
+    reader, writer = os.pipe()
+    pipes = pool._pipes.copy()
+    pool._pipes[:] = writer
+    caller = threading.Thread(target=work.run, args=[pool], daemon=True)
+    caller.start()
+    caller.join(HANG_S)
+    assert not caller.is_alive()
+    pool._pipes[:] = pipes
+    work.run(pool)
+    for end in (reader, writer):
+        os.close(end)
+
+
+def test_items_of_a_share_are_taken_once_in_each_turn():
+    counter = np.zeros(1, dtype=np.int64)
+
+    def taken(turn, begin, end, limit=10):
+        items = [take(counter.ctypes.data, turn, begin, end) for _ in range(limit)]
+        return items[: items.index(-1)] if -1 in items else items
+
+    assert taken(1, 3, 6) == [3, 4, 5]
+    assert taken(1, 3, 6) == []
+    assert taken(2, 0, 0) == []
+    assert taken(3, 3, 6, limit=2) == [3, 4]
+    assert taken(2, 3, 6) == []  # a thread that is late
+    assert taken(3, 3, 6) == [5]
 
 
 def test_one_program_runs_on_several_pools():
