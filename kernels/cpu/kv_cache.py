@@ -6,6 +6,7 @@ Values have their dimensions innermost. A head's part of a block is contiguous, 
 
 import torch
 
+from kernels.cpu.huge_pages import allocate
 from kernels.cpu.tile import LANES
 from kernels.kv_cache import PagedKVCache
 
@@ -34,10 +35,10 @@ def make_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim:
     shape = (num_blocks, num_kv_heads, block_size)
     num_elements = num_blocks * num_kv_heads * block_size * head_dim
     # vectors may read past a head whose size is no multiple of four vectors
-    values = torch.zeros(num_elements + 4 * LANES, dtype=dtype)[:num_elements]
+    values = allocate(num_elements + 4 * LANES, dtype=dtype).zero_()[:num_elements]
     scale_shape = shape if dtype is torch.int8 else (0, num_kv_heads, block_size)
     return CpuKVCache(
-        k=torch.zeros(num_blocks, num_kv_heads, block_size // LANES, head_dim, LANES, dtype=dtype),
+        k=allocate(num_blocks, num_kv_heads, block_size // LANES, head_dim, LANES, dtype=dtype).zero_(),
         v=values.view(*shape, head_dim),
         k_scales=torch.zeros(scale_shape),
         v_scales=torch.zeros(scale_shape),

@@ -6,6 +6,7 @@ import torch
 
 from kernels.cpu.group_factors import MAX_EXPANDED, FactorsForm, GroupFactors, compact_factors
 from kernels.cpu.group_integers import pack_integers, stored_bits
+from kernels.cpu.huge_pages import allocate
 from kernels.cpu.packed_linear import (
     GROUP,
     Int8Packing,
@@ -46,7 +47,7 @@ def pack_grouped(weights: GroupedWeights, bias: torch.Tensor | None, *, quantize
     if not is_multiplied_in_groups(weights):
         return pack_linear(weights.dequantized(torch.float32), bias, quantize=quantize)
     num_bits = stored_bits(weights.num_bits, num_in)
-    cells = torch.empty(len(biases) // LANES, num_in * num_bits // 32, LANES, 4, dtype=torch.uint8)
+    cells = allocate(len(biases) // LANES, num_in * num_bits // 32, LANES, 4, dtype=torch.uint8)
     for begin, rows in padded_rows(weights.values):
         write_panels(cells, begin, pack_integers(rows, num_bits).view(-1, LANES, cells.shape[1], 4))
     factors = compact_factors(weights)
@@ -70,7 +71,7 @@ def _panels_of(numbers: Sequence[torch.Tensor], num_in: int) -> torch.Tensor:
     if not numbers:
         return torch.empty(0, dtype=torch.int8)
     num_out, size = numbers[0].shape
-    panels = torch.empty((num_out + -num_out % GROUP) // LANES, size, len(numbers), LANES, dtype=numbers[0].dtype)
+    panels = allocate((num_out + -num_out % GROUP) // LANES, size, len(numbers), LANES, dtype=numbers[0].dtype)
     for kind, rows_of_kind in enumerate(numbers):
         for begin, rows in padded_rows(rows_of_kind, num_values=num_in):
             write_panels(panels[:, :, kind], begin, rows.view(-1, LANES, size))
@@ -92,7 +93,7 @@ def pack_fp4(weights: Fp4Weights, bias: torch.Tensor | None) -> PackedLinear:
     else:
         kind, group_codes = Kind.MICROSCALED, weights.exponents
     num_panels, num_groups = len(biases) // LANES, group_codes.shape[1]
-    panels = torch.empty(num_panels, num_in // 2, LANES, dtype=torch.uint8)
+    panels = allocate(num_panels, num_in // 2, LANES, dtype=torch.uint8)
     for begin, rows in padded_rows(weights.codes):
         write_panels(panels, begin, rows.view(-1, LANES, num_in // 2))
     codes = torch.empty(num_panels, num_groups, LANES, dtype=torch.uint8)

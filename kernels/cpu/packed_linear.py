@@ -10,6 +10,7 @@ import torch
 
 from kernels.cpu.arrays import check_stored
 from kernels.cpu.group_factors import FactorsForm
+from kernels.cpu.huge_pages import allocate
 from kernels.cpu.tile import LANES
 
 GROUP = 2 * LANES
@@ -110,13 +111,13 @@ def pack_linear(
     num_out, num_in = weight.shape
     biases = padded_bias(bias, num_out)
     if not quantize and multiplies_in_bf16 and weight.dtype is torch.bfloat16:
-        panels = torch.empty(len(biases) // LANES, -(-num_in // 2), LANES, 2, dtype=torch.bfloat16)
+        panels = allocate(len(biases) // LANES, -(-num_in // 2), LANES, 2, dtype=torch.bfloat16)
         for begin, rows in padded_rows(weight):
             pairs = torch.nn.functional.pad(rows, (0, num_in % 2)).view(-1, LANES, panels.shape[1], 2)
             write_panels(panels, begin, pairs)
         return PackedLinear(num_in, num_out, Kind.BF16, panels, biases, biases, torch.ones(len(biases)))
     if not quantize:
-        panels = torch.empty(len(biases) // LANES, num_in, LANES, dtype=weight.dtype)
+        panels = allocate(len(biases) // LANES, num_in, LANES, dtype=weight.dtype)
         write_float_panels(panels, weight)
         return PackedLinear(num_in, num_out, FLOAT_KINDS[weight.dtype], panels, biases, biases, torch.ones(len(biases)))
     packing = Int8Packing(num_out, num_in, biases, has_int8_inputs=True)
@@ -172,7 +173,7 @@ class Int8Packing:
         self._num_out, self._num_in, self._biases = num_out, num_in, biases
         self._kind = Kind.INT8 if has_int8_inputs else Kind.INT8_WEIGHTS
         shape = (-(-num_in // 4), LANES, 4) if has_int8_inputs else (num_in, LANES)
-        self._panels = torch.empty(len(biases) // LANES, *shape, dtype=torch.int8)
+        self._panels = allocate(len(biases) // LANES, *shape, dtype=torch.int8)
         self._start = torch.zeros(len(biases), dtype=torch.int32)
         self._scales = torch.ones(len(biases))
 

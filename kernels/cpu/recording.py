@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from kernels.cpu.huge_pages import allocate
 from kernels.cpu.instruction import SHARES_PER_THREAD, WIDTH, Opcode
 
 
@@ -51,7 +52,7 @@ class Recording:
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
         """Returns a tensor for a result with as many rows as `like`: [rows, *shape] fp32."""
         count = like.shape[0] * int(np.prod(shape, dtype=np.int64))
-        memory = self._free[count].pop() if self._free[count] else torch.empty(count)
+        memory = self._free[count].pop() if self._free[count] else allocate(count)
         lease = memory.numpy()[:]  # its lifetime is that of the result and its views
         weakref.finalize(lease, self._free[count].append, memory)
         self._kept.append(memory)
