@@ -326,7 +326,7 @@ class EngineFlags:
     threads: int | None = flag(
         None, integer(1, 1024),
         "CPU threads of each process; one less than the cores leaves a core to frontend and clients",
-        default_text="one per core, divided among the processes",
+        default_text="one per core, not per hyperthread, divided among the processes",
     )  # fmt: skip
     step_timeout_s: float = flag(
         300.0, number(0, 86400),

@@ -11,7 +11,7 @@ from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.startup.gpu import has_gpu
-from engine.startup.machine import usable_cpus
+from engine.startup.machine import usable_cores
 
 _EIGHT_BITS = {"cpu": "int8", "cuda": "fp8"}
 
@@ -132,7 +132,7 @@ def set_threads(config: EngineConfig, device: torch.device) -> int:
 
     Raises: ConfigError: the machine has fewer.
     """
-    threads = config.threads or max(1, usable_cpus() // config.layout.ranks_per_node)
+    threads = config.threads or max(1, usable_cores() // config.layout.ranks_per_node)
     if device.type == "cpu":
         from engine.startup import cpu_threads  # and with it numba, which a machine with a GPU may lack
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
 
 _M_MMAP_THRESHOLD = -3  # of mallopt(3)
 _MATRIX_BYTES = 256 << 10
@@ -22,8 +23,20 @@ class _Limit(NamedTuple):
     cached: int
 
 
+def usable_cores(cgroup: Path = _CGROUP, cpus: Path = _CPUS) -> int:
+    """Returns the number of usable cores, at least 1.
+
+    Hardware threads of one core count once: they share its arithmetic units, and one that waits for the others takes
+    its turns from them.
+    """
+    topologies = (cpus / f"cpu{number}" / "topology" for number in os.sched_getaffinity(0))
+    # the older name of the list is that of kernels before 5.3
+    cores = {_word(path / "core_cpus_list") or _word(path / "thread_siblings_list") or str(path) for path in topologies}
+    return min(len(cores), usable_cpus(cgroup))
+
+
 def usable_cpus(cgroup: Path = _CGROUP) -> int:
-    """Returns the number of usable cores: the affinity, limited by the control group's quota; at least 1."""
+    """Returns the number of usable hardware threads: the affinity, limited by the control group's quota; at least 1."""
     cpus = len(os.sched_getaffinity(0))
     quota, period = (*_words(cgroup / "cpu.max"), "", "")[:2]
     if not quota:

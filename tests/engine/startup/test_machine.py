@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.startup.machine import available_memory_bytes, usable_cpus
+from engine.startup.machine import available_memory_bytes, usable_cores, usable_cpus
 from tests.hang import HANG_S
 
 
@@ -16,6 +16,20 @@ from tests.hang import HANG_S
 def test_a_cpu_quota_cuts_the_threads(tmp_path: Path, quota: str, cpus: int | None) -> None:
     (tmp_path / "cpu.max").write_text(quota)
     assert usable_cpus(tmp_path) == (cpus or len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
+def test_hardware_threads_of_a_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Six of the hardware threads of a CPU with four cores of two; the quota counts hardware threads."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 4, 5, 6})
+    assert usable_cores(tmp_path, tmp_path) == 6  # nothing is known of the cores
+    for number in range(8):
+        topology = tmp_path / f"cpu{number}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / name).write_text(f"{number % 4},{number % 4 + 4}\n")
+    assert usable_cores(tmp_path, tmp_path) == 3
+    (tmp_path / "cpu.max").write_text("200000 100000")
+    assert usable_cores(tmp_path, tmp_path) == 2
 
 
 def test_without_a_control_group_the_machine_counts(tmp_path: Path) -> None:
