@@ -36,6 +36,7 @@ FOREIGN_FLAGS = {
         "vLLM",
     ),
     "--grammar-backend": "SGLang",
+    **dict.fromkeys(("--cpunodebind", "--membind", "--interleave"), "numactl"),
 }
 # Files and folders that come to be when something runs.
 MADE = {"bench-results", "loadgen-results", "compose.override.yaml"}
