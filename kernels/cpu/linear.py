@@ -1,5 +1,5 @@
 """Instructions of linear layers. A layer takes two: PACK_ROWS lays the input out in tiles, in the type of the product;
-LINEAR multiplies. An item of LINEAR is some columns and up to BLOCK_TILES tiles of rows, which share one read of each
+LINEAR multiplies. An item of LINEAR is some columns and tiles of up to BLOCK_ROWS rows, which share one read of each
 panel of weights.
 """
 
@@ -30,8 +30,8 @@ from kernels.cpu.two_bytes import round_row_to_bf16
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Longs
 
-BLOCK_TILES = 8
-"""Tiles of rows in an item: 96 rows of 2,048 inputs fit into the L2 cache beside a panel of weights."""
+BLOCK_ROWS = 96
+"""Rows of an item: with 2,048 inputs they fit into the L2 cache beside a panel of weights."""
 
 # operands of both instructions
 X, X_STEP, _IN, _DEPTH, _KIND, _PACKED, _ROW_SCALES, _ORDER, X_ROWS = range(FIRST_OPERAND, FIRST_OPERAND + 9)
@@ -239,7 +239,7 @@ def linear_item(row: "Longs", _value: np.float32, item: int, scratch: int) -> No
 @inline
 def _block_tiles(row: "Longs") -> int:
     """Returns the tiles of rows in an item."""
-    return BLOCK_TILES * MAX_ROWS // _max_rows(row)
+    return BLOCK_ROWS // _max_rows(row)
 
 
 @kernel

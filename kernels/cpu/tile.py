@@ -11,7 +11,7 @@ linear).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import Any, NamedTuple
 
@@ -20,14 +20,16 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.cpu.cpu_features import cpu_features
+from kernels.cpu.cpu_features import ByteProducts, cpu_features
 from kernels.cpu.intrinsics import emit_call, emit_prefetch
 
 LANES = 16
 """Columns of a vector: one AVX-512 register, or several registers of other CPUs."""
 
-MAX_ROWS = 12 if cpu_features().avx512 else 2
-"""Rows of a tile of 32 columns: its sums and one row of B fill the registers."""
+_IS_OLD = cpu_features().byte_products is ByteProducts.GENERIC  # x86-64 before AVX2, with registers of four numbers
+
+MAX_ROWS = 12 if cpu_features().avx512 else 2 if _IS_OLD else 6
+"""Rows of a tile of 32 columns: sums and a row of B fill the registers, of 16 columns at a time without AVX-512."""
 
 
 def max_rows(*, has_group_sums: bool) -> int:
@@ -212,9 +214,44 @@ class TileKind:
         """Rows that fit the registers; sums of groups take as many as other sums."""
         return max_rows(has_group_sums=self.operands.group_sums is not None) * 2 // self.num_vectors
 
+    def vectors_at_once(self, num_rows: int) -> int:
+        """Returns how many vectors of columns are summed together: as many as registers have room for."""
+        if cpu_features().avx512:
+            return self.num_vectors
+        num_sums = num_rows if self.operands.group_sums is None else 2 * num_rows
+        return min(self.num_vectors, max(1, 4 // num_sums))
+
 
 def _emit_tile(builder: Any, kind: TileKind, num_rows: int, end: Any, tile: Tile) -> None:
-    """Emits the loop for one height; the fields of `tile` are LLVM values."""
+    """Emits the loops for one height; the fields of `tile` are LLVM values."""
+    at_once = kind.vectors_at_once(num_rows)
+    for first in range(0, kind.num_vectors, at_once):
+        _emit_columns(builder, replace(kind, num_vectors=at_once), num_rows, _from_vector(builder, kind, tile, first))
+    builder.branch(end)
+
+
+def _from_vector(builder: Any, kind: TileKind, tile: Tile, first: int) -> Tile:
+    """Returns where the columns of a tile from a vector on are."""
+    if first == 0:
+        return tile
+
+    def moved(address: Any, *factors: Any) -> Any:
+        offset = _I64(first)
+        for factor in factors:
+            offset = builder.mul(offset, factor)
+        return builder.add(address, offset)
+
+    columns = {name: moved(getattr(tile, name), _I64(4 * LANES)) for name in ("c0", "c", "scales", "bias")}
+    return tile._replace(
+        **columns,
+        b=moved(tile.b, tile.b_panel_step),
+        ahead=moved(tile.ahead, tile.ahead_panel_step),
+        factors=moved(tile.factors, tile.num_groups, _I64(kind.operands.factor_bytes)),
+    )
+
+
+def _emit_columns(builder: Any, kind: TileKind, num_rows: int, tile: Tile) -> None:
+    """Emits the loop over some columns, from registers to memory."""
 
     def at(base: Any, step: Any, row: int, vector: int) -> Any:
         offset = builder.add(builder.mul(step, _I64(row)), _I64(4 * LANES * vector))
@@ -233,7 +270,6 @@ def _emit_tile(builder: Any, kind: TileKind, num_rows: int, end: Any, tile: Tile
         for v in range(kind.num_vectors):
             pointer = builder.inttoptr(at(tile.c, tile.c_step, i, v), values[i][v].type.as_pointer())
             builder.store(values[i][v], pointer).align = 4
-    builder.branch(end)
 
 
 def _emit_groups(builder: Any, kind: TileKind, tile: Tile, start: Any) -> Any:
@@ -376,7 +412,8 @@ def tile_intrinsic(operands: Any, a_row_step: int | None = None, *, is_scaled: b
     def multiply(_typing_context: Any, _num_rows: Any, _wide: Any, tile: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             fields = _unpack_tuple(builder, args[2])
-            values = Tile(*(context.cast(builder, *field, types.int64) for field in zip(fields, tile, strict=True)))
+            given = Tile(*(context.cast(builder, *field, types.int64) for field in zip(fields, tile, strict=True)))
+            values = Tile(*(_I64(field) if isinstance(field, int) else field for field in given))
             is_wide = builder.zext(args[1], _I64)
             end = builder.append_basic_block("end")
             choice = builder.switch(builder.add(builder.mul(args[0], _I64(2)), is_wide), end)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.linear import BLOCK_TILES
+from kernels.cpu.linear import BLOCK_ROWS
 from kernels.cpu.packed_linear import Int8Packing, Kind
 from kernels.cpu.tile import MAX_ROWS
 from kernels.families import cpu_ops
@@ -20,7 +20,7 @@ TWO_BYTES = [torch.bfloat16, torch.float16]
 # Sizes around each boundary: of one vector, of a tile, of the groups of four bytes, of a long sum.
 # With over 1,024 columns, few rows take them 64 at a time and many rows 32.
 SHAPES = [(1, 1), (5, 3), (31, 7), (33, 64), (64, 33), (100, 130), (211, 66), (97, 1031), (2062, 129)]  # N, K
-NUM_ROWS = [*range(1, 2 * MAX_ROWS + 3), BLOCK_TILES * MAX_ROWS + 33]  # up to three tiles; two blocks of tiles
+NUM_ROWS = [*range(1, 2 * MAX_ROWS + 3), BLOCK_ROWS + 33]  # up to three tiles; two blocks of tiles
 
 
 def make_int8_weights_ops():
