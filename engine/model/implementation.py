@@ -53,6 +53,14 @@ _REFUSED = {
         ),
         _OWN_STATE,
     ),
+    **dict.fromkeys(
+        ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+        "its layers attend in chunks, which the paged attention does not support",
+    ),
+    **dict.fromkeys(
+        ("MllamaForCausalLM", "MllamaForConditionalGeneration"), "some of its layers attend to images instead of tokens"
+    ),
+    "PaliGemmaForConditionalGeneration": "tokens of a prompt see those behind them too: it is not causal",
 }  # fmt: skip
 _LIMITS = {"num_hidden_layers": 1024, "n_layer": 1024, "vocab_size": 2**24, "hidden_size": 2**22, "n_embd": 2**22}
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -114,12 +122,20 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
         raise fields.error("architectures", f"is {name}: {reason}; {_INSTEAD}")
     if fields.flag("is_encoder_decoder", False):
         raise fields.error("is_encoder_decoder", f"is true: {name} is no causal language model; {_INSTEAD}")
+    if "auto_map" in fields and not _is_in_transformers(fields.raw("model_type", None)):
+        raise fields.error(
+            "auto_map",
+            f"names code of the checkpoint for {name}, which is not executed; use a checkpoint of a model_type that "
+            "transformers has",
+        )
     if transformers_text(fields) is not None:
         fields = transformers_fields(fields)
     elif name.endswith("ForConditionalGeneration"):
+        _check_layers(fields.section("text_config"))
         raise fields.error(
             "architectures",
-            f"is {name}: models of images, sound or an encoder are not supported; use a text-only checkpoint",
+            f"is {name}: models of images, sound or an encoder are not supported, but for those in docs/models.md; use "
+            "a text-only checkpoint",
         )
     elif not name.endswith(_CAUSAL):
         raise fields.error(
@@ -127,30 +143,12 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
             f"is {name}: embedding models, classifiers and encoders are not supported; names of causal language models "
             f"end in {' or '.join(_CAUSAL)}",
         )
-    if (top_k := fields.raw("index_topk", None)) is not None:
-        raise fields.error(
-            "index_topk", f"is {top_k!r}: its layers choose keys by an indexer, whose cache is no KV cache; {_INSTEAD}"
-        )
-    if "auto_map" in fields and not _is_in_transformers(fields.raw("model_type", None)):
-        raise fields.error(
-            "auto_map",
-            f"names code of the checkpoint for {name}, which is not executed; use a checkpoint of a model_type that "
-            "transformers has",
-        )
+    _check_layers(fields)
     if isinstance(read_quantization_config(fields), Mxfp4Weights):
         raise fields.error(
             "quantization_config",
             f"is mxfp4, which is not supported for {name}, computed by transformers: use the checkpoint in 16 bits",
         )
-    types = fields.raw("layer_types", [])
-    if not isinstance(types, list):
-        raise fields.error("layer_types", f"is {types!r}, expected a list")
-    if "chunked_attention" in types:
-        raise fields.error(
-            "layer_types", f"has chunked_attention, which the paged attention does not support; {_INSTEAD}"
-        )
-    if others := sorted({str(kind) for kind in types} - set(CACHED_LAYERS) - set(STATEFUL_LAYERS)):
-        raise fields.error("layer_types", f"has {', '.join(others)}: {_OWN_STATE}; {_INSTEAD}")
     for key in ("rope_parameters", "rope_scaling"):
         section = fields.section(key)
         for rope in (section, *(section.section(part) for part in CACHED_LAYERS)):
@@ -164,6 +162,23 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
     for key, maximum in _LIMITS.items():
         if key in fields:
             fields.integer(key, maximum=maximum)
+
+
+def _check_layers(fields: ConfigFields) -> None:
+    """Checks the fields that tell how layers attend, or what they keep."""
+    if (top_k := fields.raw("index_topk", None)) is not None:
+        raise fields.error(
+            "index_topk", f"is {top_k!r}: its layers choose keys by an indexer, whose cache is no KV cache; {_INSTEAD}"
+        )
+    types = fields.raw("layer_types", [])
+    if not isinstance(types, list):
+        raise fields.error("layer_types", f"is {types!r}, expected a list")
+    if "chunked_attention" in types:
+        raise fields.error(
+            "layer_types", f"has chunked_attention, which the paged attention does not support; {_INSTEAD}"
+        )
+    if others := sorted({str(kind) for kind in types} - set(CACHED_LAYERS) - set(STATEFUL_LAYERS)):
+        raise fields.error("layer_types", f"has {', '.join(others)}: {_OWN_STATE}; {_INSTEAD}")
 
 
 def _is_in_transformers(model_type: object) -> bool:

@@ -2,7 +2,8 @@
 
 Rows of such a tensor are tensors too: `experts.gate_up_proj` [experts, 2 * inner, hidden] is
 `experts.0.gate_proj.weight` and `experts.0.up_proj.weight`, each [inner, hidden], then those of the next expert, and
-`experts.down_proj` [experts, hidden, inner] is `experts.0.down_proj.weight` and so on.
+`experts.down_proj` [experts, hidden, inner] is `experts.0.down_proj.weight` and so on. Qwen3-VL is published with both
+transposed, [experts, hidden, 2 * inner] and [experts, inner, hidden]: there columns are, which the shape tells.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,12 +27,14 @@ class ExpertRows(NamedTuple):
         tensor: its name in the file.
         expert: number of the expert.
         first, stop: its first row, and the one behind its last.
+        is_transposed: whether they are columns instead.
     """
 
     tensor: str
     expert: int
     first: int
     stop: int
+    is_transposed: bool
 
 
 def split_joint_experts(
@@ -59,7 +62,8 @@ def split_joint_experts(
             split[stored] = entry
             continue
         shape = (len(experts), sum(part.shape[0] for part in experts[0]), experts[0][0].shape[1])
-        if entry.shape != shape:
+        is_transposed = entry.shape != shape and entry.shape == (shape[0], shape[2], shape[1])
+        if entry.shape != shape and not is_transposed:
             raise CheckpointError(
                 f"{file}: tensor {stored} has shape {list(entry.shape)}, config.json requires {list(shape)}"
             )
@@ -67,8 +71,9 @@ def split_joint_experts(
         for expert, projections in enumerate(experts):
             first = 0
             for name, part in zip(_PROJECTIONS[last], projections, strict=True):
-                place = ExpertRows(stored, expert, first, first + part.shape[0])
-                start, stop = (entry.start + (expert * shape[1] + row) * row_bytes for row in place[2:])
+                place = ExpertRows(stored, expert, first, first + part.shape[0], is_transposed)
+                # Of columns, as many bytes of the same expert: for checks of samples, and sums.
+                start, stop = (entry.start + (expert * shape[1] + row) * row_bytes for row in (place.first, place.stop))
                 own_name = f"{prefix}.{expert}.{name}.weight"
                 if own_name in tensors:
                     raise CheckpointError(f"{file}: tensor {own_name} is in {stored} too")
@@ -117,5 +122,9 @@ class _Rows:
     def __getitem__(self, index: tuple[slice, slice]) -> torch.Tensor:
         place, (rows, columns) = self._place, index
         first, last, _ = rows.indices(place.stop - place.first)
-        values: torch.Tensor = self._slices[place.expert, place.first + first : place.first + last, columns]
+        own = slice(place.first + first, place.first + last)
+        if place.is_transposed:
+            values: torch.Tensor = self._slices[place.expert, columns, own].transpose(0, 1)
+        else:
+            values = self._slices[place.expert, own, columns]
         return values

@@ -1,72 +1,15 @@
-"""The text part of checkpoints for text and images: its configuration, and the names of its tensors.
+"""The text part of checkpoints for text and images or sound: its configuration, and the names of its tensors.
 
-Only parts that are the decoder of a family, with another place for fields and tensors, are listed.
+Which decoder computes it is in `text_decoders.py`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from engine.model.checkpoint_file import exists
 from engine.model.config_fields import ConfigFields
-
-
-@dataclass(frozen=True, slots=True)
-class TextPart:
-    """The text part of an architecture.
-
-    Attributes:
-        architecture: the architecture of its decoder.
-        model_type: what `text_config` has as `model_type`.
-        defaults: values of absent fields, where they are not those of its decoder.
-        may_be_flat: whether older files have no `text_config`, and its fields beside those of the images.
-        end_token_id: the end token of its class, where that is not the one of its decoder.
-        ties_by_either: whether embeddings are tied if the file or its `text_config` says so; otherwise the file decides
-            where it has the field.
-        ties_by_class: whether embeddings are tied where the file does not say.
-    """
-
-    architecture: str
-    model_type: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    may_be_flat: bool = False
-    end_token_id: int | None = None
-    ties_by_either: bool = False
-    ties_by_class: bool = False
-
-
-def _qwen2_vl(model_type: str) -> TextPart:
-    return TextPart(
-        "Qwen2ForCausalLM",
-        model_type,
-        {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_window_layers": 80, "rope_theta": 1e6},
-        may_be_flat=True,
-        end_token_id=151645,
-        ties_by_either=True,
-    )
-
-
-TEXT_PARTS = {
-    "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", "gemma3_text"),
-    "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", "mistral", ties_by_class=True),
-    "Qwen2VLForConditionalGeneration": _qwen2_vl("qwen2_vl_text"),
-    "Qwen2_5_VLForConditionalGeneration": _qwen2_vl("qwen2_5_vl_text"),
-    "Qwen3_5ForConditionalGeneration": TextPart("Qwen3_5ForCausalLM", "qwen3_5_text"),
-    "Qwen3_5MoeForConditionalGeneration": TextPart("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
-    "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", "qwen3_vl_text", {"rope_theta": 5e5}),
-}
-"""Text parts by architecture."""
-
-_OF_TRANSFORMERS = (
-    ("Gemma3nForConditionalGeneration", "gemma3n_text"),
-    ("Gemma4ForConditionalGeneration", "gemma4_text"),
-    ("Lfm2VlForConditionalGeneration", "lfm2"),
-    ("Mistral3ForConditionalGeneration", "ministral3"),
-    ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
-    ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
-)
-"""Text parts that transformers computes: architecture, and what `text_config` has as `model_type`."""
+from engine.model.text_decoders import COMPUTED_AS, NATIVE_DECODERS, TEXT_PARTS, THINKERS, WITH_ANY_DECODER, TextPart
 
 _OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
 """Fields beside `text_config` that count for the text part too, before its own."""
@@ -74,13 +17,22 @@ _OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", 
 _DECODER_NAMES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "model.language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
+    "thinker.model.": "model.",
+    "thinker.lm_head.": "lm_head.",
     "lm_head.": "lm_head.",
 }
 """Prefixes of tensors as files have them, older ones first, and as the decoder has them."""
 
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vision.", "audio_tower.", "embed_audio.")
-_OTHER_PREFIXES = (*_OTHER_PARTS, *(f"model.{part}" for part in _OTHER_PARTS), "mtp.")
+_OF_SPEECH = ("talker.", "token2wav.", "code2wav.")
+_OTHER_PREFIXES = (
+    *(f"{parent}{part}" for parent in ("", "model.", "thinker.") for part in _OTHER_PARTS),
+    *_OF_SPEECH,
+    "mtp.",
+)
 """Prefixes of tensors for images or sound, and for the prediction of several tokens at once."""
 
 _ALSO_ALONE = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM")
@@ -88,12 +40,20 @@ _ALSO_ALONE = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausa
 
 
 def transformers_text(fields: ConfigFields) -> ConfigFields | None:
-    """Returns the configuration of a text part that transformers computes; None: it is no such checkpoint."""
-    names = fields.raw("architectures", None)
-    if not isinstance(names, list) or not names or "text_config" not in fields:
+    """Returns the configuration of a text part that transformers can compute; None: it is no such checkpoint."""
+    if "text_config" not in fields:
         return None
-    text = fields.section("text_config")
-    return text if (names[0], text.raw("model_type", None)) in _OF_TRANSFORMERS else None
+    name, text = _architecture(fields), fields.section("text_config")
+    if name in WITH_ANY_DECODER:
+        return text.with_defaults({"model_type": WITH_ANY_DECODER[name]})
+    model_type = text.raw("model_type", None)
+    return text if isinstance(model_type, str) and (name, model_type) in COMPUTED_AS else None
+
+
+def computed_as(fields: ConfigFields) -> str | None:
+    """Returns the model type as which transformers computes a text part; None: the one that it names."""
+    model_type = fields.section("text_config").raw("model_type", None)
+    return COMPUTED_AS.get((_architecture(fields), model_type)) if isinstance(model_type, str) else None
 
 
 def has_native_text(fields: ConfigFields) -> bool:
@@ -117,7 +77,7 @@ def text_fields(fields: ConfigFields) -> ConfigFields:
 
     Raises: CheckpointError: the text part is of another type.
     """
-    part = _text_part(fields)
+    part, fields = _text_part(fields), _thinker(fields)
     if part is None:
         return fields
     if part.may_be_flat and "text_config" not in fields:
@@ -132,7 +92,7 @@ def text_fields(fields: ConfigFields) -> ConfigFields:
     if part.ties_by_either and text.flag("tie_word_embeddings", False):
         whole["tie_word_embeddings"] = True
     text = text.with_defaults(dict(part.defaults))
-    return text.replaced({**whole, **_ropes_of_text(text), "architectures": [part.architecture]})
+    return text.replaced({**whole, **_ropes_of_text(text), **part.fixed, "architectures": [part.architecture]})
 
 
 def ties_by_class(fields: ConfigFields) -> bool:
@@ -180,6 +140,8 @@ def decoder_names(path: Path) -> Callable[[str], str | None]:
     if not exists(config_path):
         return lambda name: name
     fields = ConfigFields.from_file(config_path)
+    if _architecture(fields) in WITH_ANY_DECODER:
+        return _name_under_a_prefix
     is_part = _text_part(fields) is not None or transformers_text(fields) is not None
     names = fields.raw("architectures", None)
     has_others = is_part or (isinstance(names, list) and any(architecture in names for architecture in _ALSO_ALONE))
@@ -196,8 +158,32 @@ def decoder_name(name: str) -> str | None:
     return name
 
 
+def _name_under_a_prefix(name: str) -> str | None:
+    """Returns the decoder's name of a tensor, whose prefix tells it from any other part; None: it is of one of them."""
+    return decoder_name(name) if name.startswith(tuple(_DECODER_NAMES)) else None
+
+
 def _text_part(fields: ConfigFields) -> TextPart | None:
-    names = fields.raw("architectures", None)
-    if not isinstance(names, list):
+    name = _architecture(fields)
+    name = THINKERS.get(name, name)
+    if name not in WITH_ANY_DECODER:
+        return TEXT_PARTS.get(name)
+    model_type = fields.section("text_config").raw("model_type", WITH_ANY_DECODER[name])
+    if not isinstance(model_type, str) or model_type not in NATIVE_DECODERS:
         return None
-    return next((part for architecture, part in TEXT_PARTS.items() if architecture in names), None)
+    architecture, defaults = NATIVE_DECODERS[model_type]
+    return TextPart(architecture, model_type, defaults)
+
+
+def _thinker(fields: ConfigFields) -> ConfigFields:
+    """Returns the configuration of the part with text of a checkpoint that speaks too; others unchanged."""
+    if _architecture(fields) not in THINKERS:
+        return fields
+    own = {name: fields.raw(name) for name in _OF_THE_WHOLE if name in fields}
+    return fields.section("thinker_config").with_defaults(own)
+
+
+def _architecture(fields: ConfigFields) -> str:
+    """Returns the first entry of `architectures`; empty if there is none."""
+    names = fields.raw("architectures", None)
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""

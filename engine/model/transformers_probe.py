@@ -23,7 +23,7 @@ from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.quantization_config import QuantizedWeights, read_quantization_config
 from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape
 from engine.model.tensor_entry import TensorEntry
-from engine.model.text_part import transformers_fields, transformers_text
+from engine.model.text_part import computed_as, transformers_fields, transformers_text
 from engine.model.transformers_adapters import LinearProbe
 from engine.model.transformers_experts import PROBED_EXPERTS, experts_shapes
 from engine.model.transformers_states import StatefulLayer, StateProbe
@@ -229,10 +229,9 @@ def read_config(path: Path) -> Any:
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # of any code of transformers, from a file that is not trusted
         raise refusal(path, first_line(error)) from error
-    if _has_other_parts(path):
-        whole, config = config, config.get_text_config()
-        config.dtype = config.dtype or whole.dtype
-        config.tie_word_embeddings = whole.tie_word_embeddings
+    fields = CheckpointFolder(path).config()
+    if transformers_text(fields) is not None:
+        config = text_config_of(config, computed_as(fields))
     if hasattr(config, "quantization_config"):  # ours to read: transformers would ask for libraries of its own
         del config.quantization_config
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -240,8 +239,19 @@ def read_config(path: Path) -> Any:
     return config
 
 
-def _has_other_parts(path: Path) -> bool:
-    return transformers_text(CheckpointFolder(path).config()) is not None
+def text_config_of(whole: Any, model_type: str | None) -> Any:
+    """Returns the configuration of the text part; with a model type, as one of that class."""
+    text = whole.get_text_config()
+    dtype = text.dtype or whole.dtype
+    if model_type is not None:
+        values = text.to_dict()
+        text = transformers.AutoConfig.for_model(
+            model_type, **{name: value for name, value in values.items() if name not in ("model_type", "architectures")}
+        )
+    text.dtype = dtype
+    if hasattr(whole, "tie_word_embeddings"):
+        text.tie_word_embeddings = whole.tie_word_embeddings
+    return text
 
 
 def build(config: Any, *, experts: str) -> Any:

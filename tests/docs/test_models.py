@@ -24,7 +24,7 @@ from engine.model.architectures import FAMILIES
 from engine.model.config import ModelConfig
 from engine.model.config_fields import ConfigFields
 from engine.model.shapes import find_shape, shape_names
-from engine.model.text_part import TEXT_PARTS
+from engine.model.text_decoders import COMPUTED_AS, NATIVE_DECODERS, TEXT_PARTS, THINKERS, WITH_ANY_DECODER
 from engine.runner.kv_cache import kv_bytes_per_token, plan_kv_cache
 from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress
@@ -140,6 +140,15 @@ def test_architectures_formats_and_shapes_are_all_there() -> None:
     formats = {cells[0]: tuple(CODE.findall(cells[1])) for cells in rows("Chat")[1:]}
     assert formats == {"`--tool-call-parser`": TOOL_FORMATS, "`--reasoning-parser`": REASONING_FORMATS}
     assert set(shape_names()) <= set(CODE.findall(section("Without weights")))
+
+
+def test_all_architectures_with_a_text_part_are_there() -> None:
+    named = set(CODE.findall(section("Architectures")))
+    assert {*WITH_ANY_DECODER, *THINKERS, *NATIVE_DECODERS} <= named
+    elsewhere = set(CODE.findall(section("Architectures of transformers")))
+    assert {architecture for architecture, _ in COMPUTED_AS} <= named | elsewhere
+    served = {*FAMILIES, *TEXT_PARTS, *THINKERS, *WITH_ANY_DECODER}
+    assert {name for name in named if name.endswith("ForConditionalGeneration")} <= served
 
 
 def test_the_families_of_transformers_are_those_that_the_tests_compare() -> None:

@@ -213,15 +213,13 @@ CHECKPOINTS = {
             },
         },
     ),
-    "gemma3 with images": ("gemma3 with images", {}),
+    **{name: (name, {}) for name in WITH_IMAGES if name != "qwen2.5 with images"},
     "mistral with images": ("mistral with images", {"max_shard_size": "40KB"}),
     "qwen2 with images": ("qwen2 with images", {"tie_word_embeddings": True}),
     "qwen2.5 with images, windows": (
         "qwen2.5 with images",
         {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     ),
-    "qwen3 with images": ("qwen3 with images", {}),
-    "qwen3.5 with images": ("qwen3.5 with images", {}),
     "llama gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "granite tied biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
 }

@@ -59,6 +59,27 @@ def test_an_activation_that_the_native_decoder_lacks_is_left_to_transformers(
     assert choose_implementation(path, "chairlift") == "chairlift"  # which refuses it
 
 
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "expected"),
+    [
+        ("LlavaForConditionalGeneration", None, "chairlift"),
+        ("LlavaForConditionalGeneration", "mistral", "chairlift"),
+        ("InternVLForConditionalGeneration", "qwen3_moe", "chairlift"),
+        ("InternVLForConditionalGeneration", "gpt_oss", "chairlift"),
+        ("InternVLForConditionalGeneration", "internlm2", "transformers"),  # whose probe refuses it
+        ("Cohere2VisionForConditionalGeneration", None, "transformers"),
+        ("Glm46VForConditionalGeneration", "glm4v_text", "chairlift"),
+        ("Glm46VForConditionalGeneration", "glm4v_moe_text", "transformers"),
+    ],
+)
+def test_text_parts_are_computed_by_the_decoder_that_they_name(tmp_path, architecture, model_type, expected):
+    text = {} if model_type is None else {"model_type": model_type}
+    path = config_json(tmp_path, architectures=[architecture], text_config=text)
+    assert choose_implementation(path, "auto") == expected
+    if architecture != "Glm46VForConditionalGeneration":
+        assert choose_implementation(path, "transformers") == "transformers"
+
+
 GEMMA_4 = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {"model_type": "gemma4_text"}}
 
 
@@ -89,7 +110,15 @@ GEMMA_4 = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {
             "is BertModel: embedding models, classifiers and encoders are not supported",
         ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "classifiers and encoders are not supported"),
-        ({"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "models of images"),
+        ({"architectures": ["BlipForConditionalGeneration"]}, "models of images, sound or an encoder are not"),
+        ({"architectures": ["MllamaForConditionalGeneration"]}, "some of its layers attend to images instead of"),
+        ({"architectures": ["PaliGemmaForConditionalGeneration"]}, "it is not causal; serve another model"),
+        ({"architectures": ["Llama4ForConditionalGeneration"]}, "its layers attend in chunks, which the paged"),
+        (
+            {"architectures": ["MistralLarge4ForConditionalGeneration"], "text_config": {"index_topk": 2048}},
+            "text_config: index_topk is 2048: .* by an indexer",
+        ),
+        ({"architectures": ["InternVLChatModel"], "auto_map": {"AutoModel": "x.Y"}}, "names code of the checkpoint"),
         ({"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {"model_type": "x"}}, "models of images"),
         (
             {**GEMMA_4, "text_config": {"model_type": "gemma4_text", "layer_types": ["recurrent"]}},

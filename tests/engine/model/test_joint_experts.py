@@ -36,12 +36,24 @@ def test_numbers_are_those_of_experts_that_are_stored_one_by_one(make_checkpoint
             assert torch.equal(found[name].tensor, part.tensor), name
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_transposed_matrices_as_qwen3_vl_is_published_give_the_same_numbers(make_checkpoint, tmp_path, num_ranks):
+    original = make_checkpoint("qwen3_5_moe", joins_experts=True)
+    names = [name for name in load_file(original / FILE) if name.endswith((".gate_up_proj", ".experts.down_proj"))]
+    path = changed(original, tmp_path, dict.fromkeys(names, lambda stack: stack.transpose(1, 2)))
+    check(path)
+    for rank in range(num_ranks):
+        expected, found = (loaded_parts(path, group=SingleRank(rank, num_ranks)) for path in (original, path))
+        for name, part in expected.items():
+            assert torch.equal(found[name].tensor, part.tensor), name
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
         (GATE_UP, lambda stack: stack[:5], "has shape [5, 80, 64], config.json requires [6, 80, 64]"),
         (GATE_UP, lambda stack: stack[:, 1:], "has shape [6, 79, 64], config.json requires [6, 80, 64]"),
-        (GATE_UP, lambda stack: stack.transpose(1, 2), "has shape [6, 64, 80], config.json requires [6, 80, 64]"),
+        (GATE_UP, lambda stack: stack.transpose(0, 1), "has shape [80, 6, 64], config.json requires [6, 80, 64]"),
         (DOWN, lambda stack: stack[..., 0], "has shape [6, 64], config.json requires [6, 64, 40]"),
         (DOWN, lambda stack: stack.int(), "experts.0.down_proj.weight is I32, supported for this tensor are F32"),
         (DOWN, lambda stack: stack * torch.nan, "experts.0.down_proj.weight holds NaN or infinity"),

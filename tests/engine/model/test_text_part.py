@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -219,6 +220,30 @@ def test_names_of_both_layouts_are_those_of_the_decoder(make_checkpoint):
 
 def test_other_models_keep_their_names(make_checkpoint):
     assert decoder_names(make_checkpoint("llama"))("vision_tower.ln_pre.weight") == "vision_tower.ln_pre.weight"
+
+
+@pytest.mark.parametrize(
+    "architecture", ["Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration"]
+)
+def test_the_part_of_a_model_that_speaks_has_the_tensors_of_its_decoder(make_checkpoint, tmp_path, architecture):
+    original = make_checkpoint("qwen3_moe")
+    text = json.loads((original / "config.json").read_text()) | {"model_type": "qwen3_omni_moe_text"}
+    fields = {"text_config": text, "tie_word_embeddings": False}
+    speaks = "Thinker" not in architecture
+    whole = {"thinker_config": fields} if speaks else fields
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "dtype": "float32", **whole}))
+    tensors = load_file(original / "model.safetensors")
+    if speaks:
+        tensors = {f"thinker.{name}": tensor for name, tensor in tensors.items()}
+    others = ("thinker.visual.x", "thinker.audio_tower.x", "talker.x", "code2wav.x") if speaks else ("visual.x",)
+    save_file(tensors | {name: torch.ones(3) for name in others}, tmp_path / "model.safetensors")
+    assert ModelConfig.from_dir(tmp_path) == replace(
+        ModelConfig.from_dir(original), traits=ModelConfig.from_dir(tmp_path).traits
+    )
+    found, expected = (loaded_parts(path) for path in (tmp_path, original))
+    assert found.keys() == expected.keys()
+    for name, part in expected.items():
+        assert torch.equal(found[name].tensor, part.tensor), name
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])

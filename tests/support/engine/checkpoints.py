@@ -205,6 +205,38 @@ WITH_IMAGES: dict[str, tuple[str, str, str, str, dict[str, Any], dict[str, Any]]
         {"rope_parameters": {**_MROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}},
         {**_QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
     ),
+    "qwen3 with experts and images": (
+        "qwen3_moe",
+        "Qwen3VLMoeTextConfig",
+        "Qwen3VLMoeConfig",
+        "Qwen3VLMoeForConditionalGeneration",
+        {"rope_parameters": {**_MROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}},
+        {**_QWEN_VISION, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    ),
+    "glm4 with images": (
+        "glm4",
+        "Glm4vTextConfig",
+        "Glm4vConfig",
+        "Glm4vForConditionalGeneration",
+        {"head_dim": None, "rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
+        {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64},
+    ),
+    "llama with images": (
+        "llama",
+        "LlamaConfig",
+        "LlavaConfig",
+        "LlavaForConditionalGeneration",
+        {},
+        {"model_type": "siglip_vision_model", **_VISION},
+    ),
+    "llama with images under other names": (
+        "llama",
+        "LlamaConfig",
+        "SmolVLMConfig",
+        "SmolVLMForConditionalGeneration",
+        {},
+        _VISION,
+    ),
 }
 """Checkpoint -> text part, a key of `ARCHITECTURES`; its configuration, that of the whole, and the model; fields of the
 text part, and of the vision part."""
