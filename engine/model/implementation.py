@@ -38,30 +38,43 @@ STATEFUL_LAYERS = (
 
 _OWN_ATTENTION = "its attention does not go through the attention interface of transformers"
 _OWN_STATE = "its layers keep state that is no KV cache"
-_REFUSED = {
-    **dict.fromkeys(
-        (
-            "BloomForCausalLM", "FalconForCausalLM", "GPTNeoForCausalLM", "MptForCausalLM", "XGLMForCausalLM",
-            "XLNetLMHeadModel",
-        ),
-        _OWN_ATTENTION,
+_INDEXER = "its layers choose keys by an indexer, whose cache is no KV cache"
+_REASONS = {
+    _OWN_ATTENTION: (
+        "BigBirdForCausalLM", "BloomForCausalLM", "CpmAntForCausalLM", "FalconForCausalLM",
+        "GPTNeoForCausalLM", "GPTNeoXJapaneseForCausalLM", "MptForCausalLM", "OpenAIGPTLMHeadModel",
+        "RemBertForCausalLM", "RoFormerForCausalLM", "TrOCRForCausalLM", "XGLMForCausalLM", "XLNetLMHeadModel",
     ),
-    **dict.fromkeys(
-        (
-            "FalconMambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM",
-            "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM", "ZambaForCausalLM", "xLSTMForCausalLM",
-        ),
-        _OWN_STATE,
+    _OWN_STATE: (
+        "FalconMambaForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM",
+        "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM", "ZambaForCausalLM", "xLSTMForCausalLM",
     ),
-    **dict.fromkeys(
-        ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
-        "its layers attend in chunks, which the paged attention does not support",
+    _INDEXER: (
+        "AXK2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "Dots3NoteForCausalLM",
+        "Dots3NoteForConditionalGeneration", "Glm5NextForConditionalGeneration", "GlmMoeDsaForCausalLM",
+        "HYV4ForCausalLM", "HYV4VLForConditionalGeneration", "MiniMaxM3SparseForConditionalGeneration",
+        "MistralLarge4ForConditionalGeneration", "Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration",
     ),
-    **dict.fromkeys(
-        ("MllamaForCausalLM", "MllamaForConditionalGeneration"), "some of its layers attend to images instead of tokens"
+    "its layers attend more than once": ("DiffLlamaForCausalLM", "DoryForCausalLM", "HrmTextForCausalLM"),
+    "its attention adds biases by the distance of tokens": (
+        "Inkling2ForCausalLM", "Inkling2ForConditionalGeneration", "Inkling2LoopForCausalLM",
+        "Inkling2LoopForConditionalGeneration", "InklingForCausalLM", "InklingForConditionalGeneration",
     ),
-    "PaliGemmaForConditionalGeneration": "tokens of a prompt see those behind them too: it is not causal",
+    "it attends to patches of bytes instead of tokens": ("BltForCausalLM",),
+    "its attention has a mask that depends on tokens": ("DogeForCausalLM",),
+    "its attention is in chunks, which the paged attention does not support": (
+        "Llama4ForCausalLM", "Llama4ForConditionalGeneration",
+    ),
+    "some of its layers attend to images instead of tokens": ("MllamaForCausalLM", "MllamaForConditionalGeneration"),
+    "tokens of a prompt see those behind them too: its attention is not causal": ("PaliGemmaForConditionalGeneration",),
+    "its experts do not go through the interface of transformers for experts": (
+        "DbrxForCausalLM", "JetMoeForCausalLM", "LongcatFlashForCausalLM",
+    ),
+    "it drafts tokens of another model, whose keys and values it takes": (
+        "Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM",
+    ),
 }  # fmt: skip
+_REFUSED = {name: reason for reason, names in _REASONS.items() for name in names}
 _LIMITS = {"num_hidden_layers": 1024, "n_layer": 1024, "vocab_size": 2**24, "hidden_size": 2**22, "n_embd": 2**22}
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How names of language models with an output head end in transformers."""
@@ -167,9 +180,7 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
 def _check_layers(fields: ConfigFields) -> None:
     """Checks the fields that tell how layers attend, or what they keep."""
     if (top_k := fields.raw("index_topk", None)) is not None:
-        raise fields.error(
-            "index_topk", f"is {top_k!r}: its layers choose keys by an indexer, whose cache is no KV cache; {_INSTEAD}"
-        )
+        raise fields.error("index_topk", f"is {top_k!r}: {_INDEXER}; {_INSTEAD}")
     types = fields.raw("layer_types", [])
     if not isinstance(types, list):
         raise fields.error("layer_types", f"is {types!r}, expected a list")

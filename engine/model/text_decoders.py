@@ -76,6 +76,17 @@ TEXT_PARTS = {
     "Glm46VForConditionalGeneration": _GLM4V,
     "Glm4vForConditionalGeneration": _GLM4V,
     "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", "mistral", ties_by_class=True),
+    "Phi4MultimodalForCausalLM": TextPart(
+        "Phi3ForCausalLM",
+        "phi4_multimodal",
+        {
+            **_sizes(200064, 3072, 8192, 32, 32, 8, 131072),
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": [199999, 200020],
+        },
+        may_be_flat=True,
+    ),
     "Qwen2VLForConditionalGeneration": _qwen2_vl("qwen2_vl_text"),
     "Qwen2_5OmniThinkerForConditionalGeneration": TextPart(
         "Qwen2ForCausalLM",

@@ -26,7 +26,15 @@ _DECODER_NAMES = {
 }
 """Prefixes of tensors as files have them, older ones first, and as the decoder has them."""
 
-_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vision.", "audio_tower.", "embed_audio.")
+_OTHER_PARTS = (
+    "audio_tower.",
+    "embed_audio.",
+    "embed_tokens_extend.",
+    "embed_vision.",
+    "multi_modal_projector.",
+    "vision_tower.",
+    "visual.",
+)
 _OF_SPEECH = ("talker.", "token2wav.", "code2wav.")
 _OTHER_PREFIXES = (
     *(f"{parent}{part}" for parent in ("", "model.", "thinker.") for part in _OTHER_PARTS),

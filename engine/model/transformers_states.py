@@ -221,23 +221,26 @@ class _Layer:
         module.forward = self.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """[1, T, ...] -> [1, T, ...]"""
+        """[1, T, ...] -> [1, T, ...], or a tuple of such tensors."""
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         batch_shape = tensors[0].shape[:2]
         if self._arguments is None:
             self._arguments = (args, kwargs), batch_shape
-        joined: torch.Tensor | None = None
+        joined: tuple[torch.Tensor, ...] = ()
+        is_tuple = False
         for group in self._states.groups:
             state = self._state(group)
             own_args, own_kwargs = _map((args, kwargs), batch_shape, group.take)
             self._states.on_rows(group.places)
             rows = self._call(_cache(self.module, state), *own_args, **own_kwargs)
             self._keep(group, state)
-            if joined is None:
-                joined = rows.new_zeros(*batch_shape, *rows.shape[2:])
-            group.put(joined, rows)
+            is_tuple = isinstance(rows, tuple)
+            parts = rows if is_tuple else (rows,)
+            joined = joined or tuple(part.new_zeros(*batch_shape, *part.shape[2:]) for part in parts)
+            for whole, part in zip(joined, parts, strict=True):
+                group.put(whole, part)
         self._states.on_rows(None)
-        return joined
+        return joined if is_tuple else joined[0]
 
     def allocate(self, num_slots: int, device: torch.device) -> None:
         """See `RequestStates.allocate`."""
@@ -272,25 +275,27 @@ class _Layer:
         arguments, batch_shape = _map(arguments, batch_shape, drawn), torch.Size((1, _NUM_CHECKED))
         call = _WithCache(module)
 
-        def result(*chunks: int) -> torch.Tensor:
+        def last_two(*chunks: int) -> torch.Tensor:
             """Result of the last two tokens of a request in chunks."""
             cache, first, rows = _cache(module, _new_state()), 0, []
             for num_tokens in chunks:
                 group = _Group(slice(first, first + num_tokens), slice(0, 1), is_first=first == 0)
                 args, kwargs = _map(arguments, batch_shape, group.take)
-                rows.append(call(cache, *args, **kwargs))
+                result = call(cache, *args, **kwargs)
+                parts = result if isinstance(result, tuple) else (result,)
+                rows.append(torch.cat([part.flatten(2) for part in parts], dim=-1))
                 first += num_tokens
             return torch.cat(rows, dim=1)[:, -2:]
 
-        whole = result(_NUM_CHECKED)
+        whole = last_two(_NUM_CHECKED)
 
         def is_equal(other: torch.Tensor) -> bool:
             return bool((whole - other).abs().max() <= _TOLERANCE * whole.abs().max())
 
         half = _NUM_CHECKED // 2
-        if not is_equal(result(half, *[1] * half)):
+        if not is_equal(last_two(half, *[1] * half)):
             raise CheckpointError(f"{type(module).__name__} does not continue a request from the state that it keeps")
-        return is_equal(result(half, half))
+        return is_equal(last_two(half, half))
 
     def _copy_in_fp32(self) -> Any:
         """Returns a copy of the module with its own `forward`."""

@@ -70,6 +70,17 @@ def test_a_class_for_any_decoder_computes_it_under_names_that_are_found(architec
         assert torch.equal(whole.model(input_ids=ids, use_cache=False).last_hidden_state, expected)
 
 
+SMALL_PHI = {
+    "vocab_size": 307,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "partial_rotary_factor": 0.75,
+    "pad_token_id": 0,
+}
 ALSO_NATIVE = {
     ("Qwen2_5OmniThinkerForConditionalGeneration", "qwen2_5_omni_text"): "qwen2",
     ("Qwen3OmniMoeThinkerForConditionalGeneration", "qwen3_omni_moe_text"): "qwen3_moe",
@@ -113,6 +124,44 @@ def test_a_class_with_a_decoder_of_its_own_computes_what_another_model_does(part
     with torch.inference_mode():
         expected = other(input_ids=ids, use_cache=False).last_hidden_state
         assert torch.equal(whole.model(input_ids=ids, use_cache=False).last_hidden_state, expected)
+
+
+def test_phi_4_multimodal_is_phi_3_for_text(tmp_path):
+    whole = transformers.Phi4MultimodalConfig(**SMALL_PHI, tie_word_embeddings=False)
+    whole.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["Phi4MultimodalForCausalLM"]}))
+    alone = transformers.Phi3Config(**SMALL_PHI, eos_token_id=whole.eos_token_id, tie_word_embeddings=False)
+    text = transformers.Phi3ForCausalLM(alone).eval()
+    with torch.device("meta"):
+        model = transformers.Phi4MultimodalForCausalLM(whole).eval()
+    own_name = decoder_names(tmp_path)
+    found = {own_name(stored): tensor.shape for stored, tensor in model.state_dict().items() if own_name(stored)}
+    assert found == {name: tensor.shape for name, tensor in text.state_dict().items()}
+    model.load_state_dict(text.state_dict(), strict=False, assign=True)
+    model.model.rotary_emb = text.model.rotary_emb
+    ids = torch.arange(3, 33)[None]
+    with torch.inference_mode():
+        assert torch.equal(model(input_ids=ids, use_cache=False).logits, text(input_ids=ids, use_cache=False).logits)
+    ours = ModelConfig.from_dir(tmp_path)
+    alone.architectures = ["Phi3ForCausalLM"]
+    alone.save_pretrained(tmp_path)
+    assert ours == ModelConfig.from_dir(tmp_path)
+
+
+def test_fields_that_phi_4_multimodal_omits_have_the_values_of_its_class(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Phi4MultimodalForCausalLM"]}))
+    ours, theirs = ModelConfig.from_dir(tmp_path), transformers.Phi4MultimodalConfig()
+    assert (ours.vocab_size, ours.hidden_size, ours.intermediate_size, ours.num_layers, ours.num_kv_heads) == (
+        theirs.vocab_size,
+        theirs.hidden_size,
+        theirs.intermediate_size,
+        theirs.num_hidden_layers,
+        theirs.num_key_value_heads,
+    )
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.end_token_ids == set(theirs.eos_token_id)
 
 
 def saved_tensors(model):

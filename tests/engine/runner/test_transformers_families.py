@@ -83,7 +83,10 @@ def test_the_text_part_of_a_checkpoint_for_images_gives_the_tokens_of_the_whole(
 @pytest.mark.parametrize(
     ("name", "architecture", "model_type"),
     [
+        ("Command R7B", "Cohere2VisionForConditionalGeneration", "cohere2_vision"),
         ("Gemma 3n", "Gemma3nForConditionalGeneration", "gemma3n"),
+        ("Gemma 4 unified", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified"),
+        ("GLM-4.5", "Glm4vMoeForConditionalGeneration", "glm4v_moe/glm4v_moe_text"),
         ("LFM2", "Lfm2VlForConditionalGeneration", "lfm2_vl"),
         ("Ministral 3", "Mistral3ForConditionalGeneration", "mistral3"),
         ("Qwen3.5", "Qwen3_5ForConditionalGeneration", "qwen3_5"),

@@ -46,6 +46,8 @@ _PER_LAYER = {
     "vocab_size_per_layer_input": 307,
     "hidden_size_per_layer_input": 16,
 }
+_ONE_FULL = ["sliding_attention", "full_attention", "sliding_attention"]
+_NO_FULL_ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "full_attention": None}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -54,12 +56,29 @@ TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Apertus 1.5": ("Apertus1p5Text", {}),
     "Arcee": ("Arcee", {}),
     "Aria": ("AriaText", {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
+    "Beam": (
+        "Beam",
+        {
+            **_EXPERTS,
+            "n_group": 1,
+            "topk_group": 1,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "layer_types": _ONE_FULL,
+        },
+    ),
     "BioGPT": ("BioGpt", {}),
     "BitNet": ("BitNet", {}),
     "CodeGen": ("CodeGen", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "rotary_dim": 8}),
     "Command A MoE": ("Cohere2Moe", {**_EXPERTS, "sliding_window": 24}),
     "Command R": ("Cohere", {}),
     "Command R7B": ("Cohere2", {"sliding_window": 24}),
+    "Cohere Compass": (
+        "CohereCompassText",
+        {"head_dim": 16, "sliding_window": 24, "layer_types": _ONE_FULL, "rope_parameters": _NO_FULL_ROPE},
+    ),
+    "CTRL": ("CTRL", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "dff": 96}),
     "CWM": ("Cwm", {"head_dim": 16, "sliding_window": 24}),
     "DeepSeek-V2": ("DeepseekV2", _LATENT),
     "DeepSeek-V3": ("DeepseekV3", _LATENT),
@@ -69,9 +88,24 @@ TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "EXAONE 4": ("Exaone4", {"sliding_window": 24}),
     "EXAONE MoE": ("ExaoneMoe", {**_EXPERTS, "head_dim": 16, "num_shared_experts": 1, "sliding_window": 24}),
     "FlexOlmo": ("FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "Flint": (
+        "Flint",
+        {
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 48,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "mlp_only_layers": [0],
+            "layer_types": _ONE_FULL,
+        },
+    ),
     "Gemma": ("Gemma", {"head_dim": 16}),
     "Gemma 3n": ("Gemma3nText", {**_PER_LAYER, "activation_sparsity_pattern": [0.5, *[0.0] * 5]}),
     "Gemma 4": ("Gemma4Text", {**_PER_LAYER, "global_head_dim": 32}),
+    "Gemma 4 unified": (
+        "Gemma4UnifiedText",
+        {"head_dim": 16, "global_head_dim": 32, "sliding_window": 24, "layer_types": _ONE_FULL},
+    ),
     "GLM": ("Glm", {"head_dim": 16}),
     "GLM-4": ("Glm4", {"head_dim": 16}),
     "GLM-4.5": ("Glm4Moe", _ROUTED),
@@ -83,6 +117,10 @@ TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("GptOss", {**_LOCAL_EXPERTS, "head_dim": 16, "sliding_window": 24}),
     "Granite MoE": ("GraniteMoe", _LOCAL_EXPERTS),
     "Granite MoE with a shared expert": ("GraniteMoeShared", {**_LOCAL_EXPERTS, "shared_intermediate_size": 48}),
+    "Granite MoE with windows": (
+        "GraniteMoeSWA",
+        {**_LOCAL_EXPERTS, "shared_intermediate_size": 48, "sliding_window": 24},
+    ),
     "Granite with windows": ("GraniteSWA", {"sliding_window": 24}),
     "Helium": ("Helium", {"head_dim": 16}),
     "Hunyuan": ("HunYuanDenseV1", {"head_dim": 16}),
@@ -90,6 +128,17 @@ TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Hunyuan-A13B": ("HunYuanMoEV1", {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
     "HyperCLOVA X": ("HyperCLOVAX", {}),
     "Jais 2": ("Jais2", {}),
+    "Kolibri 1": (
+        "Kolibri1",
+        {
+            **_LOCAL_EXPERTS,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 48,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": _ONE_FULL,
+        },
+    ),
     "Laguna": ("Laguna", {**_EXPERTS, "head_dim": 16}),
     "Mellum": ("Mellum", _EXPERTS),
     "MiMo-V2-Flash": ("MiMoV2Flash", {**_LATENT, "num_key_value_heads": 2, "sliding_window": 24}),
@@ -140,6 +189,37 @@ _CONVOLUTIONS = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention
 _SHARED_EXPERT = {**_EXPERTS, "shared_expert_intermediate_size": 48}
 
 STATEFUL_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Ling 3": ("BailingHybrid", {**_LATENT, **_LINEAR, "num_local_experts": 4, "head_dim": 16}),
+    "Lara mini": (
+        "LaraMini",
+        {
+            **_DELTA,
+            **_SHARED_EXPERT,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
+            "sliding_window": 24,
+            "head_dim": 16,
+        },
+    ),
+    "LFM3": (
+        "Lfm3",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+            "sliding_window": 24,
+            "head_dim": 16,
+        },
+    ),
+    "ZAYA1": (
+        "Zaya",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 48,
+            "head_dim": 16,
+            "router_hidden_size": 16,
+        },
+    ),
     "Bamba": ("Bamba", {**_MAMBA, "attn_layer_indices": [1]}),
     "Falcon-H1": ("FalconH1", {**_MAMBA, "mamba_d_ssm": 128, "head_dim": 16}),
     "Granite 4": (
@@ -175,12 +255,23 @@ FAMILIES = {**TRANSFORMERS_FAMILIES, **STATEFUL_FAMILIES}
 """Both."""
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "A.X K2": ("AXK2", {**_LATENT, "index_topk": 16}),
     "BLOOM": ("Bloom", {"n_layer": 2, "n_head": 4}),
+    "DeepSeek-V3.2": ("DeepseekV32", _LATENT),
+    "DiffLlama": ("DiffLlama", {}),
+    "Doge": ("Doge", {}),
+    "Dory": ("Dory", {}),
     "Falcon": ("Falcon", {}),
     "GPT-Neo": ("GPTNeo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 3]]}),
+    "HRM": ("HrmText", {}),
+    "Hunyuan 4": ("HYV4", _EXPERTS),
+    "Inkling 2": ("Inkling2Text", {}),
+    "JetMoE": ("JetMoe", {"kv_channels": 16}),
     "Llama 4": ("Llama4Text", {"num_local_experts": 2, "head_dim": 16}),
+    "LongCat-Flash": ("LongcatFlash", {}),
     "Mamba": ("Mamba", {}),
     "Mamba 2": ("Mamba2", {"head_dim": 16, "num_heads": 8, "n_groups": 1, "state_size": 16}),
+    "Qwen4": ("Qwen4ExpText", {}),
     "RWKV": ("Rwkv", {}),
     "RecurrentGemma": ("RecurrentGemma", {}),
 }
@@ -230,11 +321,18 @@ def save_with_images(path: Path) -> None:
 
 
 def save_as_part(path: Path, text_path: Path, architecture: str, model_type: str) -> None:
-    """Saves a checkpoint of text as the text part of one for images, with a tensor for images."""
+    """Saves a checkpoint of text as the text part of one for images, with a tensor for images.
+
+    Args:
+        path, text_path: its folder, and that of the text.
+        architecture, model_type: of the whole; with a slash, the model type of the text part behind it.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 
+    model_type, _, text_type = model_type.partition("/")
     config = json.loads((text_path / "config.json").read_text())
+    config["model_type"] = text_type or config["model_type"]
     path.mkdir()
     (path / "config.json").write_text(
         json.dumps({"architectures": [architecture], "model_type": model_type, "text_config": config})
