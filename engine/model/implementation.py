@@ -76,7 +76,7 @@ _REASONS = {
 }  # fmt: skip
 _REFUSED = {name: reason for reason, names in _REASONS.items() for name in names}
 _LIMITS = {"num_hidden_layers": 1024, "n_layer": 1024, "vocab_size": 2**24, "hidden_size": 2**22, "n_embd": 2**22}
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
+CAUSAL_NAMES = ("ForCausalLM", "LMHeadModel")
 """How names of language models with an output head end in transformers."""
 _INSTEAD = "serve another model, or this one with transformers' own generate"
 
@@ -150,11 +150,11 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
             f"is {name}: models of images, sound or an encoder are not supported, but for those in docs/models.md; use "
             "a text-only checkpoint",
         )
-    elif not name.endswith(_CAUSAL):
+    elif not name.endswith(CAUSAL_NAMES):
         raise fields.error(
             "architectures",
             f"is {name}: embedding models, classifiers and encoders are not supported; names of causal language models "
-            f"end in {' or '.join(_CAUSAL)}",
+            f"end in {' or '.join(CAUSAL_NAMES)}",
         )
     _check_layers(fields)
     if isinstance(read_quantization_config(fields), Mxfp4Weights):

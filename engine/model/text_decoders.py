@@ -24,6 +24,7 @@ class TextPart:
         ties_by_either: whether embeddings are tied if the file or its `text_config` says so; otherwise the file decides
             where it has the field.
         ties_by_class: whether embeddings are tied where the file does not say.
+        has_prefix: whether files have all tensors of the decoder under a prefix that no other tensor has.
     """
 
     architecture: str
@@ -34,6 +35,7 @@ class TextPart:
     end_token_id: int | None = None
     ties_by_either: bool = False
     ties_by_class: bool = False
+    has_prefix: bool = False
 
 
 def _sizes(
@@ -72,10 +74,52 @@ _QWEN3_VL = TextPart("Qwen3ForCausalLM", "qwen3_vl_text", {"rope_theta": 5e5})
 
 TEXT_PARTS = {
     "Cosmos3OmniForConditionalGeneration": _QWEN3_VL,
+    "Emu3ForConditionalGeneration": TextPart(
+        "LlamaForCausalLM",
+        "emu3_text_model",
+        {
+            **_sizes(184622, 4096, 14336, 32, 32, 8, 9216),
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "eos_token_id": 151850,
+        },
+        has_prefix=True,
+    ),
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", "gemma3_text"),
     "Glm46VForConditionalGeneration": _GLM4V,
     "Glm4vForConditionalGeneration": _GLM4V,
+    "Granite4VisionForConditionalGeneration": TextPart(
+        "GraniteForCausalLM",
+        "granite4_vision_text",
+        _sizes(32000, 4096, 11008, 32, 32, 32, 2048),
+        has_prefix=True,
+    ),
+    "GraniteDoclingForConditionalGeneration": TextPart(
+        "GraniteForCausalLM",
+        "granite_docling_text",
+        {
+            **_sizes(133800, 1024, 2048, 28, 16, 4, 32768),
+            "rms_norm_eps": 1e-5,
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 4.0,
+            "residual_multiplier": 0.263,
+            "attention_multiplier": 0.015625,
+            "eos_token_id": 100257,
+        },
+        has_prefix=True,
+    ),
     "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", "mistral", ties_by_class=True),
+    "PaddleOCRVLForConditionalGeneration": TextPart(
+        "LlamaForCausalLM",
+        "paddleocr_vl_text",
+        {
+            **_sizes(103424, 1024, 3072, 18, 16, 2, 131072),
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "eos_token_id": 2,
+        },
+    ),
     "Phi4MultimodalForCausalLM": TextPart(
         "Phi3ForCausalLM",
         "phi4_multimodal",
@@ -133,6 +177,7 @@ COMPUTED_AS: dict[tuple[str, str], str | None] = {
     ("Glm4vMoeForConditionalGeneration", "glm4v_moe_text"): "glm4_moe",
     ("HunYuanVLForConditionalGeneration", "hunyuan_vl_text"): "hunyuan_v1_dense",
     ("Mistral3ForConditionalGeneration", "ministral3"): None,
+    ("Mistral3ForConditionalGeneration", "mistral4"): None,
     ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"): None,
     ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"): None,
 }

@@ -20,6 +20,8 @@ _DECODER_NAMES = {
     "model.language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
     "model.text_model.": "model.",
+    "text_model.model.": "model.",
+    "text_model.lm_head.": "lm_head.",
     "thinker.model.": "model.",
     "thinker.lm_head.": "lm_head.",
     "lm_head.": "lm_head.",
@@ -31,7 +33,9 @@ _OTHER_PARTS = (
     "embed_audio.",
     "embed_tokens_extend.",
     "embed_vision.",
+    "mlp_AR.",
     "multi_modal_projector.",
+    "projector.",
     "vision_tower.",
     "visual.",
 )
@@ -148,9 +152,10 @@ def decoder_names(path: Path) -> Callable[[str], str | None]:
     if not exists(config_path):
         return lambda name: name
     fields = ConfigFields.from_file(config_path)
-    if _architecture(fields) in WITH_ANY_DECODER:
+    part = _text_part(fields)
+    if _architecture(fields) in WITH_ANY_DECODER or (part is not None and part.has_prefix):
         return _name_under_a_prefix
-    is_part = _text_part(fields) is not None or transformers_text(fields) is not None
+    is_part = part is not None or transformers_text(fields) is not None
     names = fields.raw("architectures", None)
     has_others = is_part or (isinstance(names, list) and any(architecture in names for architecture in _ALSO_ALONE))
     return decoder_name if has_others else lambda name: name

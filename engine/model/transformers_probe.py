@@ -17,7 +17,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_folder import CheckpointFolder
 from engine.model.end_tokens import end_token_ids
 from engine.model.fp8 import Fp8Weights
-from engine.model.implementation import CACHED_LAYERS, STATEFUL_LAYERS
+from engine.model.implementation import CACHED_LAYERS, CAUSAL_NAMES, STATEFUL_LAYERS
 from engine.model.linear import Kept
 from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.quantization_config import QuantizedWeights, read_quantization_config
@@ -234,7 +234,7 @@ def read_config(path: Path) -> Any:
         config = text_config_of(config, computed_as(fields))
     if hasattr(config, "quantization_config"):  # ours to read: transformers would ask for libraries of its own
         del config.quantization_config
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    if _causal_class(config) is None:
         raise refusal(path, f"model_type {config.model_type} is no causal language model of transformers")
     return config
 
@@ -256,8 +256,19 @@ def text_config_of(whole: Any, model_type: str | None) -> Any:
 
 def build(config: Any, *, experts: str) -> Any:
     """Builds a model with attention by `Attend`, on the current device, with random weights."""
-    from_config: Any = transformers.AutoModelForCausalLM.from_config
-    return from_config(config, attn_implementation=ATTENTION, experts_implementation=experts).eval()
+    return (
+        _causal_class(config)._from_config(config, attn_implementation=ATTENTION, experts_implementation=experts).eval()
+    )
+
+
+def _causal_class(config: Any) -> Any:
+    """Returns the causal language model of a configuration; None: transformers has none.
+
+    That of Mistral 4 is among the models of images.
+    """
+    mappings: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    found = [mapping[type(config)] for mapping in mappings if type(config) in mapping]
+    return found[0] if found and found[0].__name__.endswith(CAUSAL_NAMES) else None
 
 
 def set_attend(model: Any, attend: Attend) -> None:

@@ -10,7 +10,14 @@ import pytest
 from engine.errors import CheckpointError, ConfigError
 from engine.model.implementation import choose_implementation
 from engine.parallel.layout import RankLayout
-from tests.support.engine.families import REFUSED, STATEFUL_FAMILIES, TRANSFORMERS_FAMILIES, family_config, save_family
+from tests.support.engine.families import (
+    REFUSED,
+    STATEFUL_FAMILIES,
+    TRANSFORMERS_FAMILIES,
+    auto_class,
+    family_config,
+    save_family,
+)
 
 
 def config_json(path: Path, **fields: object) -> Path:
@@ -19,10 +26,8 @@ def config_json(path: Path, **fields: object) -> Path:
 
 
 def saved_config(path: Path, prefix: str, **fields: object) -> Path:
-    import transformers
-
     config = family_config(prefix, **fields)
-    config.architectures = [transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    config.architectures = [auto_class(config)._model_mapping[type(config)].__name__]
     config.save_pretrained(path)
     return path
 

@@ -1,6 +1,8 @@
 """The tables of text parts against the classes of `transformers`: the decoder that they name is what those compute."""
 
+import importlib
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +70,63 @@ def test_a_class_for_any_decoder_computes_it_under_names_that_are_found(architec
     with torch.inference_mode():
         expected = text.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         assert torch.equal(whole.model(input_ids=ids, use_cache=False).last_hidden_state, expected)
+
+
+NATIVE_FOR_TEXT = {
+    "Emu3ForConditionalGeneration": ("llama", "text_model.model.", "text_model.lm_head."),
+    "Granite4VisionForConditionalGeneration": ("granite", "model.language_model.", "lm_head."),
+    "GraniteDoclingForConditionalGeneration": ("granite", "model.text_model.", "lm_head."),
+    "PaddleOCRVLForConditionalGeneration": ("llama", "model.", "lm_head."),
+}
+
+
+@pytest.mark.parametrize("architecture", NATIVE_FOR_TEXT)
+def test_a_decoder_of_its_own_is_that_of_a_native_family(architecture, tmp_path):
+    """The class of the decoder alone: the whole one needs values of its part for images."""
+    model_type, prefix, head_prefix = NATIVE_FOR_TEXT[architecture]
+    text_class = config_class(architecture).sub_configs["text_config"]
+    modules = importlib.import_module(text_class.__module__.replace(".configuration_", ".modeling_"))
+    fields = {**SMALL_PHI, "head_dim": 16} if architecture.startswith("Paddle") else SMALL_PHI
+    own = text_class(**{name: value for name, value in fields.items() if name != "partial_rotary_factor"})
+    if architecture.startswith("Paddle"):
+        own.rope_parameters["mrope_section"] = [2, 3, 3]
+    torch.manual_seed(0)
+    decoder = getattr(modules, text_class.__name__.replace("Config", "Model"))(own).eval()
+    for parameter in decoder.parameters():
+        parameter.data.copy_(0.12 * torch.randn(parameter.shape) + (parameter.ndim == 1))
+    values = own.to_dict()
+    part = TEXT_PARTS[architecture]
+    assert own.model_type == part.model_type
+    config = {"architectures": [architecture], "text_config": values, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = ModelConfig.from_dir(tmp_path)
+    plain = {name: value for name, value in values.items() if name not in ("model_type", "architectures")}
+    alone = transformers.AutoConfig.for_model(model_type, **{**plain, "tie_word_embeddings": False})
+    other = transformers.AutoModelForCausalLM.from_config(alone).eval()
+    other.get_decoder().load_state_dict(decoder.state_dict())
+    ids = torch.arange(3, 33)[None]
+    with torch.inference_mode():
+        expected = other.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        assert torch.equal(decoder(input_ids=ids, use_cache=False).last_hidden_state, expected)
+    own_name = decoder_names(tmp_path)
+    stored = {f"{prefix}{name}" for name in decoder.state_dict()} | {f"{head_prefix}weight"}
+    assert {own_name(name) for name in stored} == set(other.state_dict())
+    alone.architectures = [type(other).__name__]
+    alone.save_pretrained(tmp_path)
+    assert ours == ModelConfig.from_dir(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", NATIVE_FOR_TEXT)
+def test_fields_that_such_a_text_part_omits_have_the_values_of_its_class(architecture, tmp_path):
+    theirs = config_class(architecture).sub_configs["text_config"]()
+    config = {"architectures": [architecture], "text_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = ModelConfig.from_dir(tmp_path)
+    theirs.architectures = [TEXT_PARTS[architecture].architecture]
+    values = {name: value for name, value in theirs.to_dict().items() if name not in ("model_type", "head_dim")}
+    head_dim = getattr(theirs, "head_dim", None)
+    (tmp_path / "config.json").write_text(json.dumps({**values, **({"head_dim": head_dim} if head_dim else {})}))
+    assert replace(ours, tie_word_embeddings=theirs.tie_word_embeddings) == ModelConfig.from_dir(tmp_path)
 
 
 SMALL_PHI = {

@@ -149,9 +149,9 @@ def test_fields_beside_the_text_part_come_first(folder):
     ("text", "fields", "words"),
     [
         (
-            {"model_type": "mistral4"},
+            {"model_type": "mistral5"},
             {},
-            "text_config: model_type is 'mistral4', the supported text part is mistral",
+            "text_config: model_type is 'mistral5', the supported text part is mistral",
         ),
         (
             {"vocab_size": 300},

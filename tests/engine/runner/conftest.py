@@ -26,7 +26,7 @@ from engine.startup.served_model import shard_shape
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import KernelOps
 from tests.support.engine.answer_ledger import Answer, AnswerLedger
-from tests.support.engine.families import FAMILIES, family_config, save_family
+from tests.support.engine.families import FAMILIES, auto_class, family_config, save_family
 
 NEAR_TIE = 1e-4
 
@@ -187,9 +187,11 @@ class HfReference:
     def __init__(self, path: Path) -> None:
         import transformers
 
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
-        ).eval()
+        self.model = (
+            auto_class(transformers.AutoConfig.from_pretrained(path))
+            .from_pretrained(path, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+            .eval()
+        )
 
     @torch.inference_mode()
     def generate(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:

@@ -89,6 +89,7 @@ def test_the_text_part_of_a_checkpoint_for_images_gives_the_tokens_of_the_whole(
         ("GLM-4.5", "Glm4vMoeForConditionalGeneration", "glm4v_moe/glm4v_moe_text"),
         ("LFM2", "Lfm2VlForConditionalGeneration", "lfm2_vl"),
         ("Ministral 3", "Mistral3ForConditionalGeneration", "mistral3"),
+        ("Mistral 4", "Mistral3ForConditionalGeneration", "mistral3"),
         ("Qwen3.5", "Qwen3_5ForConditionalGeneration", "qwen3_5"),
         ("Qwen3.5-MoE", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
     ],

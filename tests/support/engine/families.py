@@ -48,6 +48,15 @@ _PER_LAYER = {
 }
 _ONE_FULL = ["sliding_attention", "full_attention", "sliding_attention"]
 _NO_FULL_ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "full_attention": None}
+_SCALED_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -146,6 +155,7 @@ TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "MiniMax-M2": ("MiniMaxM2", {**_LOCAL_EXPERTS, "head_dim": 16}),
     "Ministral": ("Ministral", {"head_dim": 16, "sliding_window": 24}),
     "Ministral 3": ("Ministral3", {"head_dim": 16}),
+    "Mistral 4": ("Mistral4", {**_LATENT, "rope_parameters": _SCALED_YARN}),
     "ModernBERT decoder": ("ModernBertDecoder", {"sliding_window": 24}),
     "nanochat": ("NanoChat", {}),
     "Nemotron": ("Nemotron", {}),
@@ -285,14 +295,20 @@ def family_config(prefix: str, **fields: Any) -> Any:
     return getattr(transformers, f"{prefix}Config")(**{**_SMALL, **fields})
 
 
+def auto_class(config: Any) -> Any:
+    """Returns the class of transformers that makes a causal language model of a configuration."""
+    import transformers
+
+    is_listed = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    return transformers.AutoModelForCausalLM if is_listed else transformers.AutoModelForImageTextToText
+
+
 def save_family(path: Path, config: Any, *, seed: int = 0) -> None:
     """Saves a checkpoint with random weights, large enough that norms, biases and attention matter."""
     import torch
-    import transformers
 
     config.architectures = None  # set by save_pretrained
-    model: Any = transformers.AutoModelForCausalLM
-    model = model.from_config(config)
+    model = auto_class(config).from_config(config)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
