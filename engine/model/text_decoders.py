@@ -175,14 +175,20 @@ COMPUTED_AS: dict[tuple[str, str], str | None] = {
     ("Gemma4ForConditionalGeneration", "gemma4_text"): None,
     ("Glm46VForConditionalGeneration", "glm4v_moe_text"): "glm4_moe",
     ("Glm4vMoeForConditionalGeneration", "glm4v_moe_text"): "glm4_moe",
+    ("GlmOcrForConditionalGeneration", "glm_ocr_text"): None,
     ("HunYuanVLForConditionalGeneration", "hunyuan_vl_text"): "hunyuan_v1_dense",
     ("Mistral3ForConditionalGeneration", "ministral3"): None,
     ("Mistral3ForConditionalGeneration", "mistral4"): None,
+    ("MuseGlimmerForConditionalGeneration", "muse_glimmer_text"): None,
+    ("MuseSparkForConditionalGeneration", "muse_spark_text"): None,
     ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"): None,
     ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"): None,
 }
 """Text parts that transformers computes, by architecture and `model_type` of `text_config`, and as which model type;
 None: as the one that `text_config` names."""
+
+WITHOUT_A_HEAD = ("glm_ocr_text", "muse_glimmer_text", "muse_spark_text")
+"""Of these, model types for which transformers has a decoder, and no causal language model."""
 
 WITH_ANY_DECODER = {
     "Apertus1p5ForConditionalGeneration": "apertus1p5_text",

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import transformers
 from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -24,6 +23,7 @@ from engine.model.transformers_probe import (
     AttentionCall,
     TransformersConfig,
     build,
+    causal_class,
     first_line,
     forward,
     read_config,
@@ -195,10 +195,10 @@ def _loaded(config: TransformersConfig, dtype: torch.dtype, stored: Transformers
     Raises: CheckpointError: a file is broken, or the weights are not those of the model.
     """
     try:
-        load: Any = getattr(transformers, config.name).from_pretrained
-        model, info = load(
+        values = read_config(config.path)
+        model, info = causal_class(values).from_pretrained(
             None,
-            config=read_config(config.path),
+            config=values,
             state_dict=stored.state_dict(),
             dtype=dtype,
             attn_implementation=ATTENTION,

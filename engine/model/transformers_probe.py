@@ -26,6 +26,7 @@ from engine.model.tensor_entry import TensorEntry
 from engine.model.text_part import computed_as, transformers_fields, transformers_text
 from engine.model.transformers_adapters import LinearProbe
 from engine.model.transformers_experts import PROBED_EXPERTS, experts_shapes
+from engine.model.transformers_head import with_head
 from engine.model.transformers_states import StatefulLayer, StateProbe
 from engine.model.transformers_weights import LinearShape, linear_layer
 from engine.model.weights import exact_dtype
@@ -234,7 +235,7 @@ def read_config(path: Path) -> Any:
         config = text_config_of(config, computed_as(fields))
     if hasattr(config, "quantization_config"):  # ours to read: transformers would ask for libraries of its own
         del config.quantization_config
-    if _causal_class(config) is None:
+    if causal_class(config) is None:
         raise refusal(path, f"model_type {config.model_type} is no causal language model of transformers")
     return config
 
@@ -257,18 +258,18 @@ def text_config_of(whole: Any, model_type: str | None) -> Any:
 def build(config: Any, *, experts: str) -> Any:
     """Builds a model with attention by `Attend`, on the current device, with random weights."""
     return (
-        _causal_class(config)._from_config(config, attn_implementation=ATTENTION, experts_implementation=experts).eval()
+        causal_class(config)._from_config(config, attn_implementation=ATTENTION, experts_implementation=experts).eval()
     )
 
 
-def _causal_class(config: Any) -> Any:
+def causal_class(config: Any) -> Any:
     """Returns the causal language model of a configuration; None: transformers has none.
 
     That of Mistral 4 is among the models of images.
     """
     mappings: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     found = [mapping[type(config)] for mapping in mappings if type(config) in mapping]
-    return found[0] if found and found[0].__name__.endswith(CAUSAL_NAMES) else None
+    return found[0] if found and found[0].__name__.endswith(CAUSAL_NAMES) else with_head(config)
 
 
 def set_attend(model: Any, attend: Attend) -> None:

@@ -1,6 +1,7 @@
 """Every family that transformers computes, through scheduler, runner and paged cache: tokens of transformers alone."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,13 @@ import torch
 from engine.core.request import SamplingParams
 from engine.model.implementation import choose_implementation
 from kernels.families import cpu_ops
-from tests.support.engine.families import FAMILIES, save_as_part, save_with_images
+from tests.support.engine.families import (
+    FAMILIES,
+    WITHOUT_A_CLASS_FOR_TEXT,
+    save_as_part,
+    save_with_images,
+    save_without_images,
+)
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(seed=0, max_tokens=NUM_TOKENS, temperature=0.0, ignore_end_token=True, top_logprobs=1)
@@ -102,6 +109,12 @@ def test_so_do_text_parts_under_the_names_of_published_files(
     engine = transformers_on(tmp_path / "whole", cpu_ops())
     assert "tensors are unexpected" not in caplog.text
     check(reference_of(text), prompts, serve(engine, prompts))
+
+
+@pytest.mark.parametrize("prefix", WITHOUT_A_CLASS_FOR_TEXT)
+def test_text_parts_without_a_class_of_their_own_have_the_head_of_the_whole(prefix, tmp_path, transformers_on, prompts):
+    whole = save_without_images(tmp_path, prefix)
+    check(SimpleNamespace(model=whole), prompts, serve(transformers_on(tmp_path, cpu_ops()), prompts))
 
 
 @pytest.mark.parametrize("is_long", [False, True])

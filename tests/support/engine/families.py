@@ -336,6 +336,52 @@ def save_with_images(path: Path) -> None:
     model.save_pretrained(path)
 
 
+WITHOUT_A_CLASS_FOR_TEXT: dict[str, dict[str, Any]] = {
+    "GlmOcr": {
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+    },
+    "MuseGlimmer": {"head_dim": 16, "sliding_window": 24},
+    "MuseSpark": {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "moe_intermediate_size": 48,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_hidden_size": 32,
+    },
+}
+"""Prefix of classes for images, and fields of the text part, for which transformers has no causal language model."""
+
+
+def save_without_images(path: Path, prefix: str) -> Any:
+    """Saves the text part of such a model under the names of the whole.
+
+    Returns: the whole in transformers, whose other parts have no values.
+    """
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    text = family_config(f"{prefix}Text", **WITHOUT_A_CLASS_FOR_TEXT[prefix])
+    audio = {"audio_config": {"out_hidden_size": text.hidden_size}} if prefix == "MuseSpark" else {}
+    config = getattr(transformers, f"{prefix}Config")(text_config=text.to_dict(), **audio)
+    config.architectures = [f"{prefix}ForConditionalGeneration"]
+    config.save_pretrained(path)
+    with torch.device("meta"):
+        whole = getattr(transformers, config.architectures[0])(config).eval()
+    whole.model.language_model = type(whole.model.language_model)(config.text_config).eval()
+    whole.lm_head = torch.nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+    generator = torch.Generator().manual_seed(0)
+    own = ("model.language_model.", "lm_head.")
+    tensors = {name: tensor for name, tensor in whole.state_dict().items() if name.startswith(own)}
+    for name, tensor in tensors.items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        tensor.copy_(0.12 * noise if tensor.ndim > 1 else ("norm" in name) + 0.2 * noise)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return whole
+
+
 def save_as_part(path: Path, text_path: Path, architecture: str, model_type: str) -> None:
     """Saves a checkpoint of text as the text part of one for images, with a tensor for images.
 
