@@ -70,6 +70,10 @@ class ConfigFields:
         """The fields that are not null."""
         return dict(self._values)
 
+    def with_nulls(self) -> dict[str, Any]:
+        """Returns all fields; those that are null are None."""
+        return {**dict.fromkeys(self._nulls), **self._values}
+
     def error(self, name: str, problem: str) -> CheckpointError:
         """Returns the error for an invalid field."""
         return CheckpointError(f"{self._source}: {name} {problem}")

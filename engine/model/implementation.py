@@ -135,13 +135,14 @@ def _check_architecture(fields: ConfigFields, name: str) -> None:
         raise fields.error("architectures", f"is {name}: {reason}; {_INSTEAD}")
     if fields.flag("is_encoder_decoder", False):
         raise fields.error("is_encoder_decoder", f"is true: {name} is no causal language model; {_INSTEAD}")
-    if "auto_map" in fields and not _is_in_transformers(fields.raw("model_type", None)):
+    text = transformers_text(fields)
+    if text is None and "auto_map" in fields and not _is_in_transformers(fields.raw("model_type", None)):
         raise fields.error(
             "auto_map",
             f"names code of the checkpoint for {name}, which is not executed; use a checkpoint of a model_type that "
             "transformers has",
         )
-    if transformers_text(fields) is not None:
+    if text is not None:
         fields = transformers_fields(fields)
     elif name.endswith("ForConditionalGeneration"):
         _check_layers(fields.section("text_config"))

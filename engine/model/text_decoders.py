@@ -230,6 +230,20 @@ WITH_ANY_DECODER = {
 }
 """Architectures whose class builds the decoder that `text_config` names, and the one where it names none."""
 
+PUBLISHED_WITH_CODE = {
+    "InternVLChatModel": "qwen2",
+    "KimiK25ForConditionalGeneration": "deepseek_v3",
+    "NemotronH_Nano_Omni_Reasoning_V3": "nemotron_h",
+    "NemotronH_Omni_Reasoning_V3": "nemotron_h",
+}
+"""The same for architectures that their publishers' code has, which is not executed: the decoder is in transformers.
+
+Its section may be called `llm_config`.
+"""
+
+OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
+"""Model types of such files, and those of transformers."""
+
 NATIVE_DECODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "gemma2": ("Gemma2ForCausalLM", {}),
     "gemma3_text": ("Gemma3ForCausalLM", {}),

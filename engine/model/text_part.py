@@ -9,13 +9,23 @@ from typing import Any
 
 from engine.model.checkpoint_file import exists
 from engine.model.config_fields import ConfigFields
-from engine.model.text_decoders import COMPUTED_AS, NATIVE_DECODERS, TEXT_PARTS, THINKERS, WITH_ANY_DECODER, TextPart
+from engine.model.text_decoders import (
+    COMPUTED_AS,
+    NATIVE_DECODERS,
+    OTHER_NAMES,
+    PUBLISHED_WITH_CODE,
+    TEXT_PARTS,
+    THINKERS,
+    WITH_ANY_DECODER,
+    TextPart,
+)
 
 _OF_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
 """Fields beside `text_config` that count for the text part too, before its own."""
 
 _DECODER_NAMES = {
     "language_model.model.": "model.",
+    "language_model.backbone.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
@@ -47,19 +57,25 @@ _OTHER_PREFIXES = (
 )
 """Prefixes of tensors for images or sound, and for the prediction of several tokens at once."""
 
+_WITH_ANY = {**WITH_ANY_DECODER, **PUBLISHED_WITH_CODE}
+"""Architectures with any decoder, and the model type of files that name none."""
+
 _ALSO_ALONE = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM")
 """Decoders whose checkpoints may have other parts although their architecture is that of text, as in transformers."""
 
 
 def transformers_text(fields: ConfigFields) -> ConfigFields | None:
     """Returns the configuration of a text part that transformers can compute; None: it is no such checkpoint."""
-    if "text_config" not in fields:
-        return None
-    name, text = _architecture(fields), fields.section("text_config")
-    if name in WITH_ANY_DECODER:
-        return text.with_defaults({"model_type": WITH_ANY_DECODER[name]})
+    text = _section(fields)
+    if text is None or _architecture(fields) in _WITH_ANY:
+        return text
     model_type = text.raw("model_type", None)
-    return text if isinstance(model_type, str) and (name, model_type) in COMPUTED_AS else None
+    return text if isinstance(model_type, str) and (_architecture(fields), model_type) in COMPUTED_AS else None
+
+
+def is_published_with_code(fields: ConfigFields) -> bool:
+    """Whether transformers has the decoder of a checkpoint, and not the whole model."""
+    return _architecture(fields) in PUBLISHED_WITH_CODE
 
 
 def computed_as(fields: ConfigFields) -> str | None:
@@ -70,10 +86,10 @@ def computed_as(fields: ConfigFields) -> str | None:
 
 def has_native_text(fields: ConfigFields) -> bool:
     """Whether the text part of a checkpoint is the decoder of a family, by its `model_type`."""
-    part = _text_part(fields)
-    if part is None or "text_config" not in fields:
+    part, text = _text_part(fields), _section(fields)
+    if part is None or text is None:
         return part is not None
-    return bool(fields.section("text_config").raw("model_type", part.model_type) == part.model_type)
+    return bool(text.raw("model_type", part.model_type) == part.model_type)
 
 
 def transformers_fields(fields: ConfigFields) -> ConfigFields:
@@ -92,10 +108,10 @@ def text_fields(fields: ConfigFields) -> ConfigFields:
     part, fields = _text_part(fields), _thinker(fields)
     if part is None:
         return fields
-    if part.may_be_flat and "text_config" not in fields:
-        text = fields
+    text = _section(fields)
+    if text is None:
+        text = fields if part.may_be_flat else fields.section("text_config")
     else:
-        text = fields.section("text_config")
         if text.raw("model_type", part.model_type) != part.model_type:
             raise text.error(
                 "model_type", f"is {text.raw('model_type')!r}, the supported text part is {part.model_type}"
@@ -153,7 +169,7 @@ def decoder_names(path: Path) -> Callable[[str], str | None]:
         return lambda name: name
     fields = ConfigFields.from_file(config_path)
     part = _text_part(fields)
-    if _architecture(fields) in WITH_ANY_DECODER or (part is not None and part.has_prefix):
+    if _architecture(fields) in _WITH_ANY or (part is not None and part.has_prefix):
         return _name_under_a_prefix
     is_part = part is not None or transformers_text(fields) is not None
     names = fields.raw("architectures", None)
@@ -179,13 +195,33 @@ def _name_under_a_prefix(name: str) -> str | None:
 def _text_part(fields: ConfigFields) -> TextPart | None:
     name = _architecture(fields)
     name = THINKERS.get(name, name)
-    if name not in WITH_ANY_DECODER:
+    if name not in _WITH_ANY:
         return TEXT_PARTS.get(name)
-    model_type = fields.section("text_config").raw("model_type", WITH_ANY_DECODER[name])
+    text = _section(fields)
+    if text is None:
+        raise fields.error("text_config", f"is missing: {name} builds the decoder that it names")
+    model_type = text.raw("model_type")
     if not isinstance(model_type, str) or model_type not in NATIVE_DECODERS:
         return None
     architecture, defaults = NATIVE_DECODERS[model_type]
     return TextPart(architecture, model_type, defaults)
+
+
+def _section(fields: ConfigFields) -> ConfigFields | None:
+    """Returns the configuration of the text part as the file has it; None: the file has none.
+
+    Of an architecture with any decoder it has a `model_type`.
+    """
+    name = _architecture(fields)
+    key = "llm_config" if name in PUBLISHED_WITH_CODE and "llm_config" in fields else "text_config"
+    if key not in fields:
+        return None
+    text = fields.section(key)
+    if name not in _WITH_ANY:
+        return text
+    model_type = text.raw("model_type", _WITH_ANY[name])
+    is_other = isinstance(model_type, str) and model_type in OTHER_NAMES
+    return text.replaced({"model_type": OTHER_NAMES[model_type] if is_other else model_type})
 
 
 def _thinker(fields: ConfigFields) -> ConfigFields:

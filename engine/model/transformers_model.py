@@ -16,6 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from engine.errors import CheckpointError
 from engine.model.linear_adapters import AdaptableModel, LinearAdapters
 from engine.model.transformers_adapters import StepAdapters
+from engine.model.transformers_config import causal_class, first_line, read_config, refusal
 from engine.model.transformers_experts import EXPERTS
 from engine.model.transformers_packing import pack_model
 from engine.model.transformers_probe import (
@@ -23,11 +24,7 @@ from engine.model.transformers_probe import (
     AttentionCall,
     TransformersConfig,
     build,
-    causal_class,
-    first_line,
     forward,
-    read_config,
-    refusal,
     set_attend,
 )
 from engine.model.transformers_states import RequestStates

@@ -17,16 +17,16 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_folder import CheckpointFolder
 from engine.model.end_tokens import end_token_ids
 from engine.model.fp8 import Fp8Weights
-from engine.model.implementation import CACHED_LAYERS, CAUSAL_NAMES, STATEFUL_LAYERS
+from engine.model.implementation import CACHED_LAYERS, STATEFUL_LAYERS
 from engine.model.linear import Kept
 from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.quantization_config import QuantizedWeights, read_quantization_config
 from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape
 from engine.model.tensor_entry import TensorEntry
-from engine.model.text_part import computed_as, transformers_fields, transformers_text
+from engine.model.text_part import transformers_fields
 from engine.model.transformers_adapters import LinearProbe
+from engine.model.transformers_config import causal_class, first_line, read_config, refusal
 from engine.model.transformers_experts import PROBED_EXPERTS, experts_shapes
-from engine.model.transformers_head import with_head
 from engine.model.transformers_states import StatefulLayer, StateProbe
 from engine.model.transformers_weights import LinearShape, linear_layer
 from engine.model.weights import exact_dtype
@@ -221,55 +221,11 @@ class TransformersConfig:
         return num_bytes + num_others * model_dtype.itemsize
 
 
-def read_config(path: Path) -> Any:
-    """Returns the configuration as transformers reads it, with its defaults; of a model for images too its text part.
-
-    Raises: CheckpointError: transformers refuses it, or has no such causal language model.
-    """
-    try:
-        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # of any code of transformers, from a file that is not trusted
-        raise refusal(path, first_line(error)) from error
-    fields = CheckpointFolder(path).config()
-    if transformers_text(fields) is not None:
-        config = text_config_of(config, computed_as(fields))
-    if hasattr(config, "quantization_config"):  # ours to read: transformers would ask for libraries of its own
-        del config.quantization_config
-    if causal_class(config) is None:
-        raise refusal(path, f"model_type {config.model_type} is no causal language model of transformers")
-    return config
-
-
-def text_config_of(whole: Any, model_type: str | None) -> Any:
-    """Returns the configuration of the text part; with a model type, as one of that class."""
-    text = whole.get_text_config()
-    dtype = text.dtype or whole.dtype
-    if model_type is not None:
-        values = text.to_dict()
-        text = transformers.AutoConfig.for_model(
-            model_type, **{name: value for name, value in values.items() if name not in ("model_type", "architectures")}
-        )
-    text.dtype = dtype
-    if hasattr(whole, "tie_word_embeddings"):
-        text.tie_word_embeddings = whole.tie_word_embeddings
-    return text
-
-
 def build(config: Any, *, experts: str) -> Any:
     """Builds a model with attention by `Attend`, on the current device, with random weights."""
     return (
         causal_class(config)._from_config(config, attn_implementation=ATTENTION, experts_implementation=experts).eval()
     )
-
-
-def causal_class(config: Any) -> Any:
-    """Returns the causal language model of a configuration; None: transformers has none.
-
-    That of Mistral 4 is among the models of images.
-    """
-    mappings: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    found = [mapping[type(config)] for mapping in mappings if type(config) in mapping]
-    return found[0] if found and found[0].__name__.endswith(CAUSAL_NAMES) else with_head(config)
 
 
 def set_attend(model: Any, attend: Attend) -> None:
@@ -301,16 +257,6 @@ def _without_checks_of_values() -> Iterator[None]:
 
 def _ignore(*_arguments: Any) -> None:
     """Does nothing."""
-
-
-def refusal(path: Path, reason: str) -> CheckpointError:
-    """Returns the error for a model that transformers has and Chairlift cannot serve."""
-    return CheckpointError(f"{path}: cannot be served by transformers: {reason}")
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error of transformers, with its type if that is all."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class _LayerCall(NamedTuple):

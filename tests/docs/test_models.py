@@ -24,7 +24,14 @@ from engine.model.architectures import FAMILIES
 from engine.model.config import ModelConfig
 from engine.model.config_fields import ConfigFields
 from engine.model.shapes import find_shape, shape_names
-from engine.model.text_decoders import COMPUTED_AS, NATIVE_DECODERS, TEXT_PARTS, THINKERS, WITH_ANY_DECODER
+from engine.model.text_decoders import (
+    COMPUTED_AS,
+    NATIVE_DECODERS,
+    PUBLISHED_WITH_CODE,
+    TEXT_PARTS,
+    THINKERS,
+    WITH_ANY_DECODER,
+)
 from engine.runner.kv_cache import kv_bytes_per_token, plan_kv_cache
 from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress
@@ -144,10 +151,10 @@ def test_architectures_formats_and_shapes_are_all_there() -> None:
 
 def test_all_architectures_with_a_text_part_are_there() -> None:
     named = set(CODE.findall(section("Architectures")))
-    assert {*WITH_ANY_DECODER, *THINKERS, *NATIVE_DECODERS} <= named
+    assert {*WITH_ANY_DECODER, *PUBLISHED_WITH_CODE, *THINKERS, *NATIVE_DECODERS} <= named
     elsewhere = set(CODE.findall(section("Architectures of transformers")))
     assert {architecture for architecture, _ in COMPUTED_AS} <= named | elsewhere
-    served = {*FAMILIES, *TEXT_PARTS, *THINKERS, *WITH_ANY_DECODER}
+    served = {*FAMILIES, *TEXT_PARTS, *THINKERS, *WITH_ANY_DECODER, *PUBLISHED_WITH_CODE}
     assert {name for name in named if name.endswith("ForConditionalGeneration")} <= served
 
 

@@ -125,7 +125,9 @@ GEMMA_4 = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {
             {"architectures": ["XForConditionalGeneration"], "text_config": {"index_topk": 2048}},
             "text_config: index_topk is 2048: .* by an indexer",
         ),
-        ({"architectures": ["InternVLChatModel"], "auto_map": {"AutoModel": "x.Y"}}, "names code of the checkpoint"),
+        ({"architectures": ["LlavaForConditionalGeneration"]}, "text_config is missing: LlavaForConditionalGeneration"),
+        ({"architectures": ["InternVLChatModel"], "llm_config": []}, r"llm_config is \[\], expected an object"),
+        ({"architectures": ["MiniCPMO"], "auto_map": {"AutoModel": "x.Y"}}, "names code of the checkpoint"),
         ({"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {"model_type": "x"}}, "models of images"),
         (
             {**GEMMA_4, "text_config": {"model_type": "gemma4_text", "layer_types": ["recurrent"]}},

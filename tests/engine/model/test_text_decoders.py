@@ -14,7 +14,7 @@ from engine.model.architectures import FAMILIES as NATIVE_FAMILIES
 from engine.model.config import ModelConfig
 from engine.model.text_decoders import COMPUTED_AS, NATIVE_DECODERS, TEXT_PARTS, THINKERS, WITH_ANY_DECODER
 from engine.model.text_part import decoder_names
-from engine.model.transformers_probe import text_config_of
+from engine.model.transformers_config import text_config_of
 from tests.support.engine.families import FAMILIES, family_config
 
 SMALL_VISION = {

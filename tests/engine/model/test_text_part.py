@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
+from engine.model.implementation import choose_implementation
 from engine.model.loader import check_checkpoint
 from engine.model.model_folder import check_folder
 from engine.model.text_part import decoder_names
@@ -244,6 +245,24 @@ def test_the_part_of_a_model_that_speaks_has_the_tensors_of_its_decoder(make_che
     assert found.keys() == expected.keys()
     for name, part in expected.items():
         assert torch.equal(found[name].tensor, part.tensor), name
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
+def test_the_text_part_of_internvl_as_its_publisher_saves_it(make_checkpoint, tmp_path, name):
+    """Its code is not executed: the section is `llm_config`, and says what the decoder is."""
+    original = make_checkpoint(name)
+    text = json.loads((original / "config.json").read_text())
+    whole = {"architectures": ["InternVLChatModel"], "auto_map": {"AutoModel": "x.Y"}, "llm_config": text}
+    (tmp_path / "config.json").write_text(json.dumps({**whole, "model_type": "internvl_chat"}))
+    tensors = load_file(original / "model.safetensors")
+    others = {name: torch.ones(3) for name in ("vision_model.embeddings.class_embedding", "mlp1.0.weight")}
+    save_file({f"language_model.{name}": tensors[name] for name in tensors} | others, tmp_path / "model.safetensors")
+    assert choose_implementation(tmp_path, "auto") == "chairlift"
+    assert ModelConfig.from_dir(tmp_path) == ModelConfig.from_dir(original)
+    found, expected = (loaded_parts(path) for path in (tmp_path, original))
+    assert found.keys() == expected.keys()
+    for part_name, part in expected.items():
+        assert torch.equal(found[part_name].tensor, part.tensor), part_name
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])

@@ -1,10 +1,12 @@
 """Every family that transformers computes, through scheduler, runner and paged cache: tokens of transformers alone."""
 
+import json
 import random
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.core.request import SamplingParams
 from engine.model.implementation import choose_implementation
@@ -109,6 +111,27 @@ def test_so_do_text_parts_under_the_names_of_published_files(
     engine = transformers_on(tmp_path / "whole", cpu_ops())
     assert "tensors are unexpected" not in caplog.text
     check(reference_of(text), prompts, serve(engine, prompts))
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "section"),
+    [
+        ("DeepSeek-V3", "KimiK25ForConditionalGeneration", {"text_config": {"model_type": "kimi_k2"}}),
+        ("Nemotron-H", "NemotronH_Nano_Omni_Reasoning_V3", {"llm_config": {}}),
+    ],
+)
+def test_text_parts_are_served_without_the_code_of_their_publishers(
+    name, architecture, section, tmp_path, make_family, transformers_on, reference_of, prompts
+):
+    """The whole is of no class of transformers; names are those of text behind a prefix."""
+    text = make_family(name)
+    (key, changes), config = *section.items(), json.loads((text / "config.json").read_text())
+    whole = {"architectures": [architecture], "auto_map": {"AutoModel": "x.Y"}, "model_type": "x"}
+    (tmp_path / "config.json").write_text(json.dumps({**whole, key: {**config, **changes, "auto_map": {}}}))
+    tensors = {f"language_model.{name}": tensor for name, tensor in load_file(text / "model.safetensors").items()}
+    save_file({**tensors, "vision_model.x": torch.ones(3)}, tmp_path / "model.safetensors", {"format": "pt"})
+    assert choose_implementation(tmp_path, "auto") == "transformers"
+    check(reference_of(text), prompts, serve(transformers_on(tmp_path, cpu_ops()), prompts))
 
 
 @pytest.mark.parametrize("prefix", WITHOUT_A_CLASS_FOR_TEXT)
