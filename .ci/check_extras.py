@@ -23,7 +23,8 @@ _NO_GRAMMARS = [  # need llguidance, which the two services alone have
 _NO_NUMPY = "-chairlift.bench.workload"  # benchmarks run with [engine] or [loadgen]
 
 NEEDS_TRANSFORMERS = [
-    f"-engine.model.transformers_{name}" for name in ("experts", "model", "packing", "probe", "states")
+    f"-engine.model.transformers_{name}"
+    for name in ("config", "experts", "head", "model", "packing", "probe", "states")
 ]
 
 NEEDS_ENGINES = [f"-engine.serving.vllm.{name}" for name in ("cache_log", "call", "description", "messages", "service")]
