@@ -67,10 +67,7 @@ _ALSO_ALONE = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausa
 def transformers_text(fields: ConfigFields) -> ConfigFields | None:
     """Returns the configuration of a text part that transformers can compute; None: it is no such checkpoint."""
     text = _section(fields)
-    if text is None or _architecture(fields) in _WITH_ANY:
-        return text
-    model_type = text.raw("model_type", None)
-    return text if isinstance(model_type, str) and (_architecture(fields), model_type) in COMPUTED_AS else None
+    return text if _architecture(fields) in _WITH_ANY or _own_decoder(fields) in COMPUTED_AS else None
 
 
 def is_published_with_code(fields: ConfigFields) -> bool:
@@ -80,8 +77,7 @@ def is_published_with_code(fields: ConfigFields) -> bool:
 
 def computed_as(fields: ConfigFields) -> str | None:
     """Returns the model type as which transformers computes a text part; None: the one that it names."""
-    model_type = fields.section("text_config").raw("model_type", None)
-    return COMPUTED_AS.get((_architecture(fields), model_type)) if isinstance(model_type, str) else None
+    return COMPUTED_AS.get(_own_decoder(fields))
 
 
 def has_native_text(fields: ConfigFields) -> bool:
@@ -111,11 +107,8 @@ def text_fields(fields: ConfigFields) -> ConfigFields:
     text = _section(fields)
     if text is None:
         text = fields if part.may_be_flat else fields.section("text_config")
-    else:
-        if text.raw("model_type", part.model_type) != part.model_type:
-            raise text.error(
-                "model_type", f"is {text.raw('model_type')!r}, the supported text part is {part.model_type}"
-            )
+    elif text.raw("model_type", part.model_type) != part.model_type:
+        raise text.error("model_type", f"is {text.raw('model_type')!r}, the supported text part is {part.model_type}")
     whole = {name: fields.raw(name) for name in _OF_THE_WHOLE if name in fields}
     if part.ties_by_either and text.flag("tie_word_embeddings", False):
         whole["tie_word_embeddings"] = True
@@ -205,6 +198,12 @@ def _text_part(fields: ConfigFields) -> TextPart | None:
         return None
     architecture, defaults = NATIVE_DECODERS[model_type]
     return TextPart(architecture, model_type, defaults)
+
+
+def _own_decoder(fields: ConfigFields) -> tuple[str, str]:
+    """Returns the architecture and the model type of its text part, as in `COMPUTED_AS`; empty where there is none."""
+    model_type = fields.section("text_config").raw("model_type", None)
+    return _architecture(fields), model_type if isinstance(model_type, str) else ""
 
 
 def _section(fields: ConfigFields) -> ConfigFields | None:

@@ -147,6 +147,7 @@ class _Item(NamedTuple):
     """Sizes and addresses of one item: one KV head and some rows of one request.
 
     Attributes:
+        request: of all rows.
         height, first, group_size, first_head, begin, first_position: the rows. With t = (first + i) // group_size, row
             i < height is query head first_head + (first + i) % group_size of token t of the request. This is token
             begin + t of the batch, at position first_position + t.
@@ -159,6 +160,7 @@ class _Item(NamedTuple):
         acc: address of the weighted values, [height, padded_dim] fp32.
     """
 
+    request: int
     height: int
     first: int
     group_size: int
@@ -193,7 +195,7 @@ def _open_item(row: "Longs", item: int, scratch: int) -> _Item:
     acc = states + 8 * MAX_ROWS
     places = acc + 4 * padded_dim * MAX_ROWS
     return _Item(
-        height, first, group_size, head * group_size, int(begin), first_position, num_groups, places, head_dim,
+        request, height, first, group_size, head * group_size, int(begin), first_position, num_groups, places, head_dim,
         padded_dim, q, zeros, scores, states, acc,
     )  # fmt: skip
 
@@ -295,9 +297,8 @@ def _add_values(row: "Longs", item: _Item, place: int, following: int, weights: 
 def attention_item(row: "Longs", scale: np.float32, number: int, scratch: int) -> None:
     """Computes attention of one KV head for some rows of one request."""
     item = _open_item(row, number, scratch)
-    request = longs_at(row[_PLAN] + 24 * (1 + number // row[_KV_HEADS]), 3)[0]
     table_step = row[_TABLE_STEP]
-    _find_places(row, item, words_at(row[_TABLE] + 4 * request * table_step, table_step))
+    _find_places(row, item, words_at(row[_TABLE] + 4 * item.request * table_step, table_step))
     _load_queries(row, item, scale)
 
     size, has_scales, window = row[_SIZE], row[_K_SCALES] != 0, row[_WINDOW]

@@ -1,8 +1,9 @@
 """The inner loop of all matrix products, of linear layers and attention, written in LLVM's vector instructions.
 
 A tile is C[i, :] = C0[i, :] + sum over k of A[k, i] * B[k, :], i below MAX_ROWS, 32 or 64 columns wide, held in
-registers for the whole sum. Each element is summed in the order of k with fused multiply-adds, so its bits depend
-neither on the height of the tile nor on the thread. This makes the engine's results independent of the batch.
+registers for the whole sum; without AVX-512 only some of its columns at a time. Each element is summed in the order of
+k with fused multiply-adds, so its bits depend neither on the height of the tile nor on the thread. This makes the
+engine's results independent of the batch.
 
 While a tile reads its B it prefetches the B of a later tile, so that computing and waiting for memory overlap.
 

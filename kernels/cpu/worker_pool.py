@@ -20,12 +20,12 @@ from kernels.cpu.jit import compile_now, kernel, spliced
 from kernels.cpu.recording import Recording
 
 _IS_OPEN, _MINUS_INSIDE, _IS_OVER, _NUM_INSTRUCTIONS, _INSTRUCTIONS = range(5)
-_VALUES, _COUNTERS, _STARTED, _CODES, _NUM_THREADS = range(5, 10)
+_VALUES, _COUNTERS, _STARTED, _CODES = range(5, 9)
 _CONTROL_SIZE = 16
 
 
 @spliced
-def _take_part(control: int, thread: int, scratch: int) -> None:
+def _take_part(control: int, thread: int, num_threads: int, scratch: int) -> None:
     """Executes the current program, if there is one."""
     atomic_add(control + 8 * _MINUS_INSIDE, -1)
     if atomic_load(control + 8 * _IS_OPEN):
@@ -36,7 +36,7 @@ def _take_part(control: int, thread: int, scratch: int) -> None:
             fields[_NUM_INSTRUCTIONS],
             fields[_VALUES],
             thread,
-            fields[_NUM_THREADS],
+            num_threads,
             fields[_COUNTERS],
             scratch,
         )
@@ -59,7 +59,7 @@ def _run(control: int, thread: int, scratch: int, pipe: int, pipes: "np.ndarray[
         for i in range(pipes.shape[0]):
             write_bytes(np.int32(pipes[i]), scratch, 1)
     while pipe < 0 or (read_bytes(np.int32(pipe), scratch, 1) != 0 and not atomic_load(control + 8 * _IS_OVER)):
-        _take_part(control, thread, scratch)
+        _take_part(control, thread, pipes.shape[0] + 1, scratch)
         if pipe < 0:
             atomic_store(control + 8 * _IS_OPEN, 0)
             wait_until(control + 8 * _MINUS_INSIDE, 0)
@@ -110,7 +110,7 @@ class WorkerPool:
         self._pipes = np.array([write for _, write in pipes], dtype=np.int64)
         compile_loop()  # not in the workers, while a step waits for them
         self._codes = compile_items()
-        self._control[_CODES], self._control[_NUM_THREADS] = self._codes.ctypes.data, num_threads
+        self._control[_CODES] = self._codes.ctypes.data
         threads = []
         for number, ((read, _), scratch) in enumerate(zip(pipes, addresses[1:], strict=True), 1):
             arguments = (self._control.ctypes.data, number, scratch, read, self._pipes)

@@ -153,7 +153,7 @@ class _Case:
                 if number_format.alone_dtype is not None:
                     systems[TRANSFORMERS] = self._transformers(stack, files.judged, number_format.alone_dtype)
             for title in settings.options.workloads:
-                self._time(title, {name: systems[name] for name in contestants(title, systems)}, chosen[title])
+                self._time(title, {name: systems[name] for name in candidates(title, systems)}, chosen[title])
 
     def _write_model(self, peers: Peers) -> Files:
         """Writes the model that both sides serve."""
@@ -215,7 +215,7 @@ def _wall_s(run: Run) -> float:
     return run.wall_s
 
 
-def contestants(title: str, names: Sequence[str] | Mapping[str, System]) -> list[str]:
+def candidates(title: str, names: Sequence[str] | Mapping[str, System]) -> list[str]:
     """Returns the systems that a workload is for.
 
     Args:

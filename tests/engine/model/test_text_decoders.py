@@ -15,17 +15,9 @@ from engine.model.config import ModelConfig
 from engine.model.text_decoders import COMPUTED_AS, NATIVE_DECODERS, TEXT_PARTS, THINKERS, WITH_ANY_DECODER
 from engine.model.text_part import decoder_names
 from engine.model.transformers_config import text_config_of
+from tests.support.engine.checkpoints import SIGLIP
 from tests.support.engine.families import FAMILIES, family_config
 
-SMALL_VISION = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
 WITHOUT_A_DEFAULT = ("AyaVision", "FastVlm", "Idefics3", "SmolVLM")
 """Classes whose default part for images needs another library, or values."""
 SAVED_AS_IMAGES = ("Kimi_K25", "QianfanOCR")
@@ -52,7 +44,7 @@ def test_a_class_for_any_decoder_computes_it_under_names_that_are_found(architec
     config, name = text_config(WITH_ANY_DECODER[architecture]), architecture.removesuffix("ForConditionalGeneration")
     needs_vision = name in WITHOUT_A_DEFAULT
     whole_config = config_class(architecture)(
-        text_config=config.to_dict(), **({"vision_config": SMALL_VISION} if needs_vision else {})
+        text_config=config.to_dict(), **({"vision_config": SIGLIP} if needs_vision else {})
     )
     text = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.device("cpu" if needs_vision else "meta"):

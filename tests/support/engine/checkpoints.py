@@ -146,6 +146,7 @@ _VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
+SIGLIP = {"model_type": "siglip_vision_model", **_VISION}
 _QWEN_VISION = {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "num_heads": 2}
 _MROPE = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 3, 3]}
 WITH_IMAGES: dict[str, tuple[str, str, str, str, dict[str, Any], dict[str, Any]]] = {
@@ -155,7 +156,7 @@ WITH_IMAGES: dict[str, tuple[str, str, str, str, dict[str, Any], dict[str, Any]]
         "Gemma3Config",
         "Gemma3ForConditionalGeneration",
         {},
-        {"model_type": "siglip_vision_model", **_VISION},
+        SIGLIP,
     ),
     "mistral with images": (
         "mistral",
@@ -227,7 +228,7 @@ WITH_IMAGES: dict[str, tuple[str, str, str, str, dict[str, Any], dict[str, Any]]
         "LlavaConfig",
         "LlavaForConditionalGeneration",
         {},
-        {"model_type": "siglip_vision_model", **_VISION},
+        SIGLIP,
     ),
     "llama with images under other names": (
         "llama",

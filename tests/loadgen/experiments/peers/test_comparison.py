@@ -19,7 +19,7 @@ from loadgen.experiments.peers.comparison import (
     WORKLOADS,
     Peers,
     add_arguments,
-    contestants,
+    candidates,
     engine_flags,
     judge_ids,
     terms_of,
@@ -177,16 +177,16 @@ def test_engine_gets_its_format(name: str, quantization: str | None, kv_cache_dt
     assert (config.threads, config.max_num_seqs, config.max_num_batched_tokens) == (2, 64, STEP_TOKENS)
 
 
-def test_contestants_are_those_a_workload_is_for() -> None:
+def test_candidates_are_those_a_workload_is_for() -> None:
     openvino = (CHAIRLIFT, OPENVINO, OPENVINO_CACHED, IN_PROCESS, TRANSFORMERS)
     llama_cpp = (CHAIRLIFT, LLAMA_CPP, LLAMA_CPP_ALONE)
-    assert contestants("mixed", openvino) == [CHAIRLIFT, OPENVINO]
-    assert contestants("shared-prefix", openvino) == [CHAIRLIFT, OPENVINO, OPENVINO_CACHED]
-    assert contestants("alone", openvino) == [CHAIRLIFT, OPENVINO, IN_PROCESS, TRANSFORMERS]
-    assert contestants("decode", openvino) == [CHAIRLIFT, OPENVINO]
-    assert contestants("mixed", llama_cpp) == [*llama_cpp]
-    assert contestants("alone", llama_cpp) == [CHAIRLIFT, LLAMA_CPP_ALONE]
-    assert contestants("decode", llama_cpp) == [CHAIRLIFT, LLAMA_CPP]
+    assert candidates("mixed", openvino) == [CHAIRLIFT, OPENVINO]
+    assert candidates("shared-prefix", openvino) == [CHAIRLIFT, OPENVINO, OPENVINO_CACHED]
+    assert candidates("alone", openvino) == [CHAIRLIFT, OPENVINO, IN_PROCESS, TRANSFORMERS]
+    assert candidates("decode", openvino) == [CHAIRLIFT, OPENVINO]
+    assert candidates("mixed", llama_cpp) == [*llama_cpp]
+    assert candidates("alone", llama_cpp) == [CHAIRLIFT, LLAMA_CPP_ALONE]
+    assert candidates("decode", llama_cpp) == [CHAIRLIFT, LLAMA_CPP]
 
 
 def test_flags_are_those_of_the_formats() -> None:
