@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ def usable_cores(cgroup: Path = _CGROUP, cpus: Path = _CPUS) -> int:
     Hardware threads of one core count once: they share its arithmetic units, and one that waits for the others takes
     its turns from them.
     """
-    topologies = (cpus / f"cpu{number}" / "topology" for number in os.sched_getaffinity(0))
+    topologies = (cpus / f"cpu{number}" / "topology" for number in _affinity())
     # the older name of the list is that of kernels before 5.3
     cores = {_word(path / "core_cpus_list") or _word(path / "thread_siblings_list") or str(path) for path in topologies}
     return min(len(cores), usable_cpus(cgroup))
@@ -37,13 +37,18 @@ def usable_cores(cgroup: Path = _CGROUP, cpus: Path = _CPUS) -> int:
 
 def usable_cpus(cgroup: Path = _CGROUP) -> int:
     """Returns the number of usable hardware threads: the affinity, limited by the control group's quota; at least 1."""
-    cpus = len(os.sched_getaffinity(0))
+    cpus = len(_affinity())
     quota, period = (*_words(cgroup / "cpu.max"), "", "")[:2]
     if not quota:
         quota, period = (_word(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     if quota.isdigit() and period.isdigit():  # otherwise "max", or -1 in version 1: no quota
         cpus = min(cpus, max(1, int(quota) // int(period)))
     return cpus
+
+
+def _affinity() -> Collection[int]:
+    """Returns the numbers of the hardware threads that this process may use. Only Linux lets others take some away."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 @contextlib.contextmanager
@@ -66,8 +71,13 @@ def returning_freed_matrices() -> Iterator[None]:
 
 
 def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Returns the memory available without swapping, limited by the control group. Page cache counts as free."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Returns the memory available without swapping, limited by the control group. Page cache counts as free.
+
+    Where the system does not say what is available, as macOS, it is half of the memory.
+    """
+    is_told = "SC_AVPHYS_PAGES" in os.sysconf_names
+    pages = os.sysconf("SC_AVPHYS_PAGES") if is_told else os.sysconf("SC_PHYS_PAGES") // 2
+    available = pages * os.sysconf("SC_PAGE_SIZE")
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024

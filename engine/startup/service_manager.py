@@ -20,7 +20,7 @@ def notify_ready(instance_id: str, environ: Mapping[str, str] = os.environ) -> N
     if address.startswith("@"):  # an abstract socket
         address = f"\0{address[1:]}"
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notification:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notification:
             notification.sendto(message.encode(), address)
     except OSError as error:
         _log.warning("Cannot notify the service manager at %s: %s", environ["NOTIFY_SOCKET"], error.strerror)

@@ -122,7 +122,8 @@ class EngineProcess:
             yield
             return
         loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as notices:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
+            notices.setblocking(False)
             notices.bind(str(_notify_path(self._engine_socket)))
             self._notices = notices
             loop.add_reader(notices, self._read_notices)

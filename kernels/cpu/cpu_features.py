@@ -1,6 +1,8 @@
 """CPU features that the compiler may use; detected once per process."""
 
 import platform
+import re
+import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
@@ -14,7 +16,9 @@ from numba.core import codegen
 _config: Any = numba.config  # its attributes are made at run time
 _llvm_features: Any = codegen.get_host_cpu_features
 _IS_ARM = platform.machine() in ("aarch64", "arm64")
-_ARM_FLAGS = {"asimddp": "dotprod", "i8mm": "i8mm"}  # Linux's names of features, and LLVM's
+_CPUINFO = Path("/proc/cpuinfo")
+# Names of features: Linux's or macOS's, and LLVM's.
+_ARM_FLAGS = {"asimddp": "dotprod", "i8mm": "i8mm", "FEAT_DotProd": "dotprod", "FEAT_I8MM": "i8mm"}
 
 
 class ByteProducts(Enum):
@@ -52,7 +56,7 @@ def host_features() -> str:
     On ARM LLVM looks for few of them; those with products of bytes are added.
     """
     features: str = _llvm_features()
-    return features_of_arm(features, Path("/proc/cpuinfo").read_text()) if _IS_ARM else features
+    return features_of_arm(features, _arm_description()) if _IS_ARM else features
 
 
 def target_features() -> str:
@@ -64,10 +68,21 @@ def target_features() -> str:
     return host_features() if named is None else named
 
 
-def features_of_arm(features: str, cpuinfo: str) -> str:
-    """Adds the features in Linux's description of an ARM CPU."""
-    flags = set(next((line.split() for line in cpuinfo.splitlines() if line.startswith("Features")), []))
-    return ",".join([features, *(f"+{name}" for flag, name in _ARM_FLAGS.items() if flag in flags)])
+def features_of_arm(features: str, description: str) -> str:
+    """Adds the features in an ARM CPU's description by Linux (/proc/cpuinfo) or macOS (`sysctl hw.optional.arm`)."""
+    flags = set(next((line.split() for line in description.splitlines() if line.startswith("Features")), []))
+    flags |= set(re.findall(r"^hw\.optional\.arm\.(\w+): 1$", description, re.MULTILINE))
+    return ",".join([*filter(None, [features]), *(f"+{name}" for flag, name in _ARM_FLAGS.items() if flag in flags)])
+
+
+def _arm_description() -> str:
+    """Returns what the system says of an ARM CPU; empty if it says nothing."""
+    if _CPUINFO.exists():
+        return _CPUINFO.read_text()
+    try:
+        return subprocess.run(["/usr/sbin/sysctl", "hw.optional.arm"], capture_output=True, text=True).stdout
+    except OSError:  # neither Linux nor macOS
+        return ""
 
 
 if _IS_ARM and _config.CPU_FEATURES is None:

@@ -60,6 +60,16 @@ def test_without_meminfo_something_is_free(tmp_path: Path) -> None:
     assert available_memory_bytes(tmp_path / "none", tmp_path) > 0
 
 
+def test_systems_that_tell_less_than_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As macOS: no affinity, and nothing about available memory."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.delitem(os.sysconf_names, "SC_AVPHYS_PAGES")
+    assert usable_cores(tmp_path, tmp_path) == usable_cpus(tmp_path) == 3
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0.49 * total < available_memory_bytes(tmp_path / "none", tmp_path) <= 0.5 * total
+
+
 @pytest.mark.parametrize(("quota", "cpus"), [("-1", None), ("50000", 1), ("100000", 1)])
 def test_a_cpu_quota_of_version_1_cuts_the_threads(tmp_path: Path, quota: str, cpus: int | None) -> None:
     (tmp_path / "cpu").mkdir()

@@ -73,6 +73,17 @@ def test_products_of_bytes_of_an_arm_cpu_are_those_that_linux_names(flags, added
     assert features_of_arm("+neon,+crc", cpuinfo) == f"+neon,+crc{added}"
 
 
+@pytest.mark.parametrize(("i8mm", "added"), [(0, "+dotprod"), (1, "+dotprod,+i8mm")])  # Apple's M1 and M2
+def test_products_of_bytes_of_an_arm_cpu_are_those_that_macos_names(i8mm, added):
+    answer = f"hw.optional.arm.FEAT_SHA512: 1\nhw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.FEAT_I8MM: {i8mm}\n"
+    assert features_of_arm("", answer) == added
+    assert features_of_arm("+neon", answer) == f"+neon,{added}"
+
+
+def test_an_arm_cpu_that_no_system_describes_has_what_llvm_finds():
+    assert features_of_arm("+neon", "") == "+neon"
+
+
 IMPORTS = """
 import platform
 platform.machine = lambda: "aarch64"
