@@ -1,6 +1,5 @@
 """Typed access to a JSON file of a checkpoint; errors name the file and the field."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,9 @@ from engine.model.checkpoint_file import read_json
 
 REQUIRED = object()
 """Default of required fields."""
+
+_MIN_NUMBER, _MAX_NUMBER = 2.0**-126, 2.0**128
+"""Between these float32 holds a number in full precision."""
 
 MAX_INTEGER = 2**31 - 1
 """Largest integer of the wire format and the kernels."""
@@ -95,10 +97,10 @@ class ConfigFields:
         return value
 
     def number(self, name: str, default: Any = REQUIRED) -> float:
-        """Returns a finite number > 0."""
+        """Returns a number > 0 that the kernels can compute with, in float32."""
         value = self.raw(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < sys.float_info.max:
-            raise self.error(name, f"is {value!r}, expected a number > 0")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not _MIN_NUMBER <= value < _MAX_NUMBER:
+            raise self.error(name, f"is {value!r}, expected a number > 0, of float32: 1.2e-38 to 3.4e38")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
