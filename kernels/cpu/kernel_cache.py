@@ -18,6 +18,7 @@ import os
 import pickle
 import platform
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ COMPILED = Path(__file__).parent / "compiled" / "chairlift"
 """Folder of kernels that an image carries for levels of x86-64 (`compile_ahead`); it is only read."""
 
 _DIGEST_BYTES = 32
+_TEMPORARY = ".tmp"
+_WRITE_S = 3600.0  # longer than any process writes a file
 _PACKAGES = ("llvmlite", "numba", "numpy")
 _SOURCES = Path(__file__).parents[1]
 _config: Any = numba.config  # its attributes are made at run time
@@ -213,7 +216,7 @@ def _write(path: Path, data: bytes) -> None:
     Raises: OSError: the folder cannot be written, or is full.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=_TEMPORARY)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -226,7 +229,14 @@ def _write(path: Path, data: bytes) -> None:
 
 @functools.cache  # once per folder and process, before its first file
 def _prune(folder: Path) -> None:
-    """Deletes the files least recently used while all together have more than `MAX_BYTES`."""
+    """Deletes the files least recently used while all together have more than `MAX_BYTES`.
+
+    Also deletes what processes left that were killed while they wrote.
+    """
+    for path in folder.glob(f"*{_TEMPORARY}"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _WRITE_S:
+                path.unlink()
     files = []
     for path in folder.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError):  # another process deletes too

@@ -243,7 +243,7 @@ def test_sliding_windows_by_architecture(read, overrides, windows):
         ({"dtype": "float8"}, "dtype is 'float8', supported are float32, float16, bfloat16"),
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1, expected a number > 0"),
         ({"rms_norm_eps": 1e-300}, "rms_norm_eps is 1e-300, expected a number > 0, of float32: 1.2e-38 to 3.4e38"),
-        ({"rope_theta": 1e39}, r"rope_theta is 1e\+39, expected a number > 0, of float32: 1.2e-38 to 3.4e38"),
+        ({"rope_theta": 1e39}, "rope_theta is 1e+39, expected a number > 0, of float32: 1.2e-38 to 3.4e38"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>', expected a token id or a list of them"),
         (

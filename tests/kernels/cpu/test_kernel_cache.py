@@ -200,6 +200,15 @@ def test_files_least_recently_used_are_deleted(folder: Path, monkeypatch: pytest
     assert len(left) == 5
 
 
+def test_files_that_a_killed_process_left_are_deleted(folder: Path) -> None:
+    folder.mkdir()
+    for name in ("left.tmp", "being-written.tmp"):
+        (folder / name).write_bytes(bytes(100))
+    os.utime(folder / "left.tmp", (1000, 1000))
+    assert tripled() == 2
+    assert {path.name for path in folder.glob("*.tmp")} == {"being-written.tmp"}
+
+
 def test_a_loaded_kernel_counts_as_used(folder: Path) -> None:
     assert tripled() == 2
     files = list(folder.glob(f"*{SUFFIX}"))
