@@ -7,10 +7,12 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
+from engine.core.outputs import ScheduledRow
 from engine.core.request import Request
 
-_SAFETY = {Pacing.GAP: 0.85, Pacing.PACED: 0.93}
-"""Most of the slack that a step may use: 1 - 3 times the p90 error of the step-time model; more where slack helps."""
+_SAFETY = (0.85, 0.93)
+"""By `Pace.is_paced`: most of the slack that a step may use, 1 - 3 times the p90 error of the step-time model; more
+where slack helps."""
 
 MARGIN_DEVIATIONS = (3.0, 2.3)
 """By `Pace.is_paced`: standard deviations of the model's error that must fit between a step's prediction and its limit.
@@ -66,7 +68,6 @@ class Pace:
         due_s: when the first token is due; inf: never.
         gap_s: longest gap in time: the inter-token target, or more after too many late tokens; inf: none.
         is_paced: whether gaps are judged by schedule.
-        safety: share of its slack that a step may use.
         when_infeasible: what happens if it cannot be in time.
         value: of its targets being met.
         is_judged: whether a token of it, here or on another engine, has been judged.
@@ -83,7 +84,6 @@ class Pace:
     due_s: float
     gap_s: float
     is_paced: bool
-    safety: float
     when_infeasible: WhenInfeasible
     value: float
     is_judged: bool
@@ -158,11 +158,11 @@ class Pace:
         self.lane, self.is_timed, self.next_due_s = Lane.BEST_EFFORT, False, _NEVER
 
 
-def note_tokens(requests: Iterable[Request], now_s: float) -> None:
-    """Judges one token of each request; see `Pace.note_token`."""
-    for request in requests:
+def note_tokens(requests: Iterable[Request], rows: Iterable[ScheduledRow], now_s: float) -> None:
+    """Judges one token of each request whose row samples; see `Pace.note_token`."""
+    for request, row in zip(requests, rows, strict=True):
         pace = request.pace
-        if pace is None or not pace.is_timed:
+        if pace is None or not pace.is_timed or not row[4]:  # row.samples
             continue
         if pace.is_steady and now_s <= pace.next_due_s:  # nearly all tokens: without a call, 256 times per step
             pace.next_due_s = now_s + pace.gap_s
@@ -188,7 +188,6 @@ def pace_of(request: Request) -> Pace:
         due_s,
         gap_s,
         targets.pacing is Pacing.PACED,
-        _SAFETY[targets.pacing],
         targets.when_infeasible,
         targets.value,
         has_begun,
@@ -241,24 +240,24 @@ def slack_of(
             yields is the token after it.
         margins: most of its slack that a step may use, by `Pace.is_paced`; see `StepTimeModel.margin`.
     """
-    allowed_s = min_slack_s = min_gap_s = _NEVER
+    if_gap_s = if_paced_s = min_gap_s = _NEVER  # when the first token is due, by `Pace.is_paced`
     num_kv_tokens = 0
     for request in requests:
         num_kv_tokens += request.num_computed_tokens
         pace = request.pace
         if pace is None or not pace.is_timed:
             continue
-        gap_s = pace.gap_s
-        due_s = pace.next_due_s
+        gap_s, due_s = pace.gap_s, pace.next_due_s
         if is_ahead and request.num_pending_tokens > 1:
             due_s = (due_s if pace.is_paced and due_s < _NEVER else start_s) + gap_s
-        if due_s - start_s < min_slack_s:
-            min_slack_s = due_s - start_s
-        safety, margin = pace.safety, margins[pace.is_paced]
-        if margin < safety:
-            safety = margin
-        if (due_s - start_s) * safety < allowed_s:
-            allowed_s = (due_s - start_s) * safety
         if gap_s < min_gap_s:
             min_gap_s = gap_s
-    return Slack(allowed_s, min_slack_s, min_gap_s, num_kv_tokens)
+        if not pace.is_paced:
+            if due_s < if_gap_s:
+                if_gap_s = due_s
+        elif due_s < if_paced_s:
+            if_paced_s = due_s
+    slacks_s = (if_gap_s - start_s, if_paced_s - start_s)
+    shares = map(min, _SAFETY, margins)
+    allowed_s = min(slack_s * share for slack_s, share in zip(slacks_s, shares, strict=True))
+    return Slack(allowed_s, min(slacks_s), min_gap_s, num_kv_tokens)

@@ -191,9 +191,7 @@ class LatencyScheduler(Scheduler):
         self._slack = slack
         self._num_kv_tokens = slack.num_kv_tokens
         max_step_s = self._config.max_step_s
-        allowed_s = (
-            max_step_s if slack.allowed_s == float("inf") else min(slack.allowed_s, MAX_SLACK_STEPS * max_step_s)
-        )
+        allowed_s = min(slack.allowed_s, MAX_SLACK_STEPS * max_step_s) if slack.allowed_s < float("inf") else max_step_s
         budget = StepBudget(self._model, len(rows), slack.num_kv_tokens, allowed_s / self._clock.drift)
         self._free_share = budget.free_share
         prompts = [request for request in prompts if request.status is _RUNNING]
@@ -380,20 +378,16 @@ class LatencyScheduler(Scheduler):
 
     def _note_tokens(self, requests: Iterable[Request], rows: Iterable[ScheduledRow], now_s: float) -> None:
         """Judges the tokens of a step and charges them."""
-        live = [
-            request
-            for request, row in zip(requests, rows, strict=True)
-            if row[4] and request.status is not _FINISHED  # row.samples
-        ]
-        preempted = [request for request in live if request.status is _PREEMPTED]
+        sampled = _sampled(requests, rows) if self._shares.is_shared or len(self._lanes) else []
+        preempted = [request for request in sampled if request.status is _PREEMPTED]
         for request in preempted:
             self._waiting.remove(request)  # its token may change its place
-        note_tokens(live, now_s)
+        note_tokens(requests, rows, now_s)
         for request in preempted:
             self._set_key_of_preempted(request)
             self._waiting.push(request)
         if self._shares.is_shared:
-            for tenant, num_tokens in Counter(request.tenant for request in live).items():
+            for tenant, num_tokens in Counter(request.tenant for request in sampled).items():
                 self._shares.charge(tenant, OUTPUT_TOKEN_CHARGE * num_tokens)
 
     def _charge_kv_cache(self, now_s: float) -> None:
@@ -430,6 +424,12 @@ class LatencyScheduler(Scheduler):
         has_run = request.status is _PREEMPTED or request.output_ids  # the time in which it ran is no wait
         since_s = request.charged_until_s if has_run else request.arrival_s - request.waited_s
         return self._now_s - since_s > _PATIENCE_S
+
+
+def _sampled(requests: Iterable[Request], rows: Iterable[ScheduledRow]) -> list[Request]:
+    """Returns the requests that got a token in a step and have not ended."""
+    pairs = zip(requests, rows, strict=True)
+    return [request for request, row in pairs if row[4] and request.status is not _FINISHED]  # row.samples
 
 
 def _waiting_prompt(request: Request, work_s: float, speed: float, shares: TenantShares) -> WaitingPrompt:
