@@ -138,8 +138,11 @@ class PlanBuilder:
             )
         )
 
-    def remove_row(self, request: Request) -> None:
-        """Removes the row of a request, if it has one, and reverts its progress."""
+    def remove(self, request: Request) -> bool:
+        """Removes a request from the plan: its row, if it has one, whose progress it reverts.
+
+        Returns: whether the plan would have introduced it: then the runner does not know it.
+        """
         self.saves.pop(request, None)
         for rows, requests in ((self._narrow, self._narrow_requests), (self._wide, self._wide_requests)):
             if request in requests:
@@ -153,6 +156,9 @@ class PlanBuilder:
                 request.num_pending_tokens -= row.samples
                 request.num_prompt_logits -= row.num_prompt_logits
                 self._num_logits_left += row.samples + row.num_prompt_logits
+        num_new = len(self._new_requests)
+        self._new_requests = [new for new in self._new_requests if new.request_id != request.request_id]
+        return len(self._new_requests) < num_new
 
     def build(
         self, step: int, removed_request_ids: list[RequestId], saved_states: tuple[SavedState, ...] = ()

@@ -375,9 +375,11 @@ class Scheduler:
         """Frees all blocks of a running request and requeues it at its place; samples in flight are still accepted."""
         charge_time(request, self._now_s)
         request.has_time_news = True
-        batch.remove_row(request)
+        is_new = batch.remove(request)
         request.num_discarded_tokens = request.num_computed_tokens
         self._leave_running(request)
+        if is_new:
+            self._removed.pop()
         request.status = _PREEMPTED
         request.num_preemptions += 1
         self._totals.num_preemptions += 1

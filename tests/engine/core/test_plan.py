@@ -28,7 +28,7 @@ def test_a_decode_is_a_row_of_one_token_that_samples(make_request: MakeRequest) 
         add(batch, request, (BlockId(7),))
         assert progress(request) == (6, 1, 1)
         plans.append((batch.budget, batch.build(1, [])[0]))
-        batch.remove_row(request)
+        batch.remove(request)
         assert (progress(request), batch.budget) == ((5, 0, 0), 10)
     assert plans[0] == plans[1]
 
@@ -40,7 +40,7 @@ def test_removing_a_row_undoes_all_it_meant(make_request: MakeRequest) -> None:
     batch.add_row(narrow, 1, True, ())
     assert (progress(wide), progress(narrow)) == ((6, 0, 1), (1, 1, 1))
     for request in (wide, narrow, untouched):
-        batch.remove_row(request)
+        batch.remove(request)
         assert progress(request) == (0, 0, 0)
     plan, requests = batch.build(1, [])
     assert (plan.rows, requests) == ((), [])

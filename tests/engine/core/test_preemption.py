@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from chairlift.service.end_reason import EndReason
+from engine.core.plan import PlanBuilder
 from engine.core.request import Request, RequestId, RequestStatus
+from engine.core.scheduler import Scheduler
 
 MakeEngine = Callable[..., Any]
 MakeRequest = Callable[..., Request]
@@ -32,6 +34,26 @@ def test_preempted_request_keeps_its_output_and_is_recomputed(
     assert all(engine.is_solo_answer(request) for request in requests)
     assert engine.answer(victim).completion.time.num_preemptions == 1
     assert engine.scheduler.stats().num_recomputed_tokens_total == victim.num_discarded_tokens > 11
+
+
+def test_a_request_preempted_in_the_step_that_admits_it_never_reaches_the_runner(
+    monkeypatch: pytest.MonkeyPatch, make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
+    """As under `slo`, where best effort may be admitted before the chunks of prompts on time."""
+    admit = Scheduler._admit
+
+    def admit_and_preempt(self: Scheduler, batch: PlanBuilder) -> None:
+        admit(self, batch)
+        if not self._totals.num_preemptions:
+            self._preempt(self._requests[RequestId(2)], batch)
+
+    monkeypatch.setattr(Scheduler, "_admit", admit_and_preempt)
+    engine = make_engine()
+    requests = [make_request(i, [i] * 11, max_tokens=3) for i in (1, 2)]
+    engine.add(*requests)
+    engine.run()
+    assert [request.num_preemptions for request in requests] == [0, 1]
+    assert all(engine.is_solo_answer(request) for request in requests)
 
 
 def test_recompute_comes_mostly_from_the_prefix_cache(make_engine: MakeEngine, make_request: MakeRequest) -> None:
