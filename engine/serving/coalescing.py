@@ -67,7 +67,7 @@ class ReportOutbox:
         self._policy = policy
         self._clock = clock
         self._reports: deque[Report] = deque()
-        self._since_s: float | None = None  # arrival of the oldest that waits
+        self._due_s: float | None = None  # when the timer sends what has come since the last flush
         self._timer: asyncio.TimerHandle | None = None  # of the event loop's thread
 
     def put(self, report: Report) -> None:
@@ -76,16 +76,18 @@ class ReportOutbox:
         step_s = report.snapshot.step_us / 1e6 if isinstance(report, StepReport) else 0.0  # the estimate for the next
         delay_s = self._delay_s(report, step_s)
         now_s = self._clock()
-        since_s = now_s if self._since_s is None else self._since_s
-        if now_s - since_s + step_s >= delay_s:
+        due_s = now_s + delay_s
+        if self._due_s is not None:
+            due_s = min(due_s, self._due_s)  # past if the timer has fired: then this one goes at once
+        if now_s + step_s >= due_s:
             self.flush()
-        elif self._since_s is None:
-            self._since_s = now_s
-            self._call(self._drain_after, delay_s)
+        elif due_s != self._due_s:
+            self._due_s = due_s
+            self._call(self._drain_after, due_s - now_s)
 
     def flush(self) -> None:
         """Sends all that waits."""
-        self._since_s = None
+        self._due_s = None
         self._call(self._drain)
 
     def _delay_s(self, report: Report, step_s: float) -> float:
@@ -100,7 +102,10 @@ class ReportOutbox:
                 return 0.0
 
     def _drain_after(self, delay_s: float) -> None:
-        # What was put before a flush has gone by then, and the timer with it: calls keep their order.
+        # What was put before a flush has gone by then, and the timer with it: calls keep their order. Otherwise this
+        # timer is the earlier one.
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._call, self._drain)
 
     def _drain(self) -> None:

@@ -20,9 +20,9 @@ from engine.serving.packing import StepColumns, load_message
 
 # StepResults a frontend may leave unacknowledged before the rows of further steps are merged.
 STEP_WINDOW = 64
-# A frontend with more unsent tokens will not catch up: its stream is ended to bound the engine's memory. A prompt
-# log-probability counts as a token.
-MAX_UNSENT_TOKENS = 1 << 20
+# A frontend with more unsent tokens and log-probabilities will not catch up: its stream is ended to bound the engine's
+# memory, of which each takes up to 80 bytes.
+MAX_UNSENT_VALUES = 1 << 21
 # Tokens and log-probabilities from which a message is full: the rows of further steps go into the next one. Frontends
 # take no message above 16 MiB, which the alternatives of merged steps can exceed.
 MAX_MESSAGE_VALUES = 1 << 20
@@ -93,8 +93,9 @@ class Outgoing:
         self._drain_notice: pb.DrainNotice | None = None
         self._status: pb.EngineStatus | None = None
         self._columns = StepColumns()
-        self._full: deque[pb.StepResult] = deque()  # messages before these columns, without their numbers
-        self._num_full_tokens = 0  # in them, prompt log-probabilities included
+        # Messages before these columns, without their numbers, and the values in each.
+        self._full: deque[tuple[pb.StepResult, int]] = deque()
+        self._num_full_values = 0  # tokens and log-probabilities in them
         self._newest: tuple[LoopSnapshot, int] | None = None  # of the newest row: snapshot, sampled_at_ns
         self._seen_command_seq = 0
         self._sent_step_seq = 0
@@ -127,9 +128,9 @@ class Outgoing:
         self._columns.add(handle, epoch, output)
         self._newest = (snapshot, sampled_at_ns)
         self._merged_steps.add(snapshot.engine_step)
-        num_unsent = self._num_full_tokens + self._columns.num_tokens + self._columns.num_prompt_values
-        if num_unsent > MAX_UNSENT_TOKENS:
-            detail = f"{num_unsent} tokens are unread, at most {MAX_UNSENT_TOKENS} are kept"
+        num_unsent = self._num_full_values + self._columns.num_values
+        if num_unsent > MAX_UNSENT_VALUES:
+            detail = f"{num_unsent} tokens and log-probabilities are unread, at most {MAX_UNSENT_VALUES} are kept"
             self.refuse(CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, detail))
 
     def end_step(self) -> None:
@@ -137,8 +138,9 @@ class Outgoing:
         if not self._columns:
             return
         if self._columns.num_values >= MAX_MESSAGE_VALUES:
-            self._full.append(self._to_message())
-            self._num_full_tokens += _num_tokens(self._full[-1])
+            num_values = self._columns.num_values
+            self._full.append((self._to_message(), num_values))
+            self._num_full_values += num_values
         self._wake.set()
 
     def complete(self, completion: pb.Completion) -> None:
@@ -152,7 +154,7 @@ class Outgoing:
     def has_unsent_end(self, handle: int) -> bool:
         """Whether the completion of the handle is unsent, so that the frontend cannot reuse it yet."""
         return self._columns.has_ended(handle) or any(
-            completion.handle == handle for message in self._full for completion in message.completions
+            completion.handle == handle for message, _ in self._full for completion in message.completions
         )
 
     def see_commands(self, command_seq: int) -> None:
@@ -235,8 +237,8 @@ class Outgoing:
 
     def _take_step(self) -> pb.StepResult:
         if self._full:
-            step = self._full.popleft()
-            self._num_full_tokens -= _num_tokens(step)
+            step, num_values = self._full.popleft()
+            self._num_full_values -= num_values
         else:
             step = self._to_message()
         self._sent_step_seq += 1
@@ -255,8 +257,3 @@ class Outgoing:
             step.engine_step = snapshot.engine_step
             step.load.CopyFrom(load_message(snapshot))
         return step
-
-
-def _num_tokens(step: pb.StepResult) -> int:
-    """Returns what a message adds to the unsent tokens."""
-    return len(step.token_ids) + sum(len(prompt.chosen) + len(prompt.top_ids) for prompt in step.prompt_logprobs)

@@ -50,9 +50,8 @@ class StepColumns:
         self._first_tokens: list[pb.FirstToken] = []
         self._prompt_logprobs: list[pb.PromptLogprobs] = []
         self._times: dict[int, pb.TimeAccount] = {}
-        self.num_tokens = 0
-        self.num_prompt_values = 0  # log-probabilities of prompts
-        self._num_output_values = 0  # the same of outputs
+        self._num_tokens = 0
+        self._num_logprobs = 0  # of prompts and outputs
 
     def __bool__(self) -> bool:
         return bool(self._rows or self._completions or self._first_tokens or self._prompt_logprobs)
@@ -60,7 +59,7 @@ class StepColumns:
     @property
     def num_values(self) -> int:
         """Unsent tokens and log-probabilities, which make up the size of the message: at most 9 bytes each."""
-        return self.num_tokens + self.num_prompt_values + self._num_output_values
+        return self._num_tokens + self._num_logprobs
 
     def add(self, handle: int, epoch: int, output: RequestOutput) -> None:
         """Adds the output of a step for one request."""
@@ -98,7 +97,7 @@ class StepColumns:
             prompt_logprobs=self._prompt_logprobs,
             time_accounts=self._times.values(),
         )
-        if self.num_tokens != len(rows):
+        if self._num_tokens != len(rows):
             message.token_counts.extend(len(row.token_ids) for row in rows)
         if any(row.epoch for row in rows):
             message.epochs.extend(row.epoch for row in rows)
@@ -114,12 +113,12 @@ class StepColumns:
             message.top_ids.extend(token.top_ids)
             message.top_values.extend(token.top_values)
         self._prompt_logprobs.append(message)
-        self.num_prompt_values += len(message.chosen) + len(message.top_ids)
+        self._num_logprobs += len(message.chosen) + len(message.top_ids)
 
     def _add_tokens(self, handle: int, epoch: int, output: RequestOutput) -> None:
-        self.num_tokens += len(output.token_ids)
+        self._num_tokens += len(output.token_ids)
         for logprobs in output.logprobs:
-            self._num_output_values += 1 + len(logprobs.top_ids)
+            self._num_logprobs += 1 + len(logprobs.top_ids)
         row = self._rows.get(handle)
         if row is None:
             self._rows[handle] = _Row(epoch, output.start_index, list(output.token_ids), list(output.logprobs))

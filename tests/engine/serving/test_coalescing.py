@@ -181,6 +181,27 @@ def test_after_the_delay_the_next_step_goes_at_once_and_then_tokens_wait_again(w
     assert len(world.delivered()) == 1
 
 
+def test_a_report_with_a_longer_delay_does_not_stay_after_the_timer_of_a_shorter_one(world: World) -> None:
+    world.outbox.put(step(1, num_rows=64, step_s=0.001, slack_s=0.1))
+    assert world.delivered() == []
+    world.clock.now_s = 0.006
+    assert len(world.delivered()) == 1
+    world.outbox.put(step(2, num_rows=64, step_s=0.001, slack_s=10.0))
+    world.clock.now_s = 0.032
+    assert len(world.delivered()) == 1
+
+
+def test_a_report_with_a_shorter_delay_takes_those_before_it_along(world: World) -> None:
+    world.outbox.put(step(1, num_rows=64, step_s=0.001, slack_s=10.0))
+    world.outbox.put(step(2, num_rows=64, step_s=0.001, slack_s=0.1))
+    assert world.delivered() == []
+    world.clock.now_s = 0.0051
+    assert len(world.delivered()) == 2
+    world.clock.now_s = 0.006
+    world.outbox.put(step(3, num_rows=64, step_s=0.001, slack_s=10.0))
+    assert len(world.delivered()) == 1
+
+
 @pytest.mark.parametrize(
     "fields",
     [

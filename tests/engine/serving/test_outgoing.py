@@ -136,13 +136,26 @@ async def test_prompt_logprobs_of_merged_steps_remain_separate_messages() -> Non
 
 
 async def test_logprobs_of_prompts_count_against_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_TOKENS", 9)
+    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_VALUES", 9)
     outgoing = Outgoing()
     piece = PromptLogprobs(1, (TokenLogprobs(-0.5, (1, 2), (-0.5, -1.0)),) * 3)
     outgoing.add_output(1, 0, output(0, prompt_logprobs=piece), SNAPSHOT, 1)
     await next_step(outgoing)
     outgoing.add_output(1, 0, output(0, 5, prompt_logprobs=piece), SNAPSHOT, 1)
-    with pytest.raises(CallRefused, match="10 tokens are unread"):
+    with pytest.raises(CallRefused, match="10 tokens and log-probabilities are unread"):
+        await outgoing.next_message()
+
+
+async def test_logprobs_of_outputs_count_against_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the most alternatives a token takes 80 KiB."""
+    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_VALUES", 9)
+    monkeypatch.setattr("engine.serving.outgoing.MAX_MESSAGE_VALUES", 4)
+    outgoing = Outgoing()
+    logprobs = (TokenLogprobs(-0.5, (1, 2), (-0.5, -1.0)),)
+    for index in range(3):
+        outgoing.add_output(1, 0, output(index, 5, logprobs=logprobs), SNAPSHOT, 1)
+        outgoing.end_step()
+    with pytest.raises(CallRefused, match="12 tokens and log-probabilities are unread, at most 9"):
         await outgoing.next_message()
 
 
@@ -202,11 +215,11 @@ async def test_an_acknowledgement_of_an_unsent_step_is_an_error() -> None:
 
 
 async def test_a_receiver_that_lags_too_far_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_TOKENS", 3)
+    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_VALUES", 3)
     outgoing = Outgoing()
     outgoing.add_output(1, 0, output(0, 5, 6, 7), SNAPSHOT, 1)
     outgoing.add_output(1, 0, output(3, 8), SNAPSHOT, 1)
-    with pytest.raises(CallRefused, match="4 tokens are unread, at most 3") as caught:
+    with pytest.raises(CallRefused, match="4 tokens and log-probabilities are unread, at most 3") as caught:
         await outgoing.next_message()
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -261,7 +274,7 @@ async def test_steps_are_merged_to_messages_that_a_frontend_takes(monkeypatch: p
 
 
 async def test_full_messages_count_against_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_TOKENS", 6)
+    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_VALUES", 6)
     monkeypatch.setattr("engine.serving.outgoing.MAX_MESSAGE_VALUES", 2)
     outgoing = Outgoing()
     for index in range(3):
@@ -272,7 +285,7 @@ async def test_full_messages_count_against_the_bound(monkeypatch: pytest.MonkeyP
     assert list(message.step.token_ids) == [5, 6]
     outgoing.add_output(1, 0, output(6, 5, 6), SNAPSHOT, 1)  # what was sent counts no more
     outgoing.add_output(2, 0, output(0, 7), SNAPSHOT, 1)
-    with pytest.raises(CallRefused, match="7 tokens are unread"):
+    with pytest.raises(CallRefused, match="7 tokens and log-probabilities are unread"):
         await outgoing.next_message()
 
 
@@ -280,7 +293,7 @@ async def test_a_refused_stream_keeps_nothing_while_the_write_of_its_last_messag
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`next_message` is not called then, so that its error ends nothing."""
-    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_TOKENS", 3)
+    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_VALUES", 3)
     outgoing = Outgoing()
     outgoing.complete(pb.Completion(handle=1))
     outgoing.add_output(2, 0, output(0, 1, 2, 3), SNAPSHOT, 77)
@@ -291,7 +304,7 @@ async def test_a_refused_stream_keeps_nothing_while_the_write_of_its_last_messag
     outgoing.add_output(2, 0, output(4, 5, completion=ended), SNAPSHOT, 77)
     outgoing.complete(pb.Completion(handle=3))
     assert not any(outgoing.has_unsent_end(handle) for handle in (1, 2, 3))
-    with pytest.raises(CallRefused, match="4 tokens are unread, at most 3"):
+    with pytest.raises(CallRefused, match="4 tokens and log-probabilities are unread, at most 3"):
         await outgoing.next_message()
 
 
