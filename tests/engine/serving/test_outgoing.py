@@ -228,7 +228,7 @@ async def test_steps_are_merged_to_messages_that_a_frontend_takes(monkeypatch: p
     """Many streams with the most alternatives, and a frontend that lags by several hundred tokens of each."""
     monkeypatch.setattr("engine.serving.outgoing.STEP_WINDOW", 0)
     outgoing = Outgoing()
-    num_streams, num_steps, num_at_once = 32, 40, 120
+    num_streams, num_steps, num_at_once = 32, 40, 70
     logprobs = (TokenLogprobs(-0.5, tuple(range(130_000, 130_020)), (-1.0,) * 20),) * num_at_once
     ended = RequestCompletion(EndReason.MAX_TOKENS, 1, 0, num_steps * num_at_once, NO_TIME)
     for number in range(num_steps):
