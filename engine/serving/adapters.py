@@ -126,6 +126,7 @@ class EngineAdapters:
     def close(self) -> None:
         """Loads nothing more."""
         self._is_closed = True
+        self._freed.set()  # a change that waits for a slot ends
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _change(self, name: str, change: Coroutine[object, object, _T]) -> _T:

@@ -13,7 +13,10 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
-from engine.errors import AdapterNotFound, CheckpointError
+from engine.core.adapter_slots import AdapterSlots
+from engine.errors import AdapterNotFound, CheckpointError, EngineDraining
+from engine.interfaces import Inbox
+from engine.serving.adapters import EngineAdapters
 from tests.hang import HANG_S
 from tests.support.engine.client import AttachClient, submission
 from tests.support.engine.fake_engine import fake_engine_parts, run_engine
@@ -210,6 +213,20 @@ async def test_a_load_goes_on_when_its_caller_has_gone(served: Served) -> None:
     served.loader.may_go_on.set()
     removed = await served.unload("slow")  # in turn, after the load
     assert names(removed.adapters) == ["first"]
+
+
+async def test_a_load_that_waits_for_a_place_ends_with_the_engine() -> None:
+    """The step loop has ended: no fence passes any more."""
+    slots = AdapterSlots(1, [("first", b"f")])
+    adapters = EngineAdapters(["model"], slots, Inbox(), Loader(), lambda: None)
+    await adapters.unload(pb.UnloadAdapterRequest(name="first"))
+    load = asyncio.create_task(adapters.load(pb.LoadAdapterRequest(name="a", path="path")))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    adapters.close()
+    async with asyncio.timeout(HANG_S):
+        with pytest.raises(EngineDraining, match="the engine is draining and loads no adapters"):
+            await load
 
 
 async def test_an_engine_without_folders_changes_nothing() -> None:
