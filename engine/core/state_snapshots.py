@@ -52,7 +52,7 @@ class StateSnapshots:
         self._free = list(range(num_snapshots - 1, -1, -1))
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._pending: dict[int, bytes] = {}
-        self._answers: dict[RequestId, bytes] = {}  # the copy of the answer that the next one replaces
+        self._answers: dict[RequestId, tuple[bytes, int]] = {}  # the copy that the answer's next one replaces
 
     def num_blocks(self, hashes: Sequence[bytes]) -> int:
         """Returns the blocks of the longest prefix with a copy; hashes: those of its blocks."""
@@ -73,7 +73,8 @@ class StateSnapshots:
             block_size: tokens per block.
         """
         points, last = [], num_restored
-        for point in (num_cached, (request.num_tokens - _TURN_TOKENS) // block_size * block_size):
+        last_point = (request.num_tokens - 2) // block_size * block_size  # what follows it is no decode
+        for point in (min(num_cached, last_point), (request.num_tokens - _TURN_TOKENS) // block_size * block_size):
             if point - last >= _MIN_SAVED_TOKENS:
                 points.append(point)
                 last = point
@@ -86,16 +87,17 @@ class StateSnapshots:
             request: the request.
             position: tokens before it.
             block_hash: of the block before it.
-            num_running: requests that run. Answers are copied if each may have a slot beside one of its prompt.
+            num_running: requests that run. Answers are copied only if there are two slots for each: for a copy of its
+                prompt and one of its answer.
         """
         is_answer = position >= request.num_prompt_tokens
         if is_answer and (position % _ANSWER_STRIDE or self._num_snapshots < 2 * num_running):
             return None
         if self._is_known(block_hash):
             return None
-        replaced = self._answers.pop(request.request_id, b"") if is_answer else b""
-        if replaced in self._slot_of:
-            slot = self._slot_of.pop(replaced)
+        replaced, slot = self._answers.pop(request.request_id, (b"", -1)) if is_answer else (b"", -1)
+        if self._slot_of.get(replaced) == slot:  # otherwise it is gone, or another request has made one since
+            del self._slot_of[replaced]
         elif self._free:
             slot = self._free.pop()
         elif self._slot_of:
@@ -104,7 +106,7 @@ class StateSnapshots:
             return None
         self._pending[slot] = block_hash
         if is_answer:
-            self._answers[request.request_id] = block_hash
+            self._answers[request.request_id] = block_hash, slot
         return SavedState(request.request_id, slot)
 
     def end(self, slot: int, *, is_kept: bool) -> None:
@@ -116,7 +118,7 @@ class StateSnapshots:
             self._free.append(slot)
 
     def leave(self, request: Request) -> None:
-        """Keeps the copy of a request's answer when the request leaves the batch."""
+        """Forgets which copy the next one of a request's answer would replace; the copy stays."""
         self._answers.pop(request.request_id, None)
 
     def check_integrity(self) -> None:

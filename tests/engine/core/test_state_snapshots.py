@@ -119,6 +119,27 @@ def test_no_copy_behind_tokens_that_are_not_known_yet(make_engine, make_request)
     assert not any(plan.saved_states for plan in plans)
 
 
+@pytest.mark.parametrize(("num_tokens", "points"), [(161, (144,)), (162, (160,)), (176, (160,)), (400, (160, 384))])
+def test_the_step_behind_a_copy_has_two_tokens_and_more(make_request, num_tokens, points):
+    """The row of a single one is a decode, which looks for no copy to make."""
+    assert StateSnapshots(4).points(make_request(1, num_tokens), 0, 160, 16) == points
+
+
+def test_an_answer_does_not_replace_the_copy_that_another_request_made_since(make_request):
+    """Both have the same tokens, and the first copy of them was given up in between."""
+    states, answer = StateSnapshots(4), make_request(1, 32)
+    first = states.begin(answer, 64, b"same", 1)
+    states.end(first.snapshot, is_kept=True)
+    for name in (b"b", b"c", b"d", b"e"):  # as many as there are slots
+        states.end(states.begin(make_request(2, 300), 128, name, 1).snapshot, is_kept=True)
+    again = states.begin(make_request(3, 300), 128, b"same", 1)
+    assert again.snapshot != first.snapshot
+    states.end(again.snapshot, is_kept=True)
+    states.begin(answer, 128, b"next", 1)
+    assert b"same" in states._slot_of
+    states.check_integrity()
+
+
 def test_a_lost_slot_is_reported():
     states = StateSnapshots(3)
     states.check_integrity()
