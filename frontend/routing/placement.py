@@ -122,11 +122,11 @@ class Placement:
         """Returns the engine that gets a request.
 
         Args:
-            candidates: at least one. A single one gets the request without a look at its prompt.
+            candidates: at least one. One that never had others gets the request without a look at its prompt.
             prompt: the token ids, four bytes each.
             salt: only requests with equal salts share prefixes.
         """
-        if len(candidates) == 1:
+        if len(candidates) == 1 and not self._sent:
             return Choice(0, 0)
         rates = [candidate.load.prompt_tokens_per_s for candidate in candidates if candidate.load.prompt_tokens_per_s]
         chunks = _chunk_hashes(prompt, salt, MAX_RATED_CHUNKS if rates else MAX_CHUNKS)

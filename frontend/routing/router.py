@@ -272,12 +272,10 @@ class Router:
             usable = self._candidates(request)
         if not usable:
             return None
-        chosen, num_cached_tokens = 0, 0
-        if len(usable) > 1:
-            submission = request.submission
-            salt = submission.cache_salt, submission.adapter, submission.adapter_sha256
-            candidates = _loads(usable, with_blocks=not any(salt))
-            chosen, num_cached_tokens = self._placement.choose(candidates, submission.prompt_ids, salt)
+        submission = request.submission
+        salt = submission.cache_salt, submission.adapter, submission.adapter_sha256
+        candidates = _loads(usable, with_blocks=not any(salt))
+        chosen, num_cached_tokens = self._placement.choose(candidates, submission.prompt_ids, salt)
         attachment = usable[chosen][1]
         attachment.session.submit(request, num_cached_tokens)
         return attachment

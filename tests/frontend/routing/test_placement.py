@@ -46,6 +46,14 @@ def test_single_engine_gets_all_requests_without_prefix_tracking():
     assert num_prefixes(placement) == 0
 
 
+def test_prefixes_that_one_engine_got_while_the_other_restarted_are_known_afterwards():
+    placement = Placement()
+    choose(placement, candidates(IDLE, IDLE), prompt((9, 10)), b"")
+    placement.keep_only({"0"})
+    assert choose(placement, candidates(IDLE), prompt((1, 640)), b"") == 0
+    assert choose(placement, candidates(EngineLoad(1), IDLE), prompt((1, 640), (2, 9)), b"") == 0
+
+
 def test_least_loaded_gets_the_request():
     placement = Placement()
     assert choose(placement, candidates(EngineLoad(3), EngineLoad(2), EngineLoad(4)), prompt((1, 10)), b"") == 1
@@ -140,7 +148,7 @@ def test_the_choice_says_how_many_tokens_are_cached():
     two = candidates(rated(), rated())
     assert placement.choose(two, prompt((7, 640), (8, 10)), b"") == (0, 0)
     assert placement.choose(two, prompt((7, 640), (9, 10)), b"") == (0, 640)
-    assert placement.choose(two[:1], prompt((7, 640)), b"") == (0, 0)
+    assert placement.choose(two[:1], prompt((7, 640)), b"") == (0, 640)
 
 
 def test_a_faster_engine_may_have_more_waiting_tokens():
