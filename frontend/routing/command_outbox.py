@@ -51,6 +51,11 @@ class CommandOutbox:
         self._cancellations.pop(stream_id, None)
         self._credits.pop(stream_id, None)
 
+    @property
+    def unsent_ids(self) -> set[int]:
+        """Stream request ids of submissions that have not been taken."""
+        return {submission.handle for submission in self._submissions}
+
     def acknowledge(self, step_seq: int) -> None:
         """Notes that all steps up to this one were processed."""
         self._processed_step = step_seq

@@ -225,15 +225,17 @@ class EngineConnection:
             return
         self.metrics.detach()
         error = self._stop_error or _gone()
-        requests = attachment.session.end(error)
+        requests, unsent = attachment.session.end(error)
         if self._stop_error is not None:
-            for request in requests:
+            for request in (*requests, *unsent):
                 request.stream.fail(self._stop_error)
-            requests = []
+            requests, unsent = [], []
         if requests:
             self.metrics.count_lost(len(requests))
         self._events.on_changed()
         self._events.on_lost(self.address, attachment, requests)
+        for request in unsent:  # they cannot have caused the loss
+            self._events.on_rejected(attachment.instance_id, request, error, was_taken=False)
 
     def _on_rejected(self, instance_id: str, request: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
         if was_taken:

@@ -160,10 +160,10 @@ class EngineSession:
         """Takes all commands in sending order; encodes each one only when the iterator reaches it."""
         return self._outbox.take()
 
-    def end(self, error: RequestError) -> list[PendingRequest]:
+    def end(self, error: RequestError) -> tuple[list[PendingRequest], list[PendingRequest]]:
         """Ends the session with its stream; every later submission fails with `error`.
 
-        Returns: the open requests that were not cancelled.
+        Returns: the open requests that were not cancelled: those that the engine may have, and those never sent to it.
         """
         if self._end_error is None:
             self._end_error = error
@@ -171,7 +171,13 @@ class EngineSession:
         self._waiting_tokens.clear()
         self._cached_tokens.clear()
         self._due.clear()
-        return [request for request in requests.values() if not request.stream.closed]
+        unsent_ids = self._outbox.unsent_ids
+        sent: list[PendingRequest] = []
+        unsent: list[PendingRequest] = []
+        for stream_id, request in requests.items():
+            if not request.stream.closed:
+                (unsent if stream_id in unsent_ids else sent).append(request)
+        return sent, unsent
 
     def on_admission(self, result: pb.AdmissionResult) -> None:
         """Fails rejected requests, or returns them to the router."""

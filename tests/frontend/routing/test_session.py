@@ -87,19 +87,28 @@ def test_request_with_a_token_outside_the_vocabulary_fails_and_is_cancelled():
 def test_ended_session_returns_its_requests_and_refuses_new_ones():
     session = make_session()
     _, stream = submit(session)
-    (request,) = session.end(EngineUnavailable("gone"))
-    assert request.stream is stream
+    assert [command.WhichOneof("command") for command in session.take_commands()] == ["submit"]
+    (request,), unsent = session.end(EngineUnavailable("gone"))
+    assert (request.stream, unsent) == (stream, [])
     with pytest.raises(EngineUnavailable, match="gone"):
         submit(session)
     stream.close(CancelReason.CLIENT)
-    assert [command.WhichOneof("command") for command in session.take_commands()] == ["submit"]
+    assert list(session.take_commands()) == []
+
+
+def test_requests_that_never_left_an_ended_session_are_returned_apart():
+    session = make_session()
+    (_, sent), _ = submit(session), list(session.take_commands())
+    _, unsent = submit(session)
+    requests = session.end(EngineUnavailable("gone"))
+    assert [[request.stream for request in those] for those in requests] == [[sent], [unsent]]
 
 
 def test_ended_session_does_not_return_cancelled_requests():
     session = make_session()
     submit(session)[1].close(CancelReason.CLIENT)
     assert session.num_open == 1
-    assert session.end(EngineUnavailable("gone")) == []
+    assert session.end(EngineUnavailable("gone")) == ([], [])
 
 
 @pytest.mark.parametrize("step_seq", [0, 2, 5])

@@ -51,7 +51,8 @@ class Engine:
 
     def lose(self):
         """Loses the engine as the router does; returns the requests that were open."""
-        requests = self.session.end(EngineUnavailable("gone", retry_after_s=1.0))
+        list(self.session.take_commands())
+        requests, _ = self.session.end(EngineUnavailable("gone", retry_after_s=1.0))
         for request in requests:
             request.detach(lambda _: None, was_taken=True, heard_at_s=self.session.heard_at_s)
         return requests

@@ -64,10 +64,13 @@ class MemoryConnection:
         attachment, self.attachment = self.attachment, None
         self.engine_state = pb.ENGINE_STATE_UNSPECIFIED
         if attachment is not None:
-            requests = attachment.session.end(EngineUnavailable("gone"))
+            error = EngineUnavailable("gone")
+            requests, unsent = attachment.session.end(error)
             if parting_error is not None:
-                for request in requests:
+                for request in (*requests, *unsent):
                     request.stream.fail(parting_error)
-                requests = []
+                requests, unsent = [], []
             self._events.on_changed()
             self._events.on_lost(self.address, attachment, requests)
+            for request in unsent:
+                self._events.on_rejected(attachment.instance_id, request, error, was_taken=False)
