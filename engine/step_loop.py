@@ -57,7 +57,7 @@ class _Launched(NamedTuple):
 class StepLoop:
     """Runs scheduler and runner until `drain` or `stop`.
 
-    Between two iterations at most `max_steps_in_flight - 1` steps are in flight, each with rows.
+    Between two iterations at most `max_steps_in_flight - 1` steps are in flight.
 
     `drain` and `stop` may be called from any thread and from a signal handler that interrupts the loop: they set a flag
     and wake the loop. All other methods belong to the thread that calls `run`.
@@ -150,7 +150,7 @@ class StepLoop:
             self._outbox(FencePassed(self._fences.popleft()[0]))
 
     def _idle_s(self) -> float:
-        """How long to wait for a command: 0 while there is work."""
+        """How long to wait for a command: 0 while steps are in flight or the last one with work did something."""
         if self._in_flight or (self._was_productive and self._scheduler.has_work()):
             return 0.0
         deadline_s = self._scheduler.next_deadline_s

@@ -123,7 +123,7 @@ class EngineService(EngineServiceServicer):
         return self._parts
 
     def serving_parts(self) -> EngineParts:
-        """Returns the same of an engine that takes requests.
+        """Returns the parts of an engine that takes requests.
 
         Raises: EngineDraining: it does not.
         """

@@ -1,4 +1,4 @@
-"""Loads and unloads adapters in all engines, and gives those of now to an engine that attaches later.
+"""Loads and unloads adapters in all engines, and loads those that are loaded into an engine that attaches later.
 
 What is wanted follows what engines report: an adapter that is loaded in one of them at run time, by this process or by
 another frontend, is wanted, until one of them unloads it. A process remembers what was unloaded, for an engine that was

@@ -407,7 +407,7 @@ class LatencyScheduler(Scheduler):
         return self._model.prompt_s(num_tokens, attention_pairs(num_tokens, request.num_tokens - num_tokens))
 
     def _running_on_time_s(self) -> float:
-        """The same of the running prompts on time."""
+        """Device time that the running prompts on time still take."""
         return sum(
             self._model.prompt_s(num_missing, attention_pairs(num_missing, request.num_computed_tokens))
             for request, num_missing in self._running_on_time()
