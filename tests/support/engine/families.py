@@ -240,7 +240,10 @@ STATEFUL_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Jamba",
         {"num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16, "mamba_dt_rank": 8},
     ),
-    "Kimi Linear": ("KimiLinear", {**_LATENT, **_LINEAR}),
+    "Kimi Linear": (
+        "KimiLinear",
+        {**_LATENT, **_LINEAR, "num_local_experts": 4, "linear_num_heads": 2, "linear_head_dim": 16},
+    ),
     "LFM2": ("Lfm2", _CONVOLUTIONS),
     "LFM2-MoE": ("Lfm2Moe", {**_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 1}),
     "Nemotron-H": (
