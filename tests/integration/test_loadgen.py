@@ -131,11 +131,11 @@ def test_refused_requests_come_back_and_are_counted_once(
     start_pair: Callable[..., PairAddress], tmp_path: Path
 ) -> None:
     classes = tmp_path / "classes.toml"
-    classes.write_text('[classes.quick]\nttft_ms = 1000\nwhen_infeasible = "refuse"\n[classes.batch]\n')
+    classes.write_text('[classes.quick]\nttft_ms = 250\nwhen_infeasible = "refuse"\n[classes.batch]\n')
     own_pair = start_pair("--scheduling-policy", "slo", frontend_flags=("--service-classes", str(classes)))
     trace = tmp_path / "burst.jsonl"
     row = json.dumps({"arrival_s": 0.0, "input_tokens": 900, "output_tokens": 4})
-    trace.write_text(f"{row}\n" * 160)  # far more prompt tokens than any CPU computes in a second
+    trace.write_text(f"{row}\n" * 40)  # far more prompt tokens than any CPU computes in 0.25 s
     flags = ("--service-classes", str(classes), "--mix", "quick=3,batch=1", "--max-retries", "2")
     for api, target in (("grpc", f"grpc://{own_pair.target}"), ("http", own_pair.http_url)):
         out = tmp_path / api
@@ -146,7 +146,7 @@ def test_refused_requests_come_back_and_are_counted_once(
         assert "Goodput by class" in done.stdout
         quick, batch = read_result(out)["whole_run"]["service_classes"]
         assert (quick["name"], batch["name"]) == ("quick", "batch")
-        assert quick["offered"] + batch["offered"] == 160
+        assert quick["offered"] + batch["offered"] == 40
         assert batch["met"] == batch["offered"]
         assert quick["came_back"] + quick["refused"] > 0
         for one in (quick, batch):
