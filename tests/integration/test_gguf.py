@@ -1,6 +1,5 @@
-"""The whole pair answers from a GGUF file as from the folder that it was converted from."""
+"""Engines, some of them behind a frontend, answer from a GGUF file as from the folder that it was converted from."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,11 @@ import pytest
 
 from chairlift import Client
 from engine.bench.gguf_writer import save_gguf, save_twin
+from engine.core.request import SamplingParams
 from tests.support.engine.checkpoints import save_checkpoint
 from tests.support.engine.gguf import save_random_blocks
 from tests.support.engine.greedy import VOCAB_SIZE, random_prompts, save_word_tokenizer
+from tests.support.engine.small_engine import answers_with_flags
 from tests.support.pair import DEMO_MODEL, running_pair
 
 PROMPTS = ("Once upon a time", "The fox said: \"It's 12 o'clock\"", "東京")
@@ -79,7 +80,7 @@ WORDS = {
     "name", [name if name == "gemma3" else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
 )
 def test_tokens_of_an_architecture_are_those_of_a_folder_with_the_same_numbers(name: str, tmp_path: Path) -> None:
-    """With matrices in 8 bits, experts of gpt-oss in MXFP4.
+    """With matrices in 8 bits, experts of gpt-oss in MXFP4; at temperature 1, because greedy answers repeat themselves.
 
     tests/integration/test_parity.py compares folders with transformers.
     """
@@ -90,21 +91,10 @@ def test_tokens_of_an_architecture_are_those_of_a_folder_with_the_same_numbers(n
     save_random_blocks(original, file, kinds, "Q8_0", metadata=WORDS)
     save_twin(file, original, twin)
     save_word_tokenizer(twin)
-    found = sampled(tmp_path / "file", file)
-    assert found == sampled(tmp_path / "folder", twin)
-    assert len({token for tokens in found for token in tokens}) > 20
-
-
-def sampled(tmp_path: Path, model: Path) -> list[list[int]]:
-    """Answers to random prompts at once, at temperature 1: greedy ones repeat themselves."""
-    tmp_path.mkdir()
     prompts = random_prompts((1, 5, 16, 33, 80))
-    flags = ("--model", str(model), "--kv-cache-memory-bytes", "64M")
-    with running_pair(tmp_path, *flags) as pair, Client(pair.target) as client:
-
-        def answer(prompt: list[int]) -> list[int]:
-            options = {"max_tokens": 24, "temperature": 1, "seed": 7, "ignore_end_token": True}
-            return list(client.generate(token_ids=prompt, return_token_ids=True, **options).token_ids)
-
-        with ThreadPoolExecutor(len(prompts)) as threads:
-            return list(threads.map(answer, prompts))
+    params = SamplingParams(seed=7, max_tokens=24, temperature=1.0, ignore_end_token=True)
+    found, wanted = (
+        answers_with_flags(model, prompts, params, "--kv-cache-memory-bytes", "64M") for model in (file, twin)
+    )
+    assert found == wanted
+    assert len({token for answer in found for token in answer.token_ids}) > 20

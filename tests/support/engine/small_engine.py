@@ -1,11 +1,14 @@
 """Small engines on a simulated GPU, or on a CPU, that answer a few requests."""
 
 from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from engine.config import EngineConfig
-from engine.core.outputs import SchedulerOutput
+from engine.config import EngineConfig, parse_config
+from engine.core.outputs import RequestOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
+from engine.model.model_folder import check_folder
 from engine.serving.parts import EngineParts
 from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress
@@ -26,15 +29,44 @@ def answers(parts: EngineParts) -> dict[int, list[int]]:
     return run_to_the_end(parts)
 
 
+class Answer(NamedTuple):
+    """Tokens and, of a request that wants them, their log-probabilities."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+def answers_with_flags(
+    model: Path, prompts: Sequence[Sequence[int]], params: SamplingParams, *flags: str
+) -> list[Answer]:
+    """Checks and loads a model as the program `engine` does with these flags; returns answers to prompts at once."""
+    config = parse_config(("--model", str(model), "--device", "cpu", *flags), {})
+    check_folder(model)
+    parts = build_engine(config, StartupProgress())
+    for number, prompt in enumerate(prompts):
+        request = Request(RequestId(1 + number), tuple(prompt), params, arrival_s=0.0)
+        parts.scheduler.add_request(request)
+    found = [Answer([], []) for _ in prompts]
+    for output in _outputs(parts):
+        answer = found[output.request_id - 1]
+        answer.token_ids.extend(output.token_ids)
+        answer.logprobs.extend(row.chosen for row in output.logprobs)
+    return found
+
+
 def run_to_the_end(parts: EngineParts) -> dict[int, list[int]]:
     """Computes all requests of the scheduler; returns their tokens, by request."""
     tokens: defaultdict[int, list[int]] = defaultdict(list)
+    for output in _outputs(parts):
+        tokens[output.request_id] += output.token_ids
+    return tokens
+
+
+def _outputs(parts: EngineParts) -> Iterator[RequestOutput]:
     in_flight: deque[SchedulerOutput] = deque()
     while parts.scheduler.has_work() or in_flight:
         if parts.scheduler.has_work():
             in_flight.append(parts.scheduler.schedule(0.0))
             parts.runner.launch(in_flight[-1])
         if len(in_flight) == parts.scheduler.max_steps_in_flight or not parts.scheduler.has_work():
-            for output in parts.scheduler.update(in_flight.popleft(), parts.runner.collect(), 0.0):
-                tokens[output.request_id] += output.token_ids
-    return tokens
+            yield from parts.scheduler.update(in_flight.popleft(), parts.runner.collect(), 0.0)
