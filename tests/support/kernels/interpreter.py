@@ -1,5 +1,7 @@
 """Speeds up Triton's interpreter, which runs the GPU kernels where there is no GPU, and fixes its order of sums."""
 
+from functools import cache
+from inspect import getmembers
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,33 @@ def patch_language_once_per_launch() -> None:
 
     interpreter._patch_lang = patch_once
     interpreter.GridExecutor.__call__ = run_launch
+    _remember_builtins()
+    _remember_numpy_types()
+
+
+def _remember_builtins() -> None:
+    """Makes a patch of `triton.language` look for the functions to patch once, instead of at every launch."""
+    members = cache(lambda of: [(name, found) for name, found in getmembers(of) if tl.core.is_builtin(found)])
+
+    def patch_members(of: Any, *rest: Any) -> None:
+        for name, member in members(of):
+            interpreter._patch_attr(of, name, member, *rest)
+
+    interpreter._patch_builtin = patch_members
+
+
+def _remember_numpy_types() -> None:
+    """Makes the interpreter look up the NumPy type of a tensor, for which it makes a table of all types each time."""
+    find = interpreter._get_np_dtype
+    found: dict[str, np.dtype[Any]] = {}
+
+    def find_once(tensor_type: Any) -> np.dtype[Any]:
+        element_type = tensor_type.scalar
+        if element_type.name not in found:
+            found[element_type.name] = find(element_type)
+        return found[element_type.name]
+
+    interpreter._get_np_dtype = find_once
 
 
 def sum_products_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
