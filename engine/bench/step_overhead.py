@@ -26,11 +26,11 @@ from chairlift.bench.alternate import Samples, alternate
 from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from engine.core.config import SchedulerConfig, SchedulingPolicyName
-from engine.core.latency.scheduler import make_scheduler
 from engine.core.latency.step_time import Coefficients, StepTimePrior
 from engine.core.latency.targets import LatencyTargets
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.schedulers import make_scheduler
 from engine.interfaces import execute
 from engine.runner.batch import BatchBuilder
 from engine.runner.request_state import PendingTokens, RequestState

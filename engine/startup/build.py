@@ -12,7 +12,7 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine import __version__
 from engine.config import EngineConfig
 from engine.core.config import SchedulerConfig
-from engine.core.latency.scheduler import make_scheduler
+from engine.core.schedulers import make_scheduler
 from engine.errors import ConfigError, EngineError
 from engine.flags import StepLimits
 from engine.interfaces import ModelRunner

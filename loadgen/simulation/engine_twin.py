@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
-from engine.core.latency.scheduler import make_scheduler
 from engine.core.latency.step_time import shape_of
 from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
+from engine.core.schedulers import make_scheduler
 from engine.errors import RequestError
 from loadgen.simulation.policies import PolicySpec
 from loadgen.simulation.step_cost import StepTimer

@@ -19,9 +19,9 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
-from engine.core.latency.scheduler import make_scheduler
 from engine.core.latency.step_time import Coefficients, StepTimePrior
 from engine.core.request import SamplingParams
+from engine.core.schedulers import make_scheduler
 from engine.interfaces import Command, Inbox
 from engine.serving.outgoing import Outgoing
 from engine.serving.server import EngineService

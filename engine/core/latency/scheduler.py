@@ -442,8 +442,3 @@ def _waiting_prompt(request: Request, work_s: float, speed: float, shares: Tenan
         must_stay=bool(request.output_ids),
         cost_s=work_s + state.answer_s,
     )
-
-
-def make_scheduler(config: SchedulerConfig) -> Scheduler:
-    """Returns the scheduler of the policy that the configuration names."""
-    return LatencyScheduler(config) if config.policy == "slo" else Scheduler(config)

@@ -10,11 +10,11 @@ import pytest
 
 from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
-from engine.core.latency.scheduler import make_scheduler
 from engine.core.latency.step_time import Coefficients, StepTimePrior
 from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.core.outputs import RequestOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, RequestStatus, SamplingParams
+from engine.core.schedulers import make_scheduler
 from engine.errors import QueueFull, RequestTooLong
 from tests.support.engine.answer_ledger import Answer, AnswerLedger
 from tests.support.engine.fake_model import FakeModel, FakeModelRunner, SoloAnswer

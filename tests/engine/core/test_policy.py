@@ -4,11 +4,12 @@ from typing import get_args
 import pytest
 
 from engine.core.config import SchedulerConfig, SchedulingPolicyName
-from engine.core.latency.scheduler import LatencyScheduler, make_scheduler
+from engine.core.latency.scheduler import LatencyScheduler
 from engine.core.latency.step_time import Coefficients, StepTimePrior
 from engine.core.policy import FcfsPolicy, PriorityPolicy, StaticPolicy, make_policy
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
+from engine.core.schedulers import make_scheduler
 
 MakeRequest = Callable[..., Request]
 

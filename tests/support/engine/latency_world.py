@@ -10,11 +10,11 @@ from typing import Any
 
 from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
-from engine.core.latency.scheduler import make_scheduler
 from engine.core.latency.step_time import Coefficients, StepShape, StepTimeModel, StepTimePrior, shape_of
 from engine.core.latency.targets import LatencyTargets, WhenInfeasible
 from engine.core.outputs import ModelRunnerOutput, RequestCompletion, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.schedulers import make_scheduler
 
 H200 = StepTimePrior(Coefficients(0.6e-3, 20.5e-6, 0.5e-6, 36e-9, 1.37e-9), knee_tokens=205)
 predict_s = StepTimeModel(H200).predict_s
