@@ -293,8 +293,10 @@ class StepLoop:
 
 
 def _num_prompt_tokens(plan: SchedulerOutput) -> int:
-    """Tokens in rows of more than one token, which come last."""
+    """Tokens in rows of more than one token, which come last. A plan with drafts has no prompts."""
     total = 0
+    if plan.drafts:
+        return 0
     for row in reversed(plan.rows):
         if row.num_scheduled_tokens == 1:
             break

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.core.cache_groups import ONE_GROUP, CacheGroups
+from engine.core.drafts import DraftLimits
 from engine.core.latency.step_time import StepTimePrior
 from engine.errors import ConfigError
 
@@ -37,6 +38,7 @@ class SchedulerConfig:
         num_stages: pipeline stages that the model is divided into. With several, a step in flight passes through one
             after the other, so that a request has no row while a sample of it is in flight, and the rows of a step are
             the requests' share of one stage.
+        drafts: add drafts to rows, see `draft_scheduler.py`; None: rows have none.
         step_time: prior of the step-time model, needed by `slo`.
         best_effort_share: under `slo`, share of the prompt tokens and of the slots for requests without targets while
             others wait too.
@@ -59,6 +61,7 @@ class SchedulerConfig:
     max_preemptions: int = 8
     max_steps_in_flight: int = 1
     num_stages: int = 1
+    drafts: DraftLimits | None = None
     step_time: StepTimePrior | None = None
     best_effort_share: float = 0.1
     max_step_s: float = 0.1
@@ -117,6 +120,8 @@ def check_config(config: SchedulerConfig) -> None:
         )
     if config.policy == "slo" and config.step_time is None:
         raise ConfigError("the policy slo needs a prior of step times, step_time is not set")
+    if config.drafts is not None:
+        _check_drafts(config, config.drafts)
     if not 0.0 <= config.best_effort_share < 1.0:
         raise ConfigError(f"best_effort_share is {config.best_effort_share}, must be at least 0 and below 1")
     if not config.max_step_s > 0.0:
@@ -124,3 +129,27 @@ def check_config(config: SchedulerConfig) -> None:
     for tenant, weight in config.tenant_weights.items():
         if not weight > 0.0:
             raise ConfigError(f"the weight of tenant {tenant!r} is {weight}, must be above 0")
+
+
+def _check_drafts(config: SchedulerConfig, drafts: DraftLimits) -> None:
+    num_drafts, shortest, longest = drafts.num_speculative_tokens, drafts.prompt_lookup_min, drafts.prompt_lookup_max
+    if not 1 <= num_drafts < config.max_num_seqs:
+        raise ConfigError(
+            f"num_speculative_tokens is {num_drafts}, must be at least 1 and below max_num_seqs, which is "
+            f"{config.max_num_seqs}: a step has logits at as many positions"
+        )
+    if not 1 <= shortest <= longest:
+        raise ConfigError(
+            f"prompt_lookup_min is {shortest} and prompt_lookup_max {longest}, must be at least 1 and in this order"
+        )
+    reason = None
+    if config.policy == "slo":
+        reason = "the policy slo, whose model of step times has one token per request and step; use fcfs or priority"
+    elif config.num_stages > 1:
+        reason = f"{config.num_stages} pipeline stages, where a step begins before the tokens of the last one are known"
+    elif config.max_steps_in_flight > 1:
+        reason = f"{config.max_steps_in_flight} steps in flight: a draft follows the last token, which must be known"
+    elif config.num_state_snapshots is not None:
+        reason = "a model that keeps state besides keys and values, which cannot go back to the token before a draft"
+    if reason is not None:
+        raise ConfigError(f"drafts are not supported with {reason}")

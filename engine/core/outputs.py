@@ -71,8 +71,10 @@ class SchedulerOutput:
         rows: the batch in packing order: one-token rows first.
         num_tokens: sum of num_scheduled_tokens.
         saved_states: states to copy before the rows are computed, but after those of new requests are restored.
+        drafts: of the last rows, one each: tokens guessed to follow the row's first token, which is its last known one.
+            The row computes them too, and draws a token before and behind each of them.
 
-    A plan needs logits at max_num_seqs positions at most, sampling rows and prompt logprobs together.
+    A plan needs logits at max_num_seqs positions at most, sampling rows, drafts and prompt logprobs together.
     """
 
     step: int
@@ -81,6 +83,7 @@ class SchedulerOutput:
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
     saved_states: tuple[SavedState, ...] = ()
+    drafts: tuple[tuple[int, ...], ...] = ()
 
 
 class TokenLogprobs(NamedTuple):
@@ -103,6 +106,8 @@ class ModelRunnerOutput:
         logprobs: of rows that requested them, by row index.
         failures: rows that failed alone (NaN logits): row index -> message. Other rows are unaffected.
         prompt_logprobs: of the prompt tokens that follow the positions of `num_prompt_logits`, by row index.
+        draft_tokens: aligned with the drafts of its plan: all tokens that the row yields, see `drafts.confirmed`; the
+            first one is that in `token_ids`. Empty for a row that failed.
     """
 
     step: int
@@ -110,6 +115,7 @@ class ModelRunnerOutput:
     logprobs: dict[int, TokenLogprobs]
     failures: dict[int, str]
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    draft_tokens: tuple[tuple[int, ...], ...] = ()
 
 
 class PromptLogprobs(NamedTuple):
@@ -175,7 +181,7 @@ class RequestOutput(NamedTuple):
 class SchedulerStats:
     """Load and totals, for status messages and admission. Totals count since start.
 
-    The last fields are those of the policy `slo`; others leave them at their defaults.
+    The fields with defaults are those of the policy `slo`, and at the end those of drafts; otherwise they keep them.
 
     Attributes:
         num_blocks, num_free_blocks: of `block_size` tokens in all layers, see `SchedulerConfig.num_cache_blocks`; those
@@ -192,6 +198,8 @@ class SchedulerStats:
         num_degraded_total: requests made best effort for the same reason.
         num_itl_infeasible_total: steps that admitted no request with targets because decoding one row more would exceed
             its inter-token target.
+        num_drafts_total, num_draft_tokens_total: drafts that were verified, and their tokens.
+        num_accepted_tokens_total: of these, those that the model drew too.
     """
 
     num_running: int
@@ -214,3 +222,6 @@ class SchedulerStats:
     num_infeasible_total: int = 0
     num_degraded_total: int = 0
     num_itl_infeasible_total: int = 0
+    num_drafts_total: int = 0
+    num_draft_tokens_total: int = 0
+    num_accepted_tokens_total: int = 0

@@ -39,12 +39,13 @@ def pack_plan(plan: SchedulerOutput) -> bytes:
     ]
     columns = tuple(zip(*plan.rows, strict=True))
     saved_states = tuple(map(tuple, plan.saved_states))
-    return marshal.dumps((plan.step, plan.removed_request_ids, requests, columns, plan.num_tokens, saved_states))
+    parts = plan.step, plan.removed_request_ids, requests, columns, plan.num_tokens, saved_states, plan.drafts
+    return marshal.dumps(parts)
 
 
 def unpack_plan(data: bytes) -> SchedulerOutput:
     """Restores the plan given to `pack_plan`."""
-    step, removed_request_ids, requests, columns, num_tokens, saved_states = marshal.loads(data)
+    step, removed_request_ids, requests, columns, num_tokens, saved_states, drafts = marshal.loads(data)
     return SchedulerOutput(
         step=step,
         removed_request_ids=removed_request_ids,
@@ -55,6 +56,7 @@ def unpack_plan(data: bytes) -> SchedulerOutput:
         rows=tuple(map(ScheduledRow._make, zip(*columns, strict=True))),
         num_tokens=num_tokens,
         saved_states=tuple(map(SavedState._make, saved_states)),
+        drafts=drafts,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 
 from engine.core.outputs import SchedulerOutput
 from engine.runner.buckets import padded_size
+from engine.runner.draft_rows import NO_DRAFT_ROWS, DraftRows, fill_draft_rows
 from engine.runner.prompt_rows import NO_PROMPT_ROWS, PromptRows, fill_prompt_rows
 from engine.runner.request_state import RequestState
 from engine.runner.sampling_state import Biases, Columns, Int32Array, Int64Array, sampling_batch
@@ -23,11 +24,12 @@ class Batch:
     """Input of one step. Its tensors are views of device buffers, which hold this batch from its `upload` to the next.
 
     Attributes:
-        inputs: input of the model. Logits are computed for the last tokens of S sampling rows, then for the tokens
-            before F prompt tokens.
+        inputs: input of the model. Logits are computed for the last known tokens of S sampling rows, then for D drafted
+            tokens or the tokens before F prompt tokens.
         sampling_rows: [S], rows of the plan that sample.
         prompts: the F prompt rows.
-        columns: sampling parameters known on the host, including rows in `RequestState`.
+        drafts: the D draft rows.
+        columns: sampling parameters of S + D rows, known on the host, including rows in `RequestState`.
         biases: logit biases of the sampling rows.
         staged_biases: the same in host memory that the device can copy, if they exceed the buffer.
         num_unresolved: leading input ids that may be references to tokens not yet known on the host.
@@ -41,6 +43,7 @@ class Batch:
     inputs: StepInputs
     sampling_rows: Int64Array
     prompts: PromptRows
+    drafts: DraftRows
     columns: Columns
     biases: Biases
     staged_biases: tuple[torch.Tensor, ...]
@@ -53,8 +56,8 @@ class Batch:
 
     @property
     def num_logits(self) -> int:
-        """S + F."""
-        return len(self.sampling_rows) + len(self.prompts.plan_rows)
+        """S + D + F."""
+        return len(self.columns.rows) + len(self.prompts.plan_rows)
 
     @property
     def result_rows(self) -> Int64Array:
@@ -65,7 +68,7 @@ class Batch:
 
     @property
     def top_logprobs(self) -> Int32Array:
-        """[S + F], number of alternatives per row; -1: no logprobs."""
+        """[S + D + F], number of alternatives per row; -1: no logprobs."""
         if self.prompts is NO_PROMPT_ROWS:
             return self.columns.top_logprobs
         return np.concatenate((self.columns.top_logprobs, self.prompts.top_logprobs))
@@ -255,6 +258,13 @@ class BatchBuilder:
         num_samples = len(sampling_rows)
         host.logits_indices[:num_samples] = query_start_loc[sampling_rows + 1] - 1
         state_rows = rows[sampling_rows]
+        lengths = state.num_tokens[state_rows]
+        drafts = NO_DRAFT_ROWS
+        if plan.drafts:
+            drafts = fill_draft_rows(plan, rows, query_start_loc, host.logits_indices)
+            state_rows = np.concatenate((state_rows, drafts.state_rows))
+            lengths = state.num_tokens[state_rows]
+            lengths[num_samples:] += drafts.offsets
         columns = self._columns[turn]
         if (
             columns is None
@@ -263,9 +273,9 @@ class BatchBuilder:
         ):
             columns = state.sampling.fill(state_rows, state.num_prompt_tokens[state_rows], host)
             self._columns[turn] = columns
-        biases = state.sampling.advance(columns, state.num_tokens[state_rows], host)
+        biases = state.sampling.advance(columns, lengths, host)
         prompts = fill_prompt_rows(plan, rows, num_samples, state, host) if any(prompt_logits) else NO_PROMPT_ROWS
-        num_logits = num_samples + len(prompts.plan_rows)
+        num_logits = len(state_rows) + len(prompts.plan_rows)
         host.logits_indices[num_logits : min(width, self._max_num_seqs)] = 0  # a recorded step computes as many logits
         if width > num_tokens:
             _pad_tokens(host, num_tokens, width)
@@ -301,6 +311,7 @@ class BatchBuilder:
             ),
             sampling_rows=sampling_rows,
             prompts=prompts,
+            drafts=drafts,
             columns=columns,
             biases=biases,
             staged_biases=tuple(map(self._staged, biases)) if len(biases.ids) > BIAS_CAPACITY else (),

@@ -1,4 +1,4 @@
-"""The model runner: executes plans and returns one token per sampling row, with up to a few steps in flight."""
+"""The model runner: executes plans and returns the tokens of sampling rows, with up to a few steps in flight."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from engine.errors import DeviceError, StepError
 from engine.model.model_shape import ModelShape
 from engine.runner.batch import Batch, BatchBuilder
 from engine.runner.device_tokens import DeviceTokens
+from engine.runner.draft_rows import NO_DRAFT_ROWS
 from engine.runner.kv_cache import KVCachePlan, allocate_kv_caches
 from engine.runner.request_state import PendingTokens, RequestState
 from engine.runner.row_masks import MaskedRow, RowMasks, accept, are_known
@@ -200,6 +201,10 @@ class TorchModelRunner:
             step.done.wait()
             sampled = step.results.read(batch.top_logprobs, batch.max_top_logprobs)
             self._state.write_tokens(step.pending, sampled.token_ids[:num_samples])
+            draft_tokens: tuple[tuple[int, ...], ...] = ()
+            if batch.drafts is not NO_DRAFT_ROWS:
+                draft_tokens = batch.drafts.confirmed(sampled.token_ids)
+                self._state.extend(step.pending, draft_tokens)
             if step.masked:
                 for row in step.masked:
                     if row.sample in sampled.failures and row.constraint.error:
@@ -218,15 +223,17 @@ class TorchModelRunner:
             step=plan.step,
             token_ids=tuple(token_ids),
             logprobs={rows[i]: logprobs for i, logprobs in sampled.logprobs.items() if i < num_samples},
-            failures={rows[i]: failure for i, failure in sampled.failures.items()},
+            failures={rows[i]: failure for i, failure in sampled.failures.items() if i < len(rows)},
             prompt_logprobs=batch.prompts.logprobs(sampled.logprobs, num_samples),
+            draft_tokens=draft_tokens,
         )
 
     def _launch(self, plan: SchedulerOutput) -> StepInFlight:
         batch = self._builder.build(plan, self._state)
         results = self._results.popleft()
-        pending = self._state.reserve_tokens(batch.columns.rows)
-        masked = self._masks.masked_rows(plan, batch.sampling_rows, pending, batch.columns.num_prompt_tokens)
+        columns, num_samples = batch.columns, len(batch.sampling_rows)
+        pending = self._state.reserve_tokens(columns.rows[:num_samples], len(plan.drafts))
+        masked = self._masks.masked_rows(plan, batch.sampling_rows, pending, columns.num_prompt_tokens[:num_samples])
         step = StepInFlight(batch, pending, results, masked, self._stage_histories(plan))
         self._begin(step)
         return step

@@ -65,7 +65,10 @@ class RequestState:
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Applies the differences of a plan: removed requests, new requests, then new blocks."""
+        """Applies the differences of a plan: removed requests, new requests, new blocks, and drafts.
+
+        Drafts are written behind the known tokens of their row.
+        """
         self._num_plans += 1
         for request_id in plan.removed_request_ids:
             row = self._row_of.pop(request_id)
@@ -76,6 +79,11 @@ class RequestState:
         for row_plan in plan.rows:
             if row_plan.new_block_ids:
                 self._append_blocks(self._row_of[row_plan.request_id], row_plan.new_block_ids)
+        if plan.drafts:
+            for row_plan, draft in zip(plan.rows[-len(plan.drafts) :], plan.drafts, strict=True):
+                row = self._row_of[row_plan.request_id]
+                num_tokens = self.num_tokens[row]
+                self.token_ids[row, num_tokens : num_tokens + len(draft)] = draft
 
     def state_copies(self, plan: SchedulerOutput) -> tuple[StateCopy, ...]:
         """Returns the copies of a plan in order; snapshots have the slots behind those of the rows."""
@@ -97,10 +105,14 @@ class RequestState:
         """Whether `token_ids` may hold a reference instead of a token."""
         return self._num_pending_steps > 0
 
-    def reserve_tokens(self, rows: Int64Array) -> PendingTokens:
-        """Reserves one token in each of these rows, which a step in flight will sample."""
+    def reserve_tokens(self, rows: Int64Array, num_drafts: int = 0) -> PendingTokens:
+        """Reserves one token in each of these rows, which a step in flight will sample.
+
+        The last `num_drafts` rows keep their drafts there, which the sampler may read.
+        """
         positions = self.num_tokens[rows]
-        self.token_ids[rows, positions] = -1 - rows
+        num_references = len(rows) - num_drafts
+        self.token_ids[rows[:num_references], positions[:num_references]] = -1 - rows[:num_references]
         self.num_tokens[rows] = positions + 1
         self._num_pending_steps += 1
         return PendingTokens(rows, positions, self._num_plans)
@@ -124,6 +136,19 @@ class RequestState:
         if not is_written.all():
             rows, positions, token_ids = rows[is_written], positions[is_written], token_ids[is_written]
         self.token_ids[rows, positions] = token_ids
+
+    def extend(self, pending: PendingTokens, tokens: Sequence[Sequence[int]]) -> None:
+        """Replaces the drafts of the last rows of a step by the tokens that these rows yield.
+
+        Args:
+            pending: of the newest plan, whose first tokens have been written.
+            tokens: of each of the rows, the first ones included; empty for a row that failed and will be removed.
+        """
+        assert pending.plan_index == self._num_plans, "a step began before the tokens of its rows were known"
+        first = len(pending.rows) - len(tokens)
+        for row, position, token_ids in zip(pending.rows[first:], pending.positions[first:], tokens, strict=True):
+            self.token_ids[row, position : position + len(token_ids)] = token_ids
+            self.num_tokens[row] = position + max(1, len(token_ids))
 
     def check_integrity(self) -> None:
         """Asserts the invariants of the class."""

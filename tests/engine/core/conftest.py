@@ -188,7 +188,7 @@ class Simulation:
         self.targets_rng = random.Random(f"targets of {seed}")
         step_time = StepTimePrior(Coefficients(*(self.targets_rng.choice((1e-3, 0.1, 1.0)) for _ in range(5))))
         self.config = SchedulerConfig(step_time=step_time, **{**values, **config})
-        if self.config.cache_groups.num_windowed:
+        if self.config.cache_groups.num_windowed and "num_blocks" not in config:
             num_most = self.config.cache_groups.most_blocks(max_model_len, self.config.max_tokens_in_flight, block_size)
             self.config = replace(self.config, num_blocks=num_most + rng.choice((0, 0, 1, 2, 4, 9)))
         self.scheduler = make_scheduler(self.config)
@@ -310,15 +310,18 @@ class Simulation:
             assert not drawing & set(plan.removed_request_ids) & self.preempted(), (
                 "preempted before its sample is known"
             )
-        num_logits = sum(row.samples + row.num_prompt_logits for row in plan.rows)
+        num_logits = sum(row.samples + row.num_prompt_logits for row in plan.rows) + sum(map(len, plan.drafts))
         assert num_logits <= self.config.max_num_seqs, f"{num_logits} rows of logits"
-        for row in plan.rows:
+        drafts = [()] * (len(plan.rows) - len(plan.drafts)) + list(plan.drafts)
+        for row, draft in zip(plan.rows, drafts, strict=True):
             expectation = self.expectations[row.request_id]
             assert not expectation.request.is_finished, f"work on request {row.request_id}, which has ended"
             allowed = expectation.num_granted
             produced = len(expectation.request.output_ids) - expectation.request.num_prior_output_tokens
             if allowed is not None and row.samples:
-                assert produced < allowed, f"request {row.request_id} has {produced} tokens of {allowed} granted"
+                assert produced + len(draft) < allowed, (
+                    f"request {row.request_id} has {produced} tokens of {allowed} granted"
+                )
         for expectation in self.expectations.values():
             if (end := expectation.end) is not None and end[0] <= self.now_s:
                 assert expectation.request.is_finished, "alive after its deadline"

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from engine.core.config import SchedulerConfig, check_config
+from engine.core.drafts import DraftLimits
 from engine.errors import ConfigError
 
 GOOD = SchedulerConfig(num_blocks=4, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=64)
@@ -28,6 +29,16 @@ def test_a_context_of_exactly_the_cache_is_accepted() -> None:
         ({"max_preemptions": -1}, "max_preemptions -1"),
         ({"policy": "slo"}, "the policy slo needs a prior of step times, step_time is not set"),
         ({"best_effort_share": 1.0}, r"best_effort_share is 1\.0, must be at least 0 and below 1"),
+        (
+            {"drafts": DraftLimits(2, 3, 2)},
+            "num_speculative_tokens is 2, must be at least 1 and below max_num_seqs, .* 2",
+        ),
+        ({"drafts": DraftLimits(0, 3, 2)}, "num_speculative_tokens is 0, must be at least 1"),
+        ({"drafts": DraftLimits(1, 2, 3)}, "prompt_lookup_min is 3 and prompt_lookup_max 2, must be"),
+        ({"drafts": DraftLimits(1, 2, 0)}, "prompt_lookup_min is 0"),
+        ({"drafts": DraftLimits(1, 3, 2), "max_steps_in_flight": 2}, "drafts are not supported with 2 steps in flight"),
+        ({"drafts": DraftLimits(1, 3, 2), "num_stages": 2}, "drafts are not supported with 2 pipeline stages"),
+        ({"drafts": DraftLimits(1, 3, 2), "num_state_snapshots": 0}, "drafts are .* a model that keeps state"),
         ({"max_step_s": 0.0}, r"max_step_s is 0\.0, must be above 0"),
         ({"tenant_weights": {"a": -1.0}}, r"the weight of tenant 'a' is -1\.0, must be above 0"),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.core.cache_groups import CacheGroups
+from engine.core.drafts import DraftLimits
 
 OPERATIONS_PER_WORLD = 250
 NUM_DEFAULT_OPERATIONS = 50_000
@@ -95,3 +96,27 @@ def test_so_they_do_if_the_model_keeps_state_in_pipeline_stages(
     mode = {"num_state_snapshots": 6, "num_stages": 2, "max_steps_in_flight": 2}
     totals = run_worlds(simulate, num_worlds, lambda seed: {"policy": POLICIES[seed % 3], **mode})
     assert totals["prefix_cache_hits_total"] > num_worlds
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "static"])
+@pytest.mark.parametrize(("num_full", "num_windowed"), [(1, 0), (1, 2), (0, 1)])
+def test_so_they_do_with_drafts(
+    pytestconfig: pytest.Config, simulate: Callable[..., Any], num_full: int, num_windowed: int, policy: str
+) -> None:
+    """Of two tokens that answers consist of, many a guess is right."""
+    num_operations = pytestconfig.getoption("core_operations", default=None) or NUM_DEFAULT_OPERATIONS
+    num_worlds = num_operations // (OPERATIONS_PER_WORLD * 9)
+
+    def mode(seed: int) -> dict[str, Any]:
+        groups = CacheGroups(num_full, num_windowed, 1 + seed % 9 if num_windowed else 0)
+        drafts = DraftLimits(1 + seed % 5, 1 + seed % 3, 1)
+        limits = {"max_num_seqs": 8 + seed % 8, "max_num_batched_tokens": 20 + seed % 30, "max_steps_in_flight": 1}
+        if seed % 2:  # drafts take no block that a running request might need: in a tiny cache there are few
+            limits["num_blocks"] = 150
+        return {"policy": policy, "cache_groups": groups, "drafts": drafts, **limits}
+
+    totals = run_worlds(simulate, num_worlds, mode)
+    assert totals["num_preemptions_total"] > num_worlds
+    assert totals["num_draft_tokens_total"] > 3 * num_worlds
+    assert totals["num_accepted_tokens_total"] > 0.5 * num_worlds
+    assert totals["num_generated_tokens_total"] > 50 * num_worlds

@@ -48,6 +48,7 @@ def test_every_field_of_a_plan_survives() -> None:
         ),
         num_tokens=902,
         saved_states=(SavedState(RequestId(1), 4), SavedState(RequestId(4), 0)),
+        drafts=((5, 6), (2**31 - 1,)),
     )
     unpacked = unpack_plan(pack_plan(plan))
     assert unpacked == plan

@@ -14,7 +14,7 @@ from engine.constraints.constraint import Constraint
 from engine.core.config import SchedulerConfig
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Adapter, Request, RequestId, SamplingParams
-from engine.core.scheduler import Scheduler
+from engine.core.schedulers import make_scheduler
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.loader import load_model
@@ -50,6 +50,8 @@ class Run:
     plans: list[SchedulerOutput] = field(default_factory=list)
     num_preemptions: int = 0
     num_cached_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class TinyEngine:
@@ -102,7 +104,7 @@ class TinyEngine:
             has_adapters=any(prompt.adapter is not None for prompt in prompts),
             **limits,
         )
-        scheduler = Scheduler(
+        scheduler = make_scheduler(
             SchedulerConfig(
                 num_blocks=num_blocks,
                 block_size=block_size,
@@ -139,6 +141,7 @@ class TinyEngine:
         stats = scheduler.stats()
         run.num_preemptions = stats.num_preemptions_total
         run.num_cached_tokens = stats.prefix_cache_hits_total
+        run.num_accepted_tokens, run.num_draft_tokens = stats.num_accepted_tokens_total, stats.num_draft_tokens_total
         run.answers = [ledger.answers[RequestId(index + 1)] for index in range(len(prompts))]
         assert all(answer.completion is not None for answer in run.answers)
         return run

@@ -176,6 +176,12 @@ class _Launched:
     failures: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     saved: dict[RequestId, _Snapshot] = field(default_factory=dict)
+    draft_tokens: list[tuple[int, ...]] = field(default_factory=list)
+
+    def draft_of(self, index: int) -> tuple[int, ...]:
+        """The draft of a row, which may be none."""
+        first = len(self.plan.rows) - len(self.plan.drafts)
+        return self.plan.drafts[index - first] if index >= first else ()
 
 
 class FakeModelRunner:
@@ -242,7 +248,7 @@ class FakeModelRunner:
         num_tokens = sum(row.num_scheduled_tokens for row in plan.rows)
         if num_tokens != plan.num_tokens:
             raise OracleViolation(f"step {plan.step} has {num_tokens} tokens in its rows and says {plan.num_tokens}")
-        launched = _Launched(plan, [-1] * len(plan.rows), len(plan.rows))
+        launched = _Launched(plan, [-1] * len(plan.rows), len(plan.rows), draft_tokens=[()] * len(plan.drafts))
         for index, row in enumerate(plan.rows):
             sequence = self._sequences.get(row.request_id)
             if sequence is None:
@@ -281,12 +287,14 @@ class FakeModelRunner:
             launched.logprobs,
             launched.failures,
             launched.prompt_logprobs,
+            tuple(launched.draft_tokens),
         )
 
     def _execute_row(self, sequence: _Sequence, launched: _Launched, index: int) -> None:
         row = launched.plan.rows[index]
         launched.num_open_rows -= 1
-        start, stop = row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens
+        draft = launched.draft_of(index)
+        start, stop = row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens - len(draft)
         if sequence.restored is not None:
             sequence.state, sequence.restored = sequence.restored.state, None
         if row.request_id in launched.saved:
@@ -296,10 +304,10 @@ class FakeModelRunner:
             # What a broken row writes is as useless as NaN: a request that shares it must fail.
             sequence.has_failed = True
             launched.failures[index] = detail or "an earlier row failed"
-            self._write(sequence, start, [-1] * (stop - start))
+            self._write(sequence, start, [-1] * row.num_scheduled_tokens)
             sequence.state = _NO_STATE
             return
-        self._check_row(sequence, row)
+        self._check_row(sequence, row, draft)
         self._attend(sequence, start)
         self._write(sequence, start, sequence.chain[start:stop])
         sequence.next_position = stop
@@ -308,6 +316,26 @@ class FakeModelRunner:
             launched.prompt_logprobs[index] = self._score_prompt(sequence, row)
         if row.samples:
             launched.token_ids[index] = self._sample(sequence, launched, index)
+        if draft:
+            launched.draft_tokens[index - len(launched.token_ids)] = self._verify(sequence, row, draft)
+
+    def _verify(self, sequence: _Sequence, row: ScheduledRow, draft: tuple[int, ...]) -> tuple[int, ...]:
+        """Writes the slots of a draft, right or wrong, and draws on as long as it is right; it needs no logprobs."""
+        request, start = sequence.request, row.num_computed_tokens
+        tokens, chain, wrong = [sequence.token_ids[-1]], sequence.chain[start], []
+        for position, token_id in enumerate(draft, start + 1):
+            chain = self.model.extend(chain, token_id, position)
+            wrong.append(chain)
+        self._write(sequence, start + 1, wrong)
+        for position, token_id in enumerate(draft, start + 1):
+            if token_id != tokens[-1] or self._fail(row.request_id, position) is not None:
+                break
+            num_output_tokens = position + 1 - request.num_prompt_tokens
+            tokens.append(self.model.sample(sequence.chain[-1], position + 1, num_output_tokens, request.params))
+            sequence.token_ids.append(tokens[-1])
+            sequence.chain.append(self.model.extend(sequence.chain[-1], tokens[-1], position + 1))
+        sequence.next_position = start + len(tokens)
+        return tuple(tokens)
 
     def _score_prompt(self, sequence: _Sequence, row: ScheduledRow) -> tuple[TokenLogprobs, ...]:
         num_top = sequence.request.params.prompt_logprobs
@@ -328,9 +356,9 @@ class FakeModelRunner:
         sequence.chain.append(self.model.extend(chain, token_id, position))
         return token_id
 
-    def _check_row(self, sequence: _Sequence, row: ScheduledRow) -> None:
+    def _check_row(self, sequence: _Sequence, row: ScheduledRow, draft: tuple[int, ...]) -> None:
         """A row must go on where the last one ended, over known tokens and within its block table."""
-        start, stop = row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens
+        start, stop = row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens - len(draft)
         what = f"request {row.request_id}, positions {start} to {stop - 1}"
         if row.num_scheduled_tokens < 1:
             raise OracleViolation(f"request {row.request_id} has a row of {row.num_scheduled_tokens} tokens")
@@ -343,7 +371,9 @@ class FakeModelRunner:
         num_blocks = len(sequence.block_ids) // self._groups.num_groups
         if self._has_state and start and sequence.state != sequence.chain[start - 1]:
             raise OracleViolation(f"{what}: the state is not that behind position {start - 1}")
-        if stop > num_blocks * self._block_size:
+        if draft and (stop != start + 1 or sequence.request.params.top_logprobs is not None):
+            raise OracleViolation(f"{what}: a draft in a row of {stop - start} known tokens, or with logprobs")
+        if stop + len(draft) > num_blocks * self._block_size:
             raise OracleViolation(f"{what}: its block table has {num_blocks} blocks")
 
     def _attend(self, sequence: _Sequence, num_positions: int) -> None:
