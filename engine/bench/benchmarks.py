@@ -93,6 +93,13 @@ BENCHMARKS = (
     Benchmark("masks", (), "cost of structured output per step", "engine.bench.masks", has_cpu_floors=False),
     Benchmark("solo", (), "one request alone: TPOT, and the share of a step outside the model", "engine.bench.solo"),
     Benchmark(
+        "speculative",
+        (),
+        "drafts by prompt lookup: time per token with and without, where answers repeat themselves and where not",
+        "engine.bench.speculative",
+        has_cpu_floors=False,
+    ),
+    Benchmark(
         "step-profile",
         (),
         "profile of a step: time by kind of instruction and size of step",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.run import Run, Step
+from chairlift.service.sampling_fields import Biases
 from engine.config import EngineConfig
 from engine.core.request import Adapter, Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
@@ -49,8 +50,10 @@ def serve(
     arrivals_s: Sequence[float] | None = None,
     after_steps: Sequence[int] | None = None,
     adapters: Sequence[Adapter | None] | None = None,
+    temperature: float = 0.0,
+    logit_bias: Biases = (),
 ) -> Run:
-    """Greedy answers of exactly these lengths; end tokens are ignored.
+    """Answers of exactly these lengths, greedy unless there is a temperature; end tokens are ignored.
 
     Args:
         parts: the engine; nothing else uses it meanwhile.
@@ -60,10 +63,25 @@ def serve(
         after_steps: instead of a time, how many steps have ended when each request arrives, ascending: the same
             batches whatever the speed. When nothing is left to do, the next request comes at once.
         adapters: of each request; None: without.
+        temperature, logit_bias: of all requests; the seed of each is its index.
     Raises: BenchmarkError: a request did not get its tokens.
     """
     scheduler, runner = parts.scheduler, parts.runner
-    requests = [_request(tuple(prompt), num_tokens) for prompt, num_tokens in zip(prompts, max_tokens, strict=True)]
+    requests = [
+        Request(
+            RequestId(next(_request_ids)),
+            tuple(prompt),
+            SamplingParams(
+                seed=index,
+                max_tokens=num_tokens,
+                temperature=temperature,
+                logit_bias=logit_bias,
+                ignore_end_token=True,
+            ),
+            arrival_s=0.0,
+        )
+        for index, (prompt, num_tokens) in enumerate(zip(prompts, max_tokens, strict=True))
+    ]
     for request, adapter in zip(requests, adapters or (), strict=bool(adapters)):
         request.adapter = adapter
     index_of = {request.request_id: index for index, request in enumerate(requests)}
@@ -123,8 +141,3 @@ def serve(
         steps=tuple(steps),
         wall_s=wall_s,
     )
-
-
-def _request(prompt_ids: tuple[int, ...], max_tokens: int) -> Request:
-    params = SamplingParams(seed=0, max_tokens=max_tokens, temperature=0.0, ignore_end_token=True)
-    return Request(RequestId(next(_request_ids)), prompt_ids, params, arrival_s=0.0)

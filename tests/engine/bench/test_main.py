@@ -75,3 +75,14 @@ def test_wrong_command_line_is_rejected(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(arguments)
     assert raised.value.code == 2
+
+
+def test_drafts_are_measured_where_they_help_and_where_they_do_not(tmp_path: Path) -> None:
+    assert main(["speculative", *_QUICK, "--out", str(tmp_path)]) == 0
+    report = report_of(tmp_path)
+    cases = report["raw"]
+    assert len(report["results"]) == 2 * len(cases) == 12
+    right, *_, wrong = cases.values()
+    assert right["num_accepted_tokens"] == right["num_draft_tokens"] > 16
+    assert wrong["num_accepted_tokens"] < 0.2 * wrong["num_draft_tokens"]
+    assert all(case["num_draft_tokens"] == 0 for name, case in cases.items() if "nothing" in name)
