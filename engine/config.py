@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.service.flags import FlagError, FlagParser, add_flags, config_from
+from engine.core.drafts import DraftLimits
 from engine.demo import MODEL_DIR
 from engine.errors import ConfigError
 from engine.flags import DEFAULT_STEP_LIMITS, EngineFlags, OtherAttention, StepLimits
 from engine.parallel.layout import RankLayout
+from engine.speculative_config import parse_speculative_config
 
 DEMO_MODEL_NAME = "chairlift-demo"
 
@@ -53,6 +55,14 @@ class EngineConfig(EngineFlags):
         """The weights of `tenant_weight`; the last one of a tenant counts."""
         pairs = (setting.rpartition("=") for setting in self.tenant_weight)
         return {tenant: float(weight) for tenant, _, weight in pairs}
+
+    @property
+    def drafts(self) -> DraftLimits | None:
+        """What --speculative-config says.
+
+        Raises: ConfigError: names what is wrong with it.
+        """
+        return None if self.speculative_config is None else parse_speculative_config(self.speculative_config)
 
     def uses_torch_kernels(self, device: str) -> bool:
         """Whether the model's operations are plain PyTorch on "cpu" or "cuda".
@@ -106,8 +116,11 @@ class EngineConfig(EngineFlags):
 
     def max_steps_in_flight(self, device: str) -> int:
         """2 with asynchronous scheduling, else 1. The default is 2 on "cuda" and 1 on "cpu", where planning would take
-        time from the step that runs. In pipeline stages one for each, and on "cuda" one more.
+        time from the step that runs. In pipeline stages one for each, and on "cuda" one more. With drafts 1: the next
+        one follows the last token.
         """
+        if self.speculative_config is not None:
+            return 1
         if self.pipeline_parallel_size > 1:
             return self.pipeline_parallel_size + (device != "cpu")
         is_async = self.async_scheduling if self.async_scheduling is not None else device != "cpu"
@@ -149,7 +162,8 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -
     try:
         config = config_from(parser.parse_args(argv), EngineConfig, environ)
         _check_names(config.served_model_name)
-    except FlagError as error:
+        _ = config.drafts
+    except (FlagError, ConfigError) as error:
         parser.error(str(error))
     return config
 

@@ -209,6 +209,12 @@ class EngineFlags:
         None, switch(), "plan and launch a step while the previous one runs; the output is the same",
         default_text="on with a GPU, off on a CPU",
     )  # fmt: skip
+    speculative_config: str | None = flag(
+        None, text(metavar="JSON"),
+        "draft tokens from what a request has said before and verify them in one step, with the same answers: "
+        '\'{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}\'. Answers '
+        "that copy their prompt or repeat themselves come in fewer steps", default_text="off",
+    )  # fmt: skip
     coalesce_ms: float = flag(
         25.0, number(0, 1000),
         "maximum delay in milliseconds to merge several steps into one message; with fewer than 8 streams only steps "

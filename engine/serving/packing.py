@@ -249,6 +249,9 @@ def load_message(snapshot: LoopSnapshot) -> pb.LoadStats:
         prompt_tokens_per_second=stats.prompt_tokens_per_s,
         model_coefficients=stats.model_coefficients,
         min_slack_us=None if stats.min_slack_s is None else _microseconds(stats.min_slack_s),
+        num_drafts_total=stats.num_drafts_total,
+        num_draft_tokens_total=stats.num_draft_tokens_total,
+        num_accepted_tokens_total=stats.num_accepted_tokens_total,
     )
     if stats.model_coefficients:  # the policy has lanes
         message.lane_tokens.extend((stats.on_time_tokens, stats.best_effort_tokens))

@@ -12,6 +12,7 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine import __version__
 from engine.config import EngineConfig
 from engine.core.config import SchedulerConfig
+from engine.core.drafts import DraftLimits
 from engine.core.schedulers import make_scheduler
 from engine.errors import ConfigError, EngineError
 from engine.flags import StepLimits
@@ -80,6 +81,8 @@ def build_engine(
     model_dir = find_model(config, startup)
     model = open_model(model_dir, config)
     shape = model.shape
+    if (drafts := config.drafts) is not None:
+        _announce_drafts(drafts, config, shape, device)
     adapters = open_adapters(config, model)
     tokenizer = TokenizerFiles.from_dir(model_dir, is_required=not is_dummy)
     grammars = MatcherCompiler(tokenizer, shape.vocab_size, shape.end_token_ids)
@@ -117,6 +120,25 @@ def build_engine(
         load_adapter=load_adapter if config.lora_dir else None,
         checkpoint=_checkpoint_info(model_dir),
     )
+
+
+def _announce_drafts(drafts: DraftLimits, config: EngineConfig, shape: ModelShape, device: torch.device) -> None:
+    if shape.state_bytes:
+        raise ConfigError(
+            f"--speculative-config is not supported with {config.model_name}: the state that it keeps besides keys and "
+            "values cannot go back to the token before a rejected draft; omit the flag"
+        )
+    _log.info(
+        "Drafts of up to %d tokens follow the last %d to %d tokens where they occurred before",
+        drafts.num_speculative_tokens,
+        drafts.prompt_lookup_min,
+        drafts.prompt_lookup_max,
+    )
+    if device.type == "cuda":
+        _log.info(
+            "One step is in flight instead of two, because of --speculative-config: the GPU waits while the host plans "
+            "a step"
+        )
 
 
 def _checkpoint_info(model_dir: Path) -> CheckpointInfo:
@@ -209,6 +231,7 @@ def _scheduler_config(
         max_waiting=config.max_num_queued_reqs,
         max_steps_in_flight=config.max_steps_in_flight(device.type),
         num_stages=config.pipeline_parallel_size,
+        drafts=config.drafts,
         best_effort_share=config.best_effort_share,
         max_step_s=config.max_step_time_s,
         tenant_weights=config.weights_by_tenant,

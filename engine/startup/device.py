@@ -3,6 +3,7 @@
 import torch
 
 from engine.config import EngineConfig
+from engine.core.drafts import DraftLimits
 from engine.errors import ConfigError
 from engine.model.fp4 import Fp4Weights
 from engine.model.fp8 import Fp8Weights
@@ -63,8 +64,34 @@ def check_device(config: EngineConfig, device: torch.device) -> None:
         _check_batch_invariant_gpu(config)
     if config.pipeline_parallel_size > 1:
         _check_pipeline(config)
+    if (limits := config.drafts) is not None:
+        _check_drafts(config, limits, config.step_limits(device.type).max_num_seqs)
     if config.uses_torch_kernels(device.type):
         _check_torch_kernels(config)
+
+
+def _check_drafts(config: EngineConfig, limits: DraftLimits, max_num_seqs: int) -> None:
+    num_stages, flag = config.pipeline_parallel_size, "--speculative-config"
+    if num_stages > 1:
+        raise ConfigError(
+            f"{flag} is not supported with --pipeline-parallel-size {num_stages}, where a step begins before the "
+            "tokens of the last one are known: omit one of the two"
+        )
+    if config.scheduling_policy == "slo":
+        raise ConfigError(
+            f"{flag} is not supported with --scheduling-policy slo, which plans one token per request and step: omit "
+            "one of the two"
+        )
+    if config.async_scheduling:
+        raise ConfigError(
+            f"{flag} is not supported with --async-scheduling: a draft follows the last token, which must be known "
+            "when a step is planned; omit one of the two"
+        )
+    if limits.num_speculative_tokens >= max_num_seqs:
+        raise ConfigError(
+            f"{flag}: num_speculative_tokens {limits.num_speculative_tokens} must be less than --max-num-seqs "
+            f"{max_num_seqs}: a step draws at most as many tokens; lower the first or raise the second"
+        )
 
 
 def _check_pipeline(config: EngineConfig) -> None:

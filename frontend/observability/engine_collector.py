@@ -49,6 +49,13 @@ _COUNTERS = (
         "Output tokens the engine has drawn, sent to a client or not.",
         lambda load: load.num_generated_tokens_total,
     ),
+    _Row("spec_decode_num_drafts", "Drafts that the engine has verified.", lambda load: load.num_drafts_total),
+    _Row("spec_decode_num_draft_tokens", "Tokens of these drafts.", lambda load: load.num_draft_tokens_total),
+    _Row(
+        "spec_decode_num_accepted_tokens",
+        "Of these tokens, those that the model drew too.",
+        lambda load: load.num_accepted_tokens_total,
+    ),
     _Row(
         "jit_compiles_after_ready",
         "GPU kernels compiled while requests waited; each is a defect.",

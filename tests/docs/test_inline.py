@@ -21,10 +21,11 @@ FOREIGN_FLAGS = {
     "--local-dir": "hf",
     "--revision": "hf",
     **dict.fromkeys(
-        ("--ctx-size", "--parallel", "--batch-size", "--tensor-split", "--rpc", "--jinja", "--metrics"), "llama.cpp"
+        ("--ctx-size", "--parallel", "--batch-size", "--tensor-split", "--rpc", "--jinja", "--metrics", "--spec-type"),
+        "llama.cpp",
     ),
     **dict.fromkeys(("--max-total-tokens", "--max-batch-size", "--max-batch-prefill-tokens"), "TGI"),
-    **dict.fromkeys(("--model-id", "--max-concurrent-requests", "--num-shard", "--quantize"), "TGI"),
+    **dict.fromkeys(("--model-id", "--max-concurrent-requests", "--num-shard", "--quantize", "--speculate"), "TGI"),
     **dict.fromkeys(
         (
             "--enable-auto-tool-choice",

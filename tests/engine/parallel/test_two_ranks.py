@@ -127,6 +127,19 @@ def test_dummy_weights_are_one_model_on_any_number_of_ranks(
         assert not any((before, after) in NEVER for before, after in itertools.pairwise(drawn))
 
 
+def test_drafts_reach_every_rank(make_checkpoint: Callable[..., Path]) -> None:
+    """Two tokens to choose from, so that answers repeat themselves."""
+    path, choice = make_checkpoint("llama"), {"logit_bias": ((5, 100.0), (9, 100.0)), "temperature": 0.5}
+    drafts = {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'}
+    two = build(path, tensor_parallel_size=2, load_format="dummy", seed=3, **drafts)
+    answers = serve(two, requests(5, **choice))
+    stats = two.scheduler.stats()
+    close(two)
+    one = serve(build(path, load_format="dummy", seed=3), requests(5, **choice))
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in one]
+    assert stats.num_accepted_tokens_total > 3
+
+
 @pytest.mark.sampled(2)
 def test_greedy_tokens_are_those_of_one_rank(pair: Pair) -> None:
     one, two = (serve(parts, requests(1, temperature=0.0)) for parts in (pair.one, pair.two))

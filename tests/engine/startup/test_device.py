@@ -8,6 +8,7 @@ from engine.errors import ConfigError
 from engine.startup.device import check_device, choose_device, kv_cache_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+DRAFTS = {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 4}'}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,18 @@ def test_a_gpu_is_used_if_present_or_requested(
             "--attention-backend torch .* --batch-inv",
         ),
         ({"batch_invariant": True, "kernels": "torch"}, GPU, "--batch-invariant is not .* --kernels torch"),
+        (
+            {**DRAFTS, "pipeline_parallel_size": 2},
+            CPU,
+            "--speculative-config is not .* --pipeline-parallel-size 2, where",
+        ),
+        ({**DRAFTS, "scheduling_policy": "slo"}, CPU, "--speculative-config is not .* --scheduling-policy slo, which"),
+        ({**DRAFTS, "async_scheduling": True}, GPU, "--speculative-config is not supported with --async-scheduling: a"),
+        (
+            {**DRAFTS, "max_num_seqs": 4},
+            CPU,
+            "num_speculative_tokens 4 must be less than --max-num-seqs 4: a step draws",
+        ),
         ({"kernels": "triton"}, CPU, "--kernels triton needs a GPU: use auto or torch, or --device cuda"),
         (
             {"kernels": "torch", "quantization": "int8"},

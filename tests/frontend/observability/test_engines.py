@@ -24,6 +24,9 @@ COUNTERS = {
     "engine_generated_tokens_total": "num_generated_tokens_total",
     "jit_compiles_after_ready_total": "jit_compiles_after_ready_total",
     "integrity_checks_total": "integrity_checks_total",
+    "spec_decode_num_drafts_total": "num_drafts_total",
+    "spec_decode_num_draft_tokens_total": "num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total": "num_accepted_tokens_total",
 }
 
 

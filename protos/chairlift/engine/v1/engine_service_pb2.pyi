@@ -565,7 +565,7 @@ class LatencyStats(_message.Message):
     def __init__(self, error_bounds: _Optional[_Iterable[float]] = ..., decode_errors: _Optional[_Iterable[int]] = ..., prompt_errors: _Optional[_Iterable[int]] = ..., decode_error_sum: _Optional[float] = ..., prompt_error_sum: _Optional[float] = ..., num_stalls_total: _Optional[int] = ..., num_infeasible_total: _Optional[int] = ..., num_degraded_total: _Optional[int] = ..., num_itl_infeasible_total: _Optional[int] = ...) -> None: ...
 
 class LoadStats(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_waiting_prefill_tokens", "num_free_blocks", "num_preemptions_total", "num_recomputed_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "step_us", "execute_us", "num_batched_tokens", "num_generated_tokens_total", "jit_compiles_after_ready_total", "integrity_checks_total", "integrity_failures_total", "prompt_tokens_per_second", "model_coefficients", "lane_tokens", "min_slack_us")
+    __slots__ = ("num_running", "num_waiting", "num_waiting_prefill_tokens", "num_free_blocks", "num_preemptions_total", "num_recomputed_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "step_us", "execute_us", "num_batched_tokens", "num_generated_tokens_total", "jit_compiles_after_ready_total", "integrity_checks_total", "integrity_failures_total", "prompt_tokens_per_second", "model_coefficients", "lane_tokens", "min_slack_us", "num_drafts_total", "num_draft_tokens_total", "num_accepted_tokens_total")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -585,6 +585,9 @@ class LoadStats(_message.Message):
     MODEL_COEFFICIENTS_FIELD_NUMBER: _ClassVar[int]
     LANE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_SLACK_US_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_waiting_prefill_tokens: int
@@ -604,7 +607,10 @@ class LoadStats(_message.Message):
     model_coefficients: _containers.RepeatedScalarFieldContainer[float]
     lane_tokens: _containers.RepeatedScalarFieldContainer[int]
     min_slack_us: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_prefill_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_preemptions_total: _Optional[int] = ..., num_recomputed_tokens_total: _Optional[int] = ..., prefix_cache_queries_total: _Optional[int] = ..., prefix_cache_hits_total: _Optional[int] = ..., step_us: _Optional[int] = ..., execute_us: _Optional[int] = ..., num_batched_tokens: _Optional[int] = ..., num_generated_tokens_total: _Optional[int] = ..., jit_compiles_after_ready_total: _Optional[int] = ..., integrity_checks_total: _Optional[int] = ..., integrity_failures_total: _Optional[int] = ..., prompt_tokens_per_second: _Optional[float] = ..., model_coefficients: _Optional[_Iterable[float]] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., min_slack_us: _Optional[int] = ...) -> None: ...
+    num_drafts_total: int
+    num_draft_tokens_total: int
+    num_accepted_tokens_total: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_prefill_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_preemptions_total: _Optional[int] = ..., num_recomputed_tokens_total: _Optional[int] = ..., prefix_cache_queries_total: _Optional[int] = ..., prefix_cache_hits_total: _Optional[int] = ..., step_us: _Optional[int] = ..., execute_us: _Optional[int] = ..., num_batched_tokens: _Optional[int] = ..., num_generated_tokens_total: _Optional[int] = ..., jit_compiles_after_ready_total: _Optional[int] = ..., integrity_checks_total: _Optional[int] = ..., integrity_failures_total: _Optional[int] = ..., prompt_tokens_per_second: _Optional[float] = ..., model_coefficients: _Optional[_Iterable[float]] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., min_slack_us: _Optional[int] = ..., num_drafts_total: _Optional[int] = ..., num_draft_tokens_total: _Optional[int] = ..., num_accepted_tokens_total: _Optional[int] = ...) -> None: ...
 
 class DrainNotice(_message.Message):
     __slots__ = ("grace",)
