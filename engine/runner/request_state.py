@@ -111,8 +111,10 @@ class RequestState:
         The last `num_drafts` rows keep their drafts there, which the sampler may read.
         """
         positions = self.num_tokens[rows]
-        num_references = len(rows) - num_drafts
-        self.token_ids[rows[:num_references], positions[:num_references]] = -1 - rows[:num_references]
+        references = -1 - rows
+        if num_drafts:
+            references[-num_drafts:] = self.token_ids[rows[-num_drafts:], positions[-num_drafts:]]
+        self.token_ids[rows, positions] = references
         self.num_tokens[rows] = positions + 1
         self._num_pending_steps += 1
         return PendingTokens(rows, positions, self._num_plans)
