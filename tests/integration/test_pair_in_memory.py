@@ -19,6 +19,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
+from engine.core.drafts import DraftLimits
 from engine.core.latency.step_time import Coefficients, StepTimePrior
 from engine.core.request import SamplingParams
 from engine.core.schedulers import make_scheduler
@@ -65,6 +66,8 @@ class Engine:
             policy=rng.choice(("fcfs", "priority", "slo")),
             step_time=StepTimePrior(Coefficients(0.01, 1e-4, 1e-4, 1e-6, 1e-7)),
         )
+        if config.policy != "slo" and config.max_num_seqs > 3 and rng.random() < 0.5:
+            config = replace(config, drafts=DraftLimits(3, 2, 1), max_steps_in_flight=1)
         self.salts: dict[int, bytes] = {}
         self.scheduler = make_scheduler(config)
         runner = FakeModelRunner(
