@@ -402,11 +402,8 @@ class KVCacheManager:
         return [table.block_ids[index * self._num_groups + group] for index in indices for group in self._windowed]
 
     def _num_outstanding(self, table: _BlockTable, num_blocks: int) -> int:
-        """Returns how many blocks a request may still take, at most, of those reserved for it.
-
-        Args:
-            table: of the request.
-            num_blocks: blocks of each group that it has had so far.
+        """Returns how many blocks a request may still take, at most, of those reserved for it, after it has had
+        `num_blocks` of each group.
         """
         num_left = table.num_reserved - num_blocks
         if num_left <= 0:
