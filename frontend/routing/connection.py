@@ -103,8 +103,10 @@ class ConnectionEvents(Protocol):
     def on_adapters(self, before: Mapping[str, Adapter], now: Mapping[str, Adapter]) -> None:
         """Called when the adapters of an engine have changed."""
 
-    def on_lost(self, address: str, attachment: Attachment, requests: list[PendingRequest]) -> None:
-        """Called when an engine is lost, with its open requests."""
+    def on_lost(
+        self, address: str, attachment: Attachment, requests: list[PendingRequest], unsent: list[PendingRequest]
+    ) -> None:
+        """Called when an engine is lost, with its open requests; `unsent` were never sent to it."""
 
     def on_rejected(self, instance_id: str, request: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
         """Called when an engine rejected or dropped a request that another one may serve; see `session.OnRejected`."""
@@ -233,9 +235,7 @@ class EngineConnection:
         if requests:
             self.metrics.count_lost(len(requests))
         self._events.on_changed()
-        self._events.on_lost(self.address, attachment, requests)
-        for request in unsent:  # they cannot have caused the loss
-            self._events.on_rejected(attachment.instance_id, request, error, was_taken=False)
+        self._events.on_lost(self.address, attachment, requests, unsent)
 
     def _on_rejected(self, instance_id: str, request: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
         if was_taken:

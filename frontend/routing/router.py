@@ -224,12 +224,17 @@ class Router:
             logger.info("%d waiting request(s) left the failover queue, %d still wait", num_before - num_left, num_left)
         self._on_change()
 
-    def on_lost(self, address: str, attachment: Attachment, requests: list[PendingRequest]) -> None:
-        """Moves the requests of a lost engine to other engines, or queues them."""
+    def on_lost(
+        self, address: str, attachment: Attachment, requests: list[PendingRequest], unsent: list[PendingRequest]
+    ) -> None:
+        """Moves the requests of a lost engine to other engines, or queues them.
+
+        Those that were never sent to it cannot have caused its loss: they are treated as if it had rejected them.
+        """
+        error = EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S)
         if requests:
             for request in requests:
                 self._rejected_by.pop(request, None)
-            error = EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S)
             heard_at_s = attachment.session.heard_at_s
             self._failover.add_lost(attachment.instance_id, requests, error, heard_at_s=heard_at_s)
             num_waiting = sum(self._failover.is_waiting(request) for request in requests)
@@ -242,6 +247,8 @@ class Router:
                 num_waiting,
                 num_failed,
             )
+        for request in unsent:
+            self.on_rejected(attachment.instance_id, request, error, was_taken=False)
         self._drop_removed()
 
     def on_rejected(self, instance_id: str, request: PendingRequest, error: RequestError, *, was_taken: bool) -> None:

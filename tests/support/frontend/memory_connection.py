@@ -64,13 +64,10 @@ class MemoryConnection:
         attachment, self.attachment = self.attachment, None
         self.engine_state = pb.ENGINE_STATE_UNSPECIFIED
         if attachment is not None:
-            error = EngineUnavailable("gone")
-            requests, unsent = attachment.session.end(error)
+            requests, unsent = attachment.session.end(EngineUnavailable("gone"))
             if parting_error is not None:
                 for request in (*requests, *unsent):
                     request.stream.fail(parting_error)
                 requests, unsent = [], []
             self._events.on_changed()
-            self._events.on_lost(self.address, attachment, requests)
-            for request in unsent:
-                self._events.on_rejected(attachment.instance_id, request, error, was_taken=False)
+            self._events.on_lost(self.address, attachment, requests, unsent)
