@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from chairlift import Client
 from tests.hang import HANG_S
-from tests.support.pair import PairAddress, Processes
+from tests.support.pair import PairAddress, Processes, wait_until_served
 
 ROOT = Path(__file__).parents[2]
 IS_AWAY = """
@@ -40,11 +39,7 @@ def test_one_command_starts_serves_and_drains_with_the_same_answers(
     port = free_port()
     process = processes.start("frontend.cli.main", "up", "--port", str(port), "--http-port", "0")
     try:
-        deadline = time.monotonic() + HANG_S
-        while f"serving on 127.0.0.1:{port}" not in processes.log(process):
-            assert process.poll() is None, processes.log(process)
-            assert time.monotonic() < deadline, processes.log(process)
-            time.sleep(0.05)  # nothing to wait on
+        wait_until_served(f"127.0.0.1:{port}", processes)
         texts = []
         for target in (f"127.0.0.1:{port}", pair.target):
             with Client(target) as client:
