@@ -9,6 +9,7 @@ from engine.errors import CheckpointError
 from engine.model import modelopt
 from engine.model.checkpoint_file import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, exists, read_bytes, read_json
 from engine.model.config_fields import ConfigFields
+from engine.model.mlx import with_mlx_section
 from engine.model.named_end_token import named_end_token_id
 from engine.model.safetensors_file import read_safetensors_header
 from engine.model.tensor_entry import TensorEntry
@@ -54,7 +55,7 @@ class CheckpointFolder:
         self.path = path
 
     def config(self) -> ConfigFields:
-        """Reads config.json, and the settings of ModelOpt if it has none about quantisation.
+        """Reads config.json, with the settings of MLX or ModelOpt as a `quantization_config` if it has no other.
 
         Raises: CheckpointError: it is missing, with what the folder has instead; or a file cannot be read.
         """
@@ -63,7 +64,7 @@ class CheckpointFolder:
                 f"{self.path / 'config.json'}: no such file; a checkpoint is a folder with config.json"
                 f"{_instead(self.path, _CONFIG_ADVICE)}"
             )
-        fields = ConfigFields.from_file(self.path / "config.json")
+        fields = with_mlx_section(ConfigFields.from_file(self.path / "config.json"))
         if "quantization_config" not in fields and exists(self.path / modelopt.FILE):
             section = modelopt.modelopt_section(ConfigFields.from_file(self.path / modelopt.FILE))
             return fields if section is None else fields.replaced({"quantization_config": section})

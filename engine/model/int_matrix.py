@@ -1,4 +1,4 @@
-"""Unpacks linear layers in integers from the layouts of GPTQ, AWQ and compressed-tensors.
+"""Unpacks linear layers in integers from the layouts of GPTQ, AWQ, compressed-tensors and MLX.
 
 Words are int32 with 8 or 4 integers, the first in the lowest bits. Shapes of the tensors, with P integers per word:
 
@@ -8,8 +8,10 @@ Words are int32 with 8 or 4 integers, the first in the lowest bits. Shapes of th
 | awq | qweight [in, out / P] | scales [groups, out] | qzeros [groups, out / P] | |
 | packed | weight_packed [out, in / P] | weight_scale [out, groups] | weight_zero_point [out / P, groups] | as gptq |
 | int8 | weight [out, in] | weight_scale [out, groups] | weight_zero_point [out, groups] | |
+| mlx | weight [out, in / 32 * bits] | scales [out, groups] | biases [out, groups] | |
 
-The last tensor of packed is named weight_g_idx. AWQ has columns 0, 2, 4, 6, 1, 3, 5, 7 in a word. The layouts of
+MLX has offsets instead of zero points, and integers may continue in the next word. The last tensor of packed is named
+weight_g_idx. AWQ has columns 0, 2, 4, 6, 1, 3, 5, 7 in a word. The layouts of
 compressed-tensors have signed values and zero points, from -8 or -128; those of packed are stored with that added.
 """
 
@@ -42,7 +44,10 @@ _NAMES = {
     "awq": _Names("qweight", "scales", "qzeros"),
     "packed": _Names("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"),
     "int8": _Names("weight", "weight_scale", "weight_zero_point"),
+    "mlx": _Names("weight", "scales", "biases"),
 }
+_PER_BITS_OF_WORDS = 32
+"""Integers of MLX that take as many words as one has bits."""
 
 
 class IntMatrix:
@@ -60,10 +65,16 @@ class IntMatrix:
         return self._parts
 
     def pack(self, ops: KernelOps, bias: torch.Tensor | None, row_order: torch.Tensor | None) -> LinearWeights:
-        """Unpacks the integers, and packs them for the operations.
+        """Packs the result of `weights` for the operations."""
+        return ops.pack_grouped(self.weights(row_order), bias, self._dtype)
+
+    def weights(self, row_order: torch.Tensor | None = None) -> GroupedWeights:
+        """Unpacks the integers, and frees what they were read to.
+
+        row_order: see `StoredMatrix.pack`.
 
         Raises:
-            CheckpointError: zero points or groups of inputs that no tool writes.
+            CheckpointError: groups of inputs that no tool writes.
             ConfigError: ranks share inputs whose groups are not contiguous.
         """
         num_bits, zero = self._stored.num_bits, 1 << self._stored.num_bits - 1
@@ -71,21 +82,23 @@ class IntMatrix:
         order = self._input_order()
         device = next(iter(self._parts.values())).tensor.device
         values = torch.empty(num_rows, num_columns, dtype=torch.uint8, device=device)
-        scales, zeros = [], []
+        scales, offsets = [], []
         for name, _, below in stacked(self._rows):
             unpacked = self._unpacked(name)
             values[below] = unpacked if order is None else unpacked[:, order]
             scale = self._tensor(name, "scales")
             scale = scale.t() if self._is_transposed else scale.view(len(scale), -1)
             scales.append(scale)
-            zeros.append(self._zeros(name) if self._stored.has_zero_points else torch.full_like(scale, zero))
+            if self._stored.layout == "mlx":
+                offsets.append(self._tensor(name, "zeros"))
+            else:
+                zeros = self._zeros(name) if self._stored.has_zero_points else torch.full_like(scale, zero)
+                offsets.append(-zeros * scale)
         self._parts = {}
-        all_scales, all_zeros = torch.cat(scales), torch.cat(zeros)
+        all_scales, all_offsets = torch.cat(scales), torch.cat(offsets)
         if row_order is not None:
-            values, all_scales, all_zeros = values[row_order], all_scales[row_order], all_zeros[row_order]
-        offsets = -all_zeros * all_scales
-        weights = GroupedWeights(values, all_scales, offsets, num_bits, order, self._stored.quantizes_inputs)
-        return ops.pack_grouped(weights, bias, self._dtype)
+            values, all_scales, all_offsets = values[row_order], all_scales[row_order], all_offsets[row_order]
+        return GroupedWeights(values, all_scales, all_offsets, num_bits, order, self._stored.quantizes_inputs)
 
     @property
     def _is_transposed(self) -> bool:
@@ -106,6 +119,8 @@ class IntMatrix:
                 return _integers(words, num_bits)
             case "int8":
                 return _unsigned(words)
+            case "mlx":
+                return _stream_of_integers(words, self._stored.bits_in_file)
 
     def _zeros(self, name: str) -> torch.Tensor:
         """Returns zero points [rows, groups] of a projection, in fp32."""
@@ -119,6 +134,8 @@ class IntMatrix:
                 return _integers(words.t(), num_bits).t().float()
             case "int8":
                 return _unsigned(words).float()
+            case "mlx":
+                raise AssertionError("MLX has offsets")
 
     def _input_order(self) -> torch.Tensor | None:
         """Returns the order of inputs that makes groups contiguous; None if they are."""
@@ -155,7 +172,7 @@ def check_int_matrix(stored: IntWeights, rows: Rows, columns: Span) -> None:
     """
     per_group = stored.group_size or stored.per_word
     per_column, per_row = max(per_group, stored.per_word), stored.per_word
-    if stored.layout == "int8":
+    if stored.layout in ("int8", "mlx"):
         per_column, per_row = stored.group_size or 1, 1
     for name, span in rows.items():
         for what, unit, parts in (("inputs", per_column, columns.parts), ("outputs", per_row, span.parts)):
@@ -184,6 +201,8 @@ def int_matrix_shape(stored: IntWeights, module: str, shapes: Mapping[str, tuple
             return shape[1] * stored.per_word, shape[0]
         case "packed" | "int8":
             return shape[0], shape[1] * stored.per_word
+        case "mlx":
+            return shape[0], shape[1] * _PER_BITS_OF_WORDS // stored.bits_in_file
 
 
 def _projection(
@@ -216,6 +235,12 @@ def _projection(
             }
             if stored.has_zero_points:
                 parts[names.zeros] = part(dtype, rows.in_blocks(per_word), groups)
+        case "mlx":
+            parts = {
+                names.values: part(torch.int32, rows, columns.in_blocks(_PER_BITS_OF_WORDS).times(stored.bits_in_file)),
+                names.scales: part(torch.float32, rows, groups),
+                names.zeros: part(torch.float32, rows, groups),
+            }
     if stored.has_input_order:
         parts[names.groups] = part(torch.int32, columns)
     return parts
@@ -225,6 +250,20 @@ def _integers(words: torch.Tensor, num_bits: int) -> torch.Tensor:
     """[rows, n] int32 -> [rows, n * 32 / num_bits] uint8."""
     cells = words.contiguous().view(torch.uint8)
     return cells if num_bits == 8 else torch.stack((cells & 15, cells >> 4), dim=-1).flatten(-2)
+
+
+def _stream_of_integers(words: torch.Tensor, num_bits: int) -> torch.Tensor:
+    """[rows, n] int32 -> [rows, n * 32 / num_bits] uint8, of which 8 take as many bytes as one has bits."""
+    if num_bits in (4, 8):
+        return _integers(words, num_bits)
+    cells = words.contiguous().view(torch.uint8).view(len(words), -1, num_bits)
+    together = torch.zeros(cells.shape[:2], dtype=torch.int64, device=words.device)
+    for place in range(num_bits):
+        together |= cells[..., place].long() << 8 * place
+    values = torch.empty(*cells.shape[:2], 8, dtype=torch.uint8, device=words.device)
+    for place in range(8):
+        values[..., place] = together >> num_bits * place & (1 << num_bits) - 1
+    return values.flatten(-2)
 
 
 def _awq_integers(words: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Linear layers of a checkpoint in integers of 4 or 8 bits, with a scale and often a zero point per group of inputs.
+"""Linear layers of a checkpoint in integers, with a scale and often a zero point or an offset per group of inputs.
 
-Three tools write them: GPTQ (arXiv:2210.17323; AutoGPTQ, GPTQModel), AWQ (arXiv:2306.00978; AutoAWQ) and llm-compressor
-("compressed-tensors"). They differ in how integers are packed into words, see `engine.model.int_matrix`. AutoRound
-(arXiv:2309.05516) writes the layouts of the first two.
+Four tools write them: GPTQ (arXiv:2210.17323; AutoGPTQ, GPTQModel), AWQ (arXiv:2306.00978; AutoAWQ) and llm-compressor
+("compressed-tensors") with 4 or 8 bits, and MLX (`engine.model.mlx`) with 2 to 8. They differ in how integers are
+packed into words, see `engine.model.int_matrix`. AutoRound (arXiv:2309.05516) writes the layouts of the first two.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Literal
 from engine.model.config_fields import ConfigFields
 from engine.model.module_patterns import ModulePattern, is_selected, module_patterns, skipped_modules, targeted_modules
 
-Layout = Literal["gptq", "awq", "packed", "int8"]
+Layout = Literal["gptq", "awq", "packed", "int8", "mlx"]
 
 _WORD_BITS = 32
 _AUTO_ROUND_FORMATS: dict[str, tuple[Layout, int]] = {
@@ -35,14 +35,16 @@ class IntWeights:
 
     Attributes:
         layout: of the tensors: "packed" and "int8" are those of compressed-tensors.
-        num_bits: 4 or 8.
+        num_bits: of integers in memory: 4, 5, 6 or 8.
         group_size: inputs that share a scale; None: all.
         exceptions: patterns for the names of the layers that are not quantised.
         only: patterns for the names of those that are; None: all others.
-        has_zero_points: whether zero points are stored; always for gptq and awq.
+        has_zero_points: whether zero points are stored, or offsets; always for gptq, awq and mlx.
         stored_zero: what is added to stored zero points: 1 in the first format of GPTQ.
         has_input_order: whether groups are of inputs in another order, which `g_idx` tells.
         quantizes_inputs: whether inputs are meant to be quantised to int8, with a scale per token.
+        stored_bits: of integers in the checkpoint; None: num_bits.
+        has_vocabulary: whether embedding and output head are quantised too.
     """
 
     layout: Layout
@@ -54,11 +56,18 @@ class IntWeights:
     stored_zero: int = 0
     has_input_order: bool = False
     quantizes_inputs: bool = False
+    stored_bits: int | None = None
+    has_vocabulary: bool = False
 
     @property
     def per_word(self) -> int:
-        """Integers of a 32-bit word."""
+        """Integers of a 32-bit word, if words have whole ones."""
         return 1 if self.layout == "int8" else _WORD_BITS // self.num_bits
+
+    @property
+    def bits_in_file(self) -> int:
+        """Bits of an integer in the checkpoint."""
+        return self.stored_bits or self.num_bits
 
     @classmethod
     def from_gptq(cls, section: ConfigFields) -> "IntWeights":

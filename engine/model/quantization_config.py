@@ -9,6 +9,8 @@ from engine.model.fp4 import Fp4Weights
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.int_weights import IntWeights
+from engine.model.mlx import METHOD as MLX
+from engine.model.mlx import read_mlx
 from engine.model.modelopt import read_modelopt
 from engine.model.module_patterns import MAX_NAMES, num_names
 from engine.model.mxfp4 import Mxfp4Weights
@@ -47,6 +49,8 @@ def read_quantization_config(fields: ConfigFields) -> QuantizedWeights | None:
     method = section.raw("quant_method", "absent")
     if method == "compressed-tensors":
         return _compressed_tensors(section)
+    if method == MLX:
+        return read_mlx(section)
     if isinstance(method, str) and (reader := _METHODS.get(_OTHER_NAMES.get(method, method))) is not None:
         return reader(section)
     raise section.error("quant_method", f"is {method!r}, supported are {_SUPPORTED}; {_INSTEAD}")

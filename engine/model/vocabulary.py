@@ -6,6 +6,8 @@ from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, Span, pac
 from engine.model.config import ModelConfig
 from engine.model.gguf_matrix import GgufMatrix
 from engine.model.gguf_weights import GgufWeights
+from engine.model.int_matrix import IntMatrix
+from engine.model.int_weights import IntWeights
 from engine.model.linear import Kept
 from engine.model.output_head import EMBEDDING, HEAD
 from engine.model.sharding import Sharding
@@ -19,7 +21,8 @@ _META = torch.device("meta")
 class Vocabulary:
     """Embeds tokens and computes logits; a rank holds the rows of its tokens.
 
-    Matrices in the blocks of a GGUF file stay in integers, unless ranks share them or the embedding is scaled.
+    Matrices in the blocks of a GGUF file, or in integers of MLX, stay so unless ranks share them or the embedding is
+    scaled.
 
     Attributes:
         table: the embedding, in units of the residual stream; None before `load`.
@@ -66,9 +69,10 @@ class Vocabulary:
             return self._ops.pack_tied(embedding, self._dtype)
         head: LinearWeights = None
         if self._scale != 1.0:
-            assert isinstance(embedding, torch.Tensor), "scaled embeddings are in no blocks"
             if self._config.tie_word_embeddings:
-                head = self._pack_head(embedding.clone())
+                head = self._pack_head(embedding.clone() if isinstance(embedding, torch.Tensor) else embedding)
+            if isinstance(embedding, GroupedWeights):
+                embedding = embedding.dequantized(self._dtype)
             embedding.mul_(self._scale)
         table = self._ops.pack_table(embedding, self._dtype)
         del embedding
@@ -115,19 +119,27 @@ class Vocabulary:
     def _bytes_in_blocks(self, name: str, kept: Kept, *, is_compact: bool) -> int | None:
         """Returns the bytes of a matrix that stays in integers; None: it does not."""
         stored = self._stored(name)
-        if stored is None or not isinstance(stored, kept):
+        if stored is None or not isinstance(stored, kept) or not self._stays(name):
             return None
         return stored.packed_bytes((name,), self._num_rows, self._columns.size, is_compact=is_compact)
 
-    def _stored(self, name: str) -> GgufWeights | None:
-        """Returns how a matrix is stored, if it stays in blocks."""
+    def _stored(self, name: str) -> GgufWeights | IntWeights | None:
+        """Returns how a matrix is read in integers; None: as numbers, to which a GGUF file's blocks are converted."""
         stored = self._config.quantized
-        if not isinstance(stored, GgufWeights) or not stored.holds(name) or self._group.size > 1:
+        if isinstance(stored, IntWeights):
+            return stored if stored.has_vocabulary and stored.holds(name) else None
+        if not isinstance(stored, GgufWeights) or not stored.holds(name):
             return None
-        return None if name == EMBEDDING and self._scale != 1.0 else stored
+        return stored if self._stays(name) else None
 
-    def _allocate(self, name: str, device: torch.device) -> "GgufMatrix | _DenseMatrix":
+    def _stays(self, name: str) -> bool:
+        """Whether a matrix in integers stays so."""
+        return self._group.size == 1 and (name != EMBEDDING or self._scale == 1.0)
+
+    def _allocate(self, name: str, device: torch.device) -> "GgufMatrix | IntMatrix | _DenseMatrix":
         stored = self._stored(name)
+        if isinstance(stored, IntWeights):
+            return IntMatrix(stored, {name: self._tokens}, self._columns, self._dtype, device)
         if stored is not None:
             return GgufMatrix(stored, {name: self._tokens}, self._columns, self._dtype, device)
         return _DenseMatrix(name, self._tokens, self._num_rows, self._columns, self._dtype, device)
@@ -135,7 +147,11 @@ class Vocabulary:
     def _read(self, name: str, fill: Fill) -> torch.Tensor | GroupedWeights:
         matrix = self._allocate(name, self._device)
         fill(matrix.parts())
-        return matrix.weights()
+        weights = matrix.weights()
+        if self._group.size == 1 or isinstance(weights, torch.Tensor):
+            return weights
+        padding = weights.values.new_zeros(self._num_rows - self._tokens.size, self._columns.size, dtype=self._dtype)
+        return torch.cat((weights.dequantized(self._dtype), padding))
 
     def _pack_head(self, matrix: torch.Tensor | GroupedWeights) -> LinearWeights:
         if isinstance(matrix, GroupedWeights):

@@ -26,7 +26,7 @@ from kernels.fp8_weights import FP8_DTYPE
 _SAMPLE_BYTES = 4096
 _MAX_VECTOR_BYTES = 16 << 20  # 4 bytes for each of the most hidden units
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, FP8_NAME: FP8_DTYPE}
-_EXACT = {FP8_DTYPE: FP8_NAME, torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8"}
+_EXACT = {FP8_DTYPE: (FP8_NAME,), torch.int32: ("I32", "U32"), torch.int8: ("I8",), torch.uint8: ("U8",)}
 """Types of quantised weights, which are read as they are; others are converted to the dtype of the parameter."""
 
 _DESCRIPTION = {".gguf": "the metadata"}
@@ -46,7 +46,7 @@ _ACTIVATION_SCALES = {
 
 _SCALES = (
     ".weight_scale", ".weight_scale_2", ".weight_global_scale", ".input_scale", ".input_global_scale", ".k_scale",
-    ".v_scale",
+    ".v_scale", ".scales", ".biases",
 )  # fmt: skip
 """Ends of the names of scales, which are read in a dtype of their own or not used, whatever that of weights is."""
 
@@ -167,7 +167,7 @@ def _fill(part: CheckpointPart, reader: Any, name: str, file: Path) -> None:
         values = scales if scales.numel() == 1 else part.read(scales)
     else:
         values = reader.get_tensor(name) if part.is_whole else part.read(reader.get_slice(name))
-    part.tensor.copy_(values)
+    part.tensor.copy_(values.view(torch.int32) if values.dtype is torch.uint32 else values)
     if part.tensor.dtype is torch.float16 and values.dtype is not torch.float16:
         lowest, highest = part.tensor.aminmax()
         if lowest.isinf() or highest.isinf():
@@ -352,8 +352,9 @@ def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart
             f"{file}: tensor {name} has shape {list(entry.shape)}, {description} requires {list(shapes[0])}"
         )
     required = None if has_blocks else _EXACT.get(part.tensor.dtype)
-    if required not in (None, entry.dtype):
-        raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, quantization_config requires {required}")
+    if required is not None and entry.dtype not in required:
+        names = " or ".join(required)
+        raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, quantization_config requires {names}")
     is_number = entry.dtype in _DTYPES or entry.dtype in LOADED_TYPES
     if required is None and (not is_number or entry.dtype == FP8_NAME):
         raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, supported for this tensor are F32, F16, BF16")

@@ -1,0 +1,114 @@
+"""Checkpoints of MLX give the values of their integers, or one line that names what is not supported."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from engine.core.request import SamplingParams
+from engine.errors import CheckpointError
+from engine.model.config import ModelConfig
+from engine.model.int_weights import IntWeights
+from engine.model.loader import cpu_checkpoint_dtype, load_model, weights_bytes
+from engine.parallel.group import SingleRank
+from kernels.families import cpu_ops, reference_ops
+from tests.support.engine.mlx_checkpoints import quantise_as_mlx
+from tests.support.engine.small_engine import answers_with_flags
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+PROMPTS = [[5, 9, 4, 7], [11] * 7, [3, 8, 6, 200, 17, 4, 90, 31, 12]]
+
+
+@pytest.fixture
+def make_twins(servable, tmp_path):
+    """make_twins(architecture="qwen3", num_bits=4, **options) -> (checkpoint of MLX, the same values in fp32)."""
+
+    def make(architecture="qwen3", num_bits=4, group_size=32, but=(), **overrides):
+        original = servable(architecture, **{**SIZES, **overrides})
+        folders = [shutil.copytree(original, tmp_path / name) for name in ("mlx", "twin")]
+        quantise_as_mlx(original, *folders, num_bits=num_bits, group_size=group_size, but=but)
+        return folders
+
+    return make
+
+
+def answers(path, *flags):
+    params = SamplingParams(seed=0, max_tokens=6, temperature=0.0, ignore_end_token=True, top_logprobs=0)
+    return answers_with_flags(path, PROMPTS, params, "--kv-cache-memory-bytes", "64M", "--kernel-check", "off", *flags)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "phi3"])
+def test_answers_have_the_bits_of_the_values(make_twins, architecture, tied):
+    """Gemma scales its embedding, Phi-3 has fused projections."""
+    mlx, twin = make_twins(architecture, tie_word_embeddings=tied)
+    assert answers(mlx) == answers(twin)
+
+
+@pytest.mark.parametrize("num_bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
+def test_every_number_of_bits_gives_the_values(make_twins, num_bits, make_ops):
+    mlx, twin = make_twins(num_bits=num_bits, group_size=64)
+    ops, ids = make_ops(), torch.arange(40)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    results = []
+    for path in (mlx, twin):
+        model = load_model(path, ModelConfig.from_dir(path), ops)
+        mlp = model.layers[-1].feed_forward
+        results.append((model.vocabulary.embed(ids), model.vocabulary.logits(x), mlp.gate_up(ops, x)))
+    for got, expected in zip(*results, strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_ranks_get_their_rows_of_the_vocabulary(make_twins):
+    for path, twin in [make_twins(tie_word_embeddings=False)]:
+        shards = [load_model(p, ModelConfig.from_dir(p), reference_ops(), group=SingleRank(1, 2)) for p in (path, twin)]
+        got, expected = (shard.vocabulary for shard in shards)
+        assert torch.equal(got.table, expected.table)
+
+
+def test_modules_that_are_not_quantised_stay_as_they_are(make_twins):
+    mlx, twin = make_twins(tie_word_embeddings=False, but=("lm_head", "model.layers.0.mlp.down_proj"))
+    assert answers(mlx) == answers(twin)
+
+
+def test_memory_is_that_of_the_integers(make_twins):
+    mlx, twin = make_twins(group_size=64)
+    config = ModelConfig.from_dir(mlx)
+    assert cpu_checkpoint_dtype(mlx, config) == "float32"  # of the norms
+    num_bytes = weights_bytes(config, torch.float32, kept=(IntWeights,), is_compact=True)
+    assert num_bytes < 0.2 * weights_bytes(ModelConfig.from_dir(twin), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "mxfp4"}, "mode is 'mxfp4', supported of MLX is 'affine'"),
+        ({"bits": 7}, "bits is 7, supported of MLX are 2, 3, 4, 5, 6, 8"),
+        ({"group_size": 16}, "group_size is 16, supported of MLX are 32, 64, 128"),
+        (
+            {"model.layers.0.mlp.up_proj": {"group_size": 32, "bits": 8}},
+            "model.layers.0.mlp.up_proj: bits is 8, supported is 4, as of all layers",
+        ),
+        ({"bits": None}, "quantization_config: quant_method is 'absent', supported are"),
+        ({"model.layers.0.mlp.up_proj": 3}, "model.layers.0.mlp.up_proj is 3, expected an object"),
+    ],
+)
+def test_other_settings_are_refused(make_twins, settings, message):
+    mlx, _ = make_twins()
+    config = json.loads((mlx / "config.json").read_text())
+    config["quantization"] |= settings
+    (mlx / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError) as caught:
+        ModelConfig.from_dir(mlx)
+    assert message in str(caught.value)
+
+
+def test_settings_of_a_layer_that_are_those_of_all_change_nothing(make_twins):
+    mlx, _ = make_twins()
+    before = ModelConfig.from_dir(mlx)
+    config = json.loads((mlx / "config.json").read_text())
+    config["quantization"] |= {"model.layers.0.mlp.up_proj": {"group_size": 32, "bits": 4}, "lm_head": True}
+    (mlx / "config.json").write_text(json.dumps(config))
+    assert ModelConfig.from_dir(mlx) == before
