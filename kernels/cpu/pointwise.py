@@ -9,7 +9,7 @@ import torch
 from kernels.cpu.arrays import check_fp32, check_stored
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row, item_kernel
 from kernels.cpu.intrinsics import floats_at
-from kernels.cpu.jit import bits_float, exp_nonpositive, inline
+from kernels.cpu.jit import bits_float, exp_nonpositive, inline, inline_in_order
 from kernels.cpu.recording import Recording
 from kernels.cpu.soft_cap import cap_scores
 from kernels.interface import ClampedGate
@@ -181,7 +181,11 @@ def norm_row(x: "Floats", weight: "Floats", eps: np.float32, out: "Floats") -> N
     total = np.float32(0)
     for i in range(x.shape[0]):
         total += x[i] * x[i]
-    factor = np.float32(1) / np.sqrt(total / np.float32(x.shape[0]) + eps)
+    _scale_row(x, np.float32(1) / np.sqrt(total / np.float32(x.shape[0]) + eps), weight, out)
+
+
+@inline_in_order
+def _scale_row(x: "Floats", factor: np.float32, weight: "Floats", out: "Floats") -> None:
     for i in range(x.shape[0]):
         out[i] = x[i] * factor * weight[i]
 
@@ -213,13 +217,13 @@ def sigmoid(x: np.float32) -> np.float32:
     return (e if x < 0 else one) / (one + e)
 
 
-@inline
+@inline_in_order
 def _silu_row(gate: "Floats", up: "Floats", out: "Floats") -> None:
     for j in range(out.shape[0]):
         out[j] = gate[j] * sigmoid(gate[j]) * up[j]
 
 
-@inline
+@inline_in_order
 def _gelu_row(gate: "Floats", up: "Floats", out: "Floats") -> None:
     """By (1 + tanh(y)) / 2 = sigmoid(2 y)."""
     for j in range(out.shape[0]):
@@ -228,7 +232,7 @@ def _gelu_row(gate: "Floats", up: "Floats", out: "Floats") -> None:
         out[j] = x * sigmoid(y) * up[j]
 
 
-@inline
+@inline_in_order
 def _clamped_row(gate: "Floats", up: "Floats", alpha: np.float32, limit: np.float32, out: "Floats") -> None:
     """NaN is below no limit and above none, and stays."""
     for j in range(out.shape[0]):

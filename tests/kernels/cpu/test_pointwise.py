@@ -111,6 +111,22 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows():
             assert_same_bits(alone, whole[start:stop])
 
 
+@pytest.mark.parametrize("n", [8, 16])
+def test_rows_have_the_same_bits_however_near_their_results_are(n):
+    """A compiler may run another loop then. Where memory is allocated near the rows is luck: it is tried often."""
+    rows, weight = torch.randn(5, n), torch.randn(n)
+    far = torch.empty(4096)
+    far[: 5 * n] = rows.flatten()
+    wanted = OPS.rms_norm(far[: 5 * n].view(5, n), weight, 1e-6)
+    others = []
+    for attempt in range(1000):
+        num_rows = 1 + attempt % 5
+        memory = torch.empty(num_rows * n + 16 + attempt % 16)
+        near = memory[attempt % 16 :][: num_rows * n].view(num_rows, n).copy_(rows[:num_rows])
+        assert_same_bits(OPS.rms_norm(near, weight, 1e-6), wanted[:num_rows])
+        others += [torch.empty(n * (attempt % 9) + 1)] if attempt % 7 == 0 else []
+
+
 def test_nan_propagates_through_every_operation_within_its_row():
     x = torch.randn(3, 8)
     x[1, 5] = torch.nan
