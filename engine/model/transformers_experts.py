@@ -22,6 +22,7 @@ EXPERTS = "chairlift"
 PROBED_EXPERTS = "chairlift-probe"
 """The same for a model without values."""
 
+_SCALES = (1.0, 30.0, 1000.0)
 _MAX_EXPERTS = 65536  # of a module; more would take memory before a file tells how many there are
 _GATES: dict[Gate, Any] = {
     "silu_and_mul": functional.silu,
@@ -83,29 +84,32 @@ def experts_shapes(model: Any) -> dict[str, ExpertsShape]:
 def _gate_of(module: Any) -> Gate | None:
     """Returns the gate with which a module of experts computes what `KernelOps` does; None: it computes something else.
 
-    Its own code finds out, with weights of few inputs and outputs.
+    Its own code finds out, with weights of few inputs and outputs, and with inputs up to those that any clamp changes.
     """
     if not hasattr(module.forward, "__wrapped__"):
         return None
+    return next((gate for gate in _GATES if all(_has_gate(module, gate, scale) for scale in _SCALES)), None)
+
+
+def _has_gate(module: Any, gate: Gate, scale: float) -> bool:
+    """Whether a module computes experts with a gate, by inputs of a standard deviation."""
     num_experts, hidden, inner = len(module.down_proj), 6, 4
     generator = torch.Generator().manual_seed(0)
     gate_up, down, x, weights = (
         torch.randn(shape, generator=generator)
         for shape in ((num_experts, 2 * inner, hidden), (num_experts, hidden, inner), (3, hidden), (3, 1))
     )
+    x *= scale
     experts = torch.tensor([[0], [num_experts - 1], [0]])
     small = copy.copy(module)
     small._parameters = {GATE_UP: torch.nn.Parameter(gate_up), DOWN: torch.nn.Parameter(down)}
     try:
         result = type(module).forward.__wrapped__(small, x, experts, weights)
     except Exception:  # of any code of transformers
-        return None
+        return False
     gates, ups = (gate_up[experts[:, 0]] @ x[:, :, None]).squeeze(2).chunk(2, dim=1)
-    for gate, function in _GATES.items():
-        wanted = weights * (down[experts[:, 0]] @ (function(gates) * ups)[:, :, None]).squeeze(2)
-        if result.shape == wanted.shape and torch.allclose(result, wanted, rtol=1e-5, atol=1e-5):
-            return gate
-    return None
+    wanted = weights * (down[experts[:, 0]] @ (_GATES[gate](gates) * ups)[:, :, None]).squeeze(2)
+    return result.shape == wanted.shape and torch.allclose(result, wanted, rtol=1e-5, atol=1e-5 * scale**2)
 
 
 def _mix(module: Any, hidden: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
