@@ -4,10 +4,12 @@ A path identifies a checkpoint. What its fields mean is checked by `ModelConfig`
 and its tokenizer by `TokenizerFiles`.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from engine.errors import CheckpointError
 from engine.model.checkpoint_folder import CheckpointFolder
 from engine.model.config_fields import ConfigFields
 from engine.model.gguf_checkpoint import GgufCheckpoint, is_gguf
@@ -57,6 +59,23 @@ class Checkpoint(Protocol):
     def decoder_names(self) -> Callable[[str], str | None]:
         """Returns what maps the name of a tensor in a file to the decoder's; None: the decoder does not need it."""
         ...
+
+
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def stored_dtype(checkpoint: Checkpoint) -> str:
+    """Returns the name of the dtype of the largest matrix in 16 or 32 bits.
+
+    It counts where config.json states none, as gpt-oss's. float32 if there are no weights, which will be random;
+    `check_weights` reports files that cannot be read.
+    """
+    try:
+        entries = [entry for file in checkpoint.weights_files() for entry in checkpoint.tensors(file).values()]
+    except CheckpointError:
+        return "float32"
+    sizes = [(math.prod(entry.shape), _DTYPES[entry.dtype]) for entry in entries if entry.dtype in _DTYPES]
+    return max(sizes)[1] if sizes else "float32"
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

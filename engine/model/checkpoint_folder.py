@@ -55,7 +55,7 @@ class CheckpointFolder:
         self.path = path
 
     def config(self) -> ConfigFields:
-        """Reads config.json, with the settings of MLX or ModelOpt as a `quantization_config` if it has no other.
+        """Reads config.json, with other names of `quantization_config`, and the settings of MLX or ModelOpt as one.
 
         Raises: CheckpointError: it is missing, with what the folder has instead; or a file cannot be read.
         """
@@ -65,6 +65,8 @@ class CheckpointFolder:
                 f"{_instead(self.path, _CONFIG_ADVICE)}"
             )
         fields = with_mlx_section(ConfigFields.from_file(self.path / "config.json"))
+        if "quantization_config" not in fields and "compression_config" in fields:
+            fields = fields.replaced({"quantization_config": fields.raw("compression_config")})
         if "quantization_config" not in fields and exists(self.path / modelopt.FILE):
             section = modelopt.modelopt_section(ConfigFields.from_file(self.path / modelopt.FILE))
             return fields if section is None else fields.replaced({"quantization_config": section})

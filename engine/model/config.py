@@ -5,7 +5,7 @@ from pathlib import Path
 
 from engine.core.cache_groups import ONE_GROUP, CacheGroups
 from engine.model.architectures import FAMILIES
-from engine.model.checkpoint import open_checkpoint
+from engine.model.checkpoint import open_checkpoint, stored_dtype
 from engine.model.config_fields import ConfigFields
 from engine.model.end_tokens import end_token_ids
 from engine.model.family import GATES, DecoderTraits, Family, Gate
@@ -33,7 +33,8 @@ class ModelConfig:
     Attributes:
         max_position_embeddings: context length in tokens.
         gate: the operation of its feed-forward networks.
-        checkpoint_dtype: name of the dtype of the stored weights that are not quantised, from config.json.
+        checkpoint_dtype: name of the dtype of the stored weights that are not quantised: as config.json states it, or
+            else that of the largest matrix.
         end_token_ids: ids that end an answer; see `engine.model.end_tokens`.
         quantized: how linear layers are quantised, and which; None if the checkpoint is not quantised.
         traits: what distinguishes the family of the model.
@@ -89,7 +90,9 @@ class ModelConfig:
                 f"is {family.activation(fields)!r}, supported are {', '.join(family.activations)}; or --model-impl "
                 "transformers",
             )
-        dtype = fields.raw("dtype", fields.raw("torch_dtype", "float32"))
+        dtype = fields.raw("dtype", fields.raw("torch_dtype", None))
+        if dtype is None:
+            dtype = stored_dtype(checkpoint)
         if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise fields.error("dtype", f"is {dtype!r}, supported are {', '.join(_DTYPES)}")
         num_layers = fields.integer("num_hidden_layers", maximum=_MAX_LAYERS)

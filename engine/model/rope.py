@@ -115,7 +115,7 @@ class RopeConfig:
             beta_slow=slow,
             beta_fast=fast,
             truncate=section.flag("truncate", True),
-            attention_factor=section.number("attention_factor", temperature),
+            attention_factor=section.number("attention_factor", temperature * section.number("attn_factor", 1.0)),
             rotated=rotated,
         )
 

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from engine.errors import CheckpointError
+from engine.model.checkpoint import stored_dtype
 from engine.model.checkpoint_folder import CheckpointFolder
 from engine.model.end_tokens import end_token_ids
 from engine.model.fp8 import Fp8Weights
@@ -152,7 +153,7 @@ class TransformersConfig:
                 layers=tuple(call.shape for call in calls),
                 max_position_embeddings=_positions(path, text),
                 end_token_ids=_end_token_ids(path, text, logits.shape[-1]),
-                checkpoint_dtype=dtype_name(config.dtype or torch.float32),
+                checkpoint_dtype=dtype_name(config.dtype) if config.dtype else stored_dtype(CheckpointFolder(path)),
                 state_bytes=sum(layer.num_bytes for layer in stateful),
             ),
             attention_layers=tuple(sorted(recorder.layers)),

@@ -83,6 +83,15 @@ def test_integers_give_the_results_of_their_values(make_twins, scheme):
         assert torch.equal(got[name], expected[name]), name
 
 
+def test_older_files_name_the_settings_differently(make_twins):
+    integers, _ = make_twins(SCHEMES["packed"])
+    wanted = ModelConfig.from_dir(integers)
+    config = json.loads((integers / "config.json").read_text())
+    config["compression_config"] = config.pop("quantization_config")
+    (integers / "config.json").write_text(json.dumps(config))
+    assert ModelConfig.from_dir(integers) == wanted
+
+
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.keys())
 def test_a_cpu_multiplies_integers_as_they_are(make_twins, scheme):
     """With the same bits as their values in fp32, but where sums have another order or int8 is scaled after them."""

@@ -1,5 +1,6 @@
 """Which dtype is served where, and the memory that loading takes."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_weights import GgufWeights
 from engine.model.loader import cpu_checkpoint_dtype, resolve_dtype, weights_bytes
 from engine.model.shapes import find_shape
+from engine.model.transformers_probe import TransformersConfig
 from kernels.families import cpu_ops
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.targets import TARGETS
@@ -29,6 +31,21 @@ def test_auto_is_the_dtype_of_the_checkpoint_unless_operations_take_fp32_only(co
     assert resolve_dtype("auto", config.checkpoint_dtype) is torch.bfloat16
     assert resolve_dtype("auto", config.checkpoint_dtype, is_fp32_only=True) is torch.float32
     assert resolve_dtype("float32", config.checkpoint_dtype) is torch.float32
+
+
+@pytest.mark.parametrize("model_impl", [ModelConfig, TransformersConfig])
+def test_the_largest_matrix_tells_the_dtype_if_config_json_does_not(make_checkpoint, tmp_path, model_impl):
+    """As of gpt-oss, which a GPU would serve in float32 otherwise."""
+    for dtype in ("bfloat16", "float16", "float32"):
+        path = shutil.copytree(make_checkpoint("llama", dtype=dtype), tmp_path / dtype)
+        values = json.loads((path / "config.json").read_text())
+        del values["dtype"]
+        (path / "config.json").write_text(json.dumps(values))
+        tensors = load_file(path / "model.safetensors")
+        save_file(tensors | {"model.norm.weight": tensors["model.norm.weight"].float()}, path / "model.safetensors")
+        assert model_impl.from_dir(path).shape.checkpoint_dtype == dtype
+    (path / "model.safetensors").unlink()
+    assert model_impl.from_dir(path).shape.checkpoint_dtype == "float32"
 
 
 def test_a_cpu_stores_weights_in_the_dtype_that_all_tensors_have_in_the_files(make_checkpoint, tmp_path):
