@@ -46,6 +46,7 @@ REQUEST = np.dtype(
         ("retry_due_ns", "i8"),  # when the server told a refused request to come back, the last time
         ("resent_ns", "i8"),  # just before the last call, if there were several
         ("num_retries", "i2"),  # calls after the first
+        ("retry_lag_ns", "i8"),  # how late the latest of them was made, after its retry_due_ns
         ("first_ns", "i8"),  # arrival of the first message with a token
         ("last_ns", "i8"),  # arrival of the last message with a token
         ("ended_ns", "i8"),  # status known

@@ -83,7 +83,8 @@ class Samples:
         e2e_status: from t_sched until the status was known.
         normalized: e2e / n.
         client_wait: t_send - t_sched, with the time until a refused request came back.
-        dispatch_lag: how late the client made its last call: after t_sched, or after it was told to come back.
+        dispatch_lag: how late the client made its calls, the latest of them: the first one after t_sched, another one
+            after the time it was told to come back.
         server_queued, server_prefill: the server's own account.
         elsewhere: service_ttft less these two: with client_wait the four are ttft.
         gaps, arrivals: pooled over all requests.
@@ -127,6 +128,7 @@ def samples_of(run: RunData) -> Samples:
         scheduled = np.where(np.isnan(scheduled), planned, scheduled)
     first_sent, first, last = (_time(requests[name]) for name in ("sent_ns", "first_ns", "last_ns"))
     resent, retry_due, ended = (_time(requests[name]) for name in ("resent_ns", "retry_due_ns", "ended_ns"))
+    retry_lag = _time(requests["retry_lag_ns"])
     sent = np.where(np.isnan(resent), first_sent, resent)
     queued, prefill = (_time(requests[name]) / 1e3 for name in ("server_queued_us", "server_prefill_us"))
     counted = requests["num_tokens"].astype(np.int64)
@@ -162,7 +164,7 @@ def samples_of(run: RunData) -> Samples:
             e2e_status=(ended - scheduled) / _NS_PER_MS,
             normalized=(last - scheduled) / num_tokens / _NS_PER_MS,
             client_wait=(sent - scheduled) / _NS_PER_MS,
-            dispatch_lag=np.where(np.isnan(resent), first_sent - scheduled, resent - retry_due) / _NS_PER_MS,
+            dispatch_lag=np.fmax(first_sent - scheduled, retry_lag) / _NS_PER_MS,
             server_queued=queued,
             server_prefill=prefill,
             elsewhere=(first - sent) / _NS_PER_MS - queued - prefill,

@@ -37,7 +37,7 @@ class Recorder:
         self.status = requests["status"]
         self.scheduled_ns = requests["scheduled_ns"]
         self.retry_due_ns, self.resent_ns = requests["retry_due_ns"], requests["resent_ns"]
-        self.num_retries = requests["num_retries"]
+        self.num_retries, self.retry_lag_ns = requests["num_retries"], requests["retry_lag_ns"]
         self.sent_ns, self.first_ns, self.last_ns = requests["sent_ns"], requests["first_ns"], requests["last_ns"]
         self.ended_ns = requests["ended_ns"]
         self.num_chunks, self.num_tokens = requests["num_chunks"], requests["num_tokens"]
@@ -126,8 +126,13 @@ class CallNotes:
     def sent(self) -> None:
         """See Sink."""
         recorder, request = self._recorder, self._request
-        times_ns = recorder.resent_ns if recorder.num_retries[request] else recorder.sent_ns
-        times_ns[request] = recorder.clock() - recorder.start_ns
+        now_ns = recorder.clock() - recorder.start_ns
+        if recorder.num_retries[request]:
+            recorder.resent_ns[request] = now_ns
+            late_ns = now_ns - recorder.retry_due_ns[request]
+            recorder.retry_lag_ns[request] = max(recorder.retry_lag_ns[request], late_ns)
+        else:
+            recorder.sent_ns[request] = now_ns
         recorder.status[request] = Status.IN_FLIGHT
 
     def started(self, num_input_tokens: int, num_cached_tokens: int) -> None:

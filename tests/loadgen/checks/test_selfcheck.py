@@ -86,6 +86,14 @@ def test_three_late_in_a_hundred_are_enough_and_their_median_hides_nothing() -> 
     assert _level(with_requests(run, sent_ns=late), "dispatch_lag") == "INVALID"
 
 
+@pytest.mark.parametrize(("first_late_ms", "retry_late_ms"), [(300.0, 0.0), (0.0, 300.0)])
+def test_each_call_of_a_refused_request_has_to_be_on_time(first_late_ms: float, retry_late_ms: float) -> None:
+    run = _sent_late(_steady(), first_late_ms)
+    resent = {"num_retries": 1, "resent_ns": run.requests["sent_ns"], "retry_due_ns": run.requests["sent_ns"]}
+    retried = with_requests(run, **resent, retry_lag_ns=round(retry_late_ms * 1e6))
+    assert _level(retried, "dispatch_lag") == "INVALID"
+
+
 @pytest.mark.parametrize("settings", [{"closed_loop": True}, {"max_concurrency": 4}])
 @pytest.mark.parametrize("check", ["dispatch_lag", "achieved_rate"])
 def test_late_sending_is_not_judged_where_a_cap_holds_requests_back(settings: dict[str, Any], check: str) -> None:

@@ -53,7 +53,7 @@ def test_time_in_the_client_counts_against_the_first_token() -> None:
 def test_a_request_that_came_back_is_one_request_and_late_from_when_it_was_due() -> None:
     answers = [Answered(0.0, ((9.4, 1),)), Answered(0.0, ((9.6, 1),)), Answered(0.0, status=Status.REFUSED, error="no")]
     run = run_of(answers, ended_s=10.0)
-    retried = {"retry_due_ns": 9_000_000_000, "resent_ns": 9_001_000_000, "num_retries": 1}
+    retried = {"retry_due_ns": 9_000_000_000, "resent_ns": 9_001_000_000, "num_retries": 1, "retry_lag_ns": 1_000_000}
     one = judged(with_classes(run, [QUICK], **retried))
     assert (one.offered, one.came_back) == (3, 3)
     assert (one.met, one.met_at_retry, one.late, one.refused) == (0, 1, 1, 1)

@@ -47,6 +47,7 @@ def test_a_call_is_written_down_as_it_goes() -> None:
         "retry_due_ns": ABSENT,
         "resent_ns": ABSENT,
         "num_retries": 0,
+        "retry_lag_ns": ABSENT,
         "first_ns": 1000,
         "last_ns": 1600,
         "ended_ns": 2000,
@@ -64,6 +65,19 @@ def test_a_call_is_written_down_as_it_goes() -> None:
     assert bench.chunks[:3].tolist() == [(1, 1, 1000), (1, 3, 1500), (1, 2, 1600)]
     assert bench.progress.tolist() == [(3, 0)]
     assert (new_requests(3)[[0, 2]] == bench.requests[[0, 2]]).all()
+
+
+def test_the_latest_of_several_retries_is_kept() -> None:
+    bench = Bench()
+    notes = bench.notes(0)
+    notes.sent()
+    for due_ns, late_ns in ((2000, 30), (3000, 500), (4000, 20)):
+        bench.recorder.will_retry(0, due_ns)
+        bench.now_ns = 1000 + due_ns + late_ns
+        notes.sent()
+    row = bench.requests[0]
+    assert (row["sent_ns"], row["retry_due_ns"], row["resent_ns"]) == (-1000, 4000, 4020)
+    assert (row["num_retries"], row["retry_lag_ns"]) == (3, 500)
 
 
 def test_messages_without_room_are_counted_and_their_tokens_kept() -> None:
