@@ -7,6 +7,9 @@ first. One percent forgives nothing below 100 tokens.
 
 Time counts from when a request was due, also for one that was refused and came back. What the server promised it then,
 a first token in time from the moment it named, is counted apart.
+
+Counts are of the requests that were due in a span. Rates are of those that ended in it, as every rate is, so that they
+never exceed what the server delivered.
 """
 
 from collections.abc import Sequence
@@ -43,8 +46,8 @@ class ClassGoodput:
         refused: for their targets, and did not come back or were refused again.
         failed: errors, timeouts, dropped, unfinished.
         came_back: were refused and came back when told, once or more.
-        good_requests_per_s: of `met`.
-        good_tokens_per_s: tokens of prompt and answer of `met`.
+        good_requests_per_s: that met their targets and whose last token arrived in the span, per second of it.
+        good_tokens_per_s: tokens of their prompts and answers.
         ttft, itl: milliseconds, of completed requests: from when they were due, and per token, one value per token.
     """
 
@@ -81,7 +84,7 @@ def class_goodput(
         run: with the classes in its settings.
         samples: of the run.
         due: [requests] bool: due in the span.
-        span: of which rates are.
+        span: in which they were due; rates are of the answers that ended in it.
         percentiles: of the latencies.
     """
     classes = recorded_classes(run.settings)
@@ -89,7 +92,7 @@ def class_goodput(
         return ()
     num_late = late_tokens(run, samples, classes)
     return tuple(
-        _of_class(run, samples, one, due & (run.requests["service_class"] == index), num_late, span, percentiles)
+        _of_class(run, samples, one, run.requests["service_class"] == index, due, num_late, span, percentiles)
         for index, one in enumerate(classes)
     )
 
@@ -98,20 +101,23 @@ def _of_class(
     run: RunData,
     samples: "Samples",
     one: ServiceClass,
+    own: "Flags",
     due: "Flags",
     num_late: "NDArray[np.float64]",
     span: "Span",
     percentiles: Sequence[float],
 ) -> ClassGoodput:
     limit_ms = np.inf if one.ttft_s is None else 1e3 * one.ttft_s
-    offered = due & judged(run, samples, {} if one.ttft_s is None else {"ttft": limit_ms})
+    offered = own & due & judged(run, samples, {} if one.ttft_s is None else {"ttft": limit_ms})
     answered = offered & samples.completed
     came_back = offered & ~np.isnan(samples.last_sent_s) & (samples.last_sent_s != samples.sent_s)
     in_pace = num_late <= MAX_LATE_SHARE * samples.num_tokens
-    met = answered & in_pace & (samples.ttft <= limit_ms)
+    good = own & samples.completed & in_pace & (samples.ttft <= limit_ms)
+    met = offered & good
     from_retry_ms = 1e3 * (samples.first_s - samples.retry_due_s)
     at_retry = answered & in_pace & ~met & came_back & (from_retry_ms <= limit_ms)
     refused = offered & (run.requests["status"] == Status.REFUSED)
+    ended = good & span.holds(samples.last_s)
     tokens = run.workload.input_tokens + samples.num_tokens
     pooled = answered[samples.gaps.request]
     gap_ms, gap_tokens = samples.gaps.per_token_ms[pooled], samples.gaps.tokens[pooled]
@@ -125,8 +131,8 @@ def _of_class(
         refused=int(refused.sum()),
         failed=int((offered & ~answered & ~refused).sum()),
         came_back=int(came_back.sum()),
-        good_requests_per_s=float(met.sum()) / seconds,
-        good_tokens_per_s=float(tokens[met].sum()) / seconds,
+        good_requests_per_s=float(ended.sum()) / seconds,
+        good_tokens_per_s=float(tokens[ended].sum()) / seconds,
         ttft=distribution(samples.ttft[answered], percentiles),
         itl=distribution(gap_ms, percentiles, weights=gap_tokens),
     )

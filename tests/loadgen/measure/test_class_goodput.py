@@ -45,6 +45,17 @@ def test_every_request_is_counted_once_by_what_became_of_it() -> None:
     assert one.itl.n == 2
 
 
+def test_rates_by_class_never_exceed_what_was_delivered() -> None:
+    """One request a second is due, one is answered every two: half of them after the last arrival."""
+    run = run_of([Answered(1.0 * i, ((2.0 * i + 1.0, 1),)) for i in range(20)])
+    metrics = measure(with_classes(run, [BATCH]), MeasureOptions())
+    assert metrics.steady.span.end_s == 19.0
+    (one,) = metrics.steady.classes
+    assert (one.offered, one.met) == (20, 20)
+    assert one.good_requests_per_s == pytest.approx(10 / 19) == metrics.steady.throughput.requests_per_s
+    assert one.good_tokens_per_s == pytest.approx(10 * (16 + 1) / 19)
+
+
 def test_time_in_the_client_counts_against_the_first_token() -> None:
     one = judged(with_classes(run_of([Answered(0.0, ((0.6, 1),), sent_s=0.3)]), [QUICK]))
     assert (one.met, one.late) == (0, 1)
