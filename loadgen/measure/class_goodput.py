@@ -46,6 +46,8 @@ class ClassGoodput:
         refused: for their targets, and did not come back or were refused again.
         failed: errors, timeouts, dropped, unfinished.
         came_back: were refused and came back when told, once or more.
+        retries_met: of these, met their targets counted from the time they were told: `met_at_retry`, and those that
+            even did from when they were due.
         good_requests_per_s: that met their targets and whose last token arrived in the span, per second of it.
         good_tokens_per_s: tokens of their prompts and answers.
         ttft, itl: milliseconds, of completed requests: from when they were due, and per token, one value per token.
@@ -59,6 +61,7 @@ class ClassGoodput:
     refused: int
     failed: int
     came_back: int
+    retries_met: int
     good_requests_per_s: float
     good_tokens_per_s: float
     ttft: Distribution
@@ -70,9 +73,9 @@ class ClassGoodput:
         return self.met / self.offered if self.offered else float("nan")
 
     @property
-    def met_at_retry_share(self) -> float:
+    def retries_met_share(self) -> float:
         """Requests that met their targets at their retry, of those that came back; NaN without any."""
-        return self.met_at_retry / self.came_back if self.came_back else float("nan")
+        return self.retries_met / self.came_back if self.came_back else float("nan")
 
 
 def class_goodput(
@@ -115,7 +118,8 @@ def _of_class(
     good = own & samples.completed & in_pace & (samples.ttft <= limit_ms)
     met = offered & good
     from_retry_ms = 1e3 * (samples.first_s - samples.retry_due_s)
-    at_retry = answered & in_pace & ~met & came_back & (from_retry_ms <= limit_ms)
+    retries_met = answered & in_pace & came_back & (from_retry_ms <= limit_ms)
+    at_retry = retries_met & ~met
     refused = offered & (run.requests["status"] == Status.REFUSED)
     ended = good & span.holds(samples.last_s)
     tokens = run.workload.input_tokens + samples.num_tokens
@@ -131,6 +135,7 @@ def _of_class(
         refused=int(refused.sum()),
         failed=int((offered & ~answered & ~refused).sum()),
         came_back=int(came_back.sum()),
+        retries_met=int(retries_met.sum()),
         good_requests_per_s=float(ended.sum()) / seconds,
         good_tokens_per_s=float(tokens[ended].sum()) / seconds,
         ttft=distribution(samples.ttft[answered], percentiles),

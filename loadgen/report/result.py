@@ -86,7 +86,7 @@ def _of_class(one: ClassGoodput) -> dict[str, Any]:
     return {
         **plain(one),
         "met_share": one.met_share,
-        "met_at_retry_share": one.met_at_retry_share,
+        "retries_met_share": one.retries_met_share,
         "ttft": _summary(one.ttft),
         "itl": _summary(one.itl),
     }

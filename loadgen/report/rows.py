@@ -142,7 +142,7 @@ def retry_facts(metrics: Metrics) -> list[Fact]:
     empty without any.
     """
     classes = metrics.steady.classes
-    came_back, met = sum(one.came_back for one in classes), sum(one.met_at_retry for one in classes)
+    came_back, met = sum(one.came_back for one in classes), sum(one.retries_met for one in classes)
     return [Fact("Retried when told", f"{came_back:,}, {share(met / came_back)} met targets")] if came_back else []
 
 

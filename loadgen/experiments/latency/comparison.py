@@ -124,7 +124,7 @@ def compared(load: float, run: RunData, simulated: tuple[SimulationResult, Repla
         load=load,
         real={one.name: Counts(one.met, one.late + one.met_at_retry, one.refused, one.failed) for one in real},
         twin={one.name: _twin_counts(one) for one in result.classes},
-        retries={one.name: (one.came_back, one.met_at_retry) for one in real},
+        retries={one.name: (one.came_back, one.retries_met) for one in real},
         figures=tuple(figures),
         refusal_ms=refusal_ms[at_once],
         given_up_ms=refusal_ms[~at_once],

@@ -68,7 +68,7 @@ def test_a_request_that_came_back_is_one_request_and_late_from_when_it_was_due()
     one = judged(with_classes(run, [QUICK], **retried))
     assert (one.offered, one.came_back) == (3, 3)
     assert (one.met, one.met_at_retry, one.late, one.refused) == (0, 1, 1, 1)
-    assert one.met_at_retry_share == pytest.approx(1 / 3)
+    assert one.retries_met_share == pytest.approx(1 / 3)
     samples = samples_of(with_classes(run, [QUICK], **retried))
     assert samples.ttft.tolist()[:2] == [9400.0, 9600.0]  # from when they were due
     assert samples.service_ttft[0] == pytest.approx(399.0)
@@ -78,7 +78,8 @@ def test_a_request_that_came_back_is_one_request_and_late_from_when_it_was_due()
 def test_a_request_that_came_back_soon_enough_met_its_targets() -> None:
     run = run_of([Answered(0.0, ((0.4, 1),))], ended_s=10.0)
     one = judged(with_classes(run, [QUICK], retry_due_ns=100_000_000, resent_ns=101_000_000, num_retries=1))
-    assert (one.came_back, one.met, one.met_at_retry) == (1, 1, 0)
+    assert (one.came_back, one.met, one.met_at_retry, one.retries_met) == (1, 1, 0, 1)
+    assert one.retries_met_share == 1.0
 
 
 def test_classes_are_judged_by_their_own_targets() -> None:
