@@ -18,6 +18,7 @@ def client_checks(run: RunData, metrics: Metrics, samples: Samples, limits: Limi
     """Returns all findings, passed or not."""
     return (
         _complete(run, metrics),
+        _dropped(run, metrics, limits),
         _workers_alive(run),
         _dispatch_lag(run, metrics, samples, limits),
         _achieved_rate(run, samples, limits),
@@ -54,6 +55,19 @@ def _complete(run: RunData, metrics: Metrics) -> Finding:
         why = "no answer ended for as long as --drain-timeout; see the server's log, or raise it"
     text = f"{unsent} of {len(run.requests)} requests were never sent: {why}" if unsent else ""
     return yes_or_no("complete", title, "INVALID", text)
+
+
+def _dropped(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
+    counts = metrics.whole.counts
+    text = (
+        f"--overflow drop left out {counts.dropped} of {counts.offered} requests: the server had a lower load than was "
+        "planned; lower the rate, or raise --max-concurrency"
+    )
+    share = counts.dropped / counts.offered if counts.offered else float("nan")
+    title = "requests dropped at --max-concurrency"
+    if run.settings.get("overflow") != "drop":
+        return not_judged("dropped", title, limits.dropped_share, "share", "no request may be dropped")
+    return bounded("dropped", title, share, limits.dropped_share, "share", text)
 
 
 def _workers_alive(run: RunData) -> Finding:

@@ -20,7 +20,8 @@ class Limits(NamedTuple):
         in_flight_floor_ms: median time outside the server's account below which that is not judged.
         input_tokens_off, output_tokens_off: tokens against the plan.
         cache_above_ideal: cached tokens beyond the workload's own sharing, of all prompt tokens.
-        error_share: errors, timeouts and requests left unfinished, of all offered.
+        error_share: errors, timeouts and requests left unfinished, of all that were sent.
+        dropped_share: requests dropped at `--max-concurrency`, of all offered.
         chunks_lost: messages whose times found no room, of all.
         ceiling_share: of the messages per second that `calibrate` found this host to measure well.
     """
@@ -37,6 +38,7 @@ class Limits(NamedTuple):
     output_tokens_off: Bounds = Bounds(0.01, 0.05)
     cache_above_ideal: Bounds = Bounds(0.01, 0.05)
     error_share: Bounds = Bounds(0.001, 0.05)
+    dropped_share: Bounds = Bounds(0.0)
     chunks_lost: Bounds = Bounds(0.0, 0.05)
     ceiling_share: Bounds = Bounds(0.60)
 

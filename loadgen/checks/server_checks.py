@@ -42,8 +42,8 @@ def _errors(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
     numbers = {"error": counts.error, "timeout": counts.timeout, "unfinished request": unfinished}
     what = ", ".join(f"{number} {name}{'s' * (number > 1)}" for name, number in numbers.items() if number)
     text = f"{what}: latencies are of those that came through; {remedy(run, unfinished)}" if failed else ""
-    asked = counts.offered - counts.unsent
-    share = failed / asked if asked else float("nan")
+    sent = counts.offered - counts.unsent - counts.dropped
+    share = failed / sent if sent else float("nan")
     return bounded("errors", "errors, timeouts and unfinished", share, limits.error_share, "share", text)
 
 

@@ -53,6 +53,8 @@ class RunOptions:
                 f"concurrency {self.concurrency} makes a closed loop, max_concurrency {self.max_concurrency} limits an "
                 "open one; give one of them"
             )
+        if self.overflow == "drop" and self.max_concurrency is None:
+            raise OptionError("overflow is drop, which needs max_concurrency: without a limit nothing is dropped")
         if not 0 <= self.cancel_rate <= 1:
             raise OptionError(f"cancel_rate is {self.cancel_rate}, must be 0 to 1")
         if self.max_retries < 0:

@@ -49,7 +49,7 @@ def check_spec(spec: TargetSpec) -> None:
     """Checks a spec without asking the server.
 
     Raises: TargetError: URL and API do not belong together, the URL names no host, one of two files for mutual TLS is
-        missing, the API key cannot be sent, or the API takes no prompts of that kind.
+        missing, the API key cannot be sent, the API takes no prompts of that kind, or the timeout is not above 0.
     """
     schemes = SCHEMES[spec.api]
     try:
@@ -67,3 +67,5 @@ def check_spec(spec: TargetSpec) -> None:
         raise TargetError("the API key has other characters than printable ASCII")
     if spec.api == "chat" and spec.prompt_mode == "ids":
         raise TargetError("the chat API takes no token ids: use --prompt-mode text, or --api completions")
+    if spec.timeout_s is not None and not spec.timeout_s > 0:
+        raise TargetError(f"--timeout {spec.timeout_s:g}: must be above 0 seconds")

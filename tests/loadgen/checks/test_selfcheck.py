@@ -49,9 +49,9 @@ def test_a_clean_run_is_valid_and_every_check_is_listed() -> None:
     assert verdict.level == "VALID"
     assert verdict.reasons == ()
     assert {finding.check for finding in verdict.findings} == {
-        "complete", "workers_alive", "dispatch_lag", "achieved_rate", "loop_lag", "worker_cpu", "chunk_times",
-        "ceiling", "warnings", "answered", "errors", "in_flight", "input_tokens", "output_tokens", "cache",
-        "steady_state", "saturation", "tail",
+        "complete", "dropped", "workers_alive", "dispatch_lag", "achieved_rate", "loop_lag", "worker_cpu",
+        "chunk_times", "ceiling", "warnings", "answered", "errors", "in_flight", "input_tokens", "output_tokens",
+        "cache", "steady_state", "saturation", "tail",
     }  # fmt: skip
 
 
@@ -260,6 +260,19 @@ def test_a_run_is_judged_by_the_error_rate_it_was_run_with() -> None:
 
 def test_dropped_and_cancelled_requests_are_no_errors() -> None:
     assert _level(synthetic_run(100, outcomes={Status.DROPPED: 30, Status.CANCELLED: 30}), "errors") == "VALID"
+
+
+def test_errors_are_a_share_of_what_was_sent() -> None:
+    """10 of 100 fail; 900 more were dropped, and might have."""
+    run = synthetic_run(1000, rate=200.0, output_tokens=(2, 3), outcomes={Status.DROPPED: 900, Status.ERROR: 10})
+    assert _finding(run, "errors").measured == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("dropped", "level"), [(0, "VALID"), (1, "DEGRADED"), (90, "DEGRADED")])
+def test_dropped_requests_are_named(dropped: int, level: str) -> None:
+    settings = {"max_concurrency": 4, "overflow": "drop"}
+    run = synthetic_run(100, outcomes={Status.DROPPED: dropped}, settings=settings)
+    assert _level(run, "dropped") == level
 
 
 def test_a_server_that_answers_nothing_voids_the_run() -> None:

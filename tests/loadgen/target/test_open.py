@@ -34,3 +34,8 @@ def test_these_belong_together(url: str, api: Api, mode: PromptMode) -> None:
 def test_these_do_not(url: str, api: Api, mode: PromptMode, complaint: str) -> None:
     with pytest.raises(TargetError, match=complaint):
         check_spec(TargetSpec(url, api, prompt_mode=mode))
+
+
+def test_a_request_has_time() -> None:
+    with pytest.raises(TargetError, match="--timeout 0: must be above 0 seconds"):
+        check_spec(TargetSpec("null:", "null", timeout_s=0.0))
