@@ -22,11 +22,11 @@ _ALIKE_UP_TO = 120  # texts may have been cut where a longer number moved their 
 
 
 class Cause(NamedTuple):
-    """One reason of failures.
+    """One reason of failures, or of refusals.
 
     Attributes:
         text: what the server or the network said; numbers that differ as their range.
-        num_requests: that failed so.
+        num_requests: that ended so.
         code: the gRPC status ("INVALID_ARGUMENT"), "HTTP 400", TIMEOUT, CONNECTION; "" for none of them.
     """
 
@@ -43,8 +43,18 @@ def without_numbers(text: str) -> str:
 
 
 def causes_of(run: RunData) -> list[Cause]:
-    """All of them, the most frequent first."""
-    numbers, counts = np.unique(run.requests["error"][run.requests["error"] != ABSENT], return_counts=True)
+    """Why requests failed, the most frequent cause first."""
+    return _causes(run, (Status.ERROR, Status.TIMEOUT))
+
+
+def refusals_of(run: RunData) -> list[Cause]:
+    """Why requests were refused for their targets, which is no failure; the most frequent cause first."""
+    return _causes(run, (Status.REFUSED,))
+
+
+def _causes(run: RunData, statuses: Sequence[Status]) -> list[Cause]:
+    chosen = np.isin(run.requests["status"], statuses) & (run.requests["error"] != ABSENT)
+    numbers, counts = np.unique(run.requests["error"][chosen], return_counts=True)
     timed_out = set(run.requests["error"][run.requests["status"] == Status.TIMEOUT].tolist())
     alike: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):

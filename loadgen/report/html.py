@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from loadgen.causes import causes_of, refusals_of
 from loadgen.checks.selfcheck import Verdict
 from loadgen.measure.metrics import Metrics
 from loadgen.measure.quantiles import Distribution
@@ -11,7 +12,6 @@ from loadgen.record import RunData
 from loadgen.report.figures import milliseconds, number, share
 from loadgen.report.folder import page
 from loadgen.report.plot_style import Picture
-from loadgen.report.result import errors_by_number
 from loadgen.report.rows import (
     CLASS_COLUMNS,
     Fact,
@@ -63,7 +63,7 @@ def run_page(run: RunData, metrics: Metrics, verdict: Verdict, drawn: Sequence[P
         class_rows=class_rows(metrics),
         retries=retry_facts(metrics),
         workload=[*_workload_facts(run), *schedule_facts(run, metrics)],
-        errors=errors_by_number(run),
+        causes={"Errors": causes_of(run), "Refusals for latency targets": refusals_of(run)},
         settings=settings_facts(run.settings),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from importlib.resources import files
 from typing import Any
 
-from loadgen.causes import causes_of
+from loadgen.causes import Cause, causes_of, refusals_of
 from loadgen.checks.selfcheck import Verdict
 from loadgen.measure.class_goodput import ClassGoodput
 from loadgen.measure.metrics import Latencies, Metrics, Part
@@ -61,7 +61,8 @@ def result_document(run: RunData, metrics: Metrics, verdict: Verdict, samples: S
         "tokens": {**plain(metrics.tokens), "achieved_share": metrics.tokens.achieved_share},
         "cache": _cache(metrics),
         "timeseries": timeseries(run, samples),
-        "errors": errors_by_number(run),
+        "errors": _counted(causes_of(run)),
+        "refusals": _counted(refusals_of(run)),
         "server_metrics": None
         if run.server_metrics is None
         else dict(zip(("before", "after"), run.server_metrics, strict=True)),
@@ -139,6 +140,6 @@ def _cache(metrics: Metrics) -> dict[str, Any] | None:
     return {**plain(metrics.cache), "share": metrics.cache.share, "ideal_share": metrics.cache.ideal_share}
 
 
-def errors_by_number(run: RunData) -> list[dict[str, Any]]:
-    """Why requests failed, the most frequent cause first; texts that differ only in numbers are one."""
-    return [{"text": cause.text, "count": cause.num_requests} for cause in causes_of(run)]
+def _counted(causes: list[Cause]) -> list[dict[str, Any]]:
+    """Texts of causes and their numbers of requests."""
+    return [{"text": cause.text, "count": cause.num_requests} for cause in causes]

@@ -6,7 +6,7 @@ from textwrap import wrap
 from rich.console import Console
 from rich.text import Text
 
-from loadgen.causes import causes_of
+from loadgen.causes import Cause, causes_of, refusals_of
 from loadgen.checks.finding import Level
 from loadgen.checks.selfcheck import Verdict
 from loadgen.measure.metrics import Metrics
@@ -52,7 +52,8 @@ def summary(run: RunData, metrics: Metrics, verdict: Verdict, folder: Path | Non
     if run.interrupted:
         lines.append(Text("PARTIAL: the run was stopped before its end", style=STYLES["DEGRADED"]))
     lines += [_fact(fact) for fact in outcome_facts(run, metrics)]
-    lines += _cause_lines(run)
+    lines += _cause_lines("Why requests failed:", causes_of(run))
+    lines += _cause_lines("Why requests were refused:", refusals_of(run))
     lines.append(_rule(f"Window: {window_text(metrics)}", "-"))
     lines += [_fact(fact) for fact in throughput_facts(metrics)]
     if facts := goodput_facts(metrics):
@@ -81,10 +82,9 @@ def verdict_lines(verdict: Verdict) -> list[Text]:
     return lines
 
 
-def _cause_lines(run: RunData) -> list[Text]:
-    """Why requests failed: the most frequent causes."""
-    causes = causes_of(run)
-    lines = [Text("Why requests failed:")] if causes else []
+def _cause_lines(title: str, causes: list[Cause]) -> list[Text]:
+    """The most frequent causes; nothing without any."""
+    lines = [Text(title)] if causes else []
     for cause in causes[:_MAX_CAUSES]:
         lines += [
             Text(f"  {line}")

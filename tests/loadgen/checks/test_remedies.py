@@ -38,6 +38,11 @@ def test_the_most_frequent_cause_decides() -> None:
     assert "its queue is full" in remedy(run, 0)
 
 
+def test_refusals_for_latency_targets_are_no_cause_of_errors() -> None:
+    refused = _failed("RESOURCE_EXHAUSTED: the first token would come after 3 s", status=Status.REFUSED)
+    assert "was away" in remedy(run_of([_failed("UNAVAILABLE: no engine"), refused, refused]), 0)
+
+
 def test_timeouts_want_time_or_less_load() -> None:
     found = remedy(run_of([_failed("no end within 5 s", status=Status.TIMEOUT)]), 0)
     assert "lower the rate" in found

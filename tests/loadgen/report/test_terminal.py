@@ -91,6 +91,19 @@ def test_why_requests_failed_is_told_the_most_frequent_first() -> None:
     assert not [line for line in _summary(synthetic_run(50)) if line.startswith("Why")]
 
 
+def test_refusals_for_latency_targets_are_told_apart_from_failures() -> None:
+    failed = Answered(0.0, status=Status.ERROR, ended_s=1.0, error="HTTP 503: away")
+    refused = Answered(0.0, status=Status.REFUSED, ended_s=1.0, error="HTTP 429: the first token would come after 3 s")
+    lines = _summary(run_of([failed, refused, refused]))
+    at = lines.index("Why requests failed:")
+    assert lines[at : at + 4] == [
+        "Why requests failed:",
+        "  1 x HTTP 503: away",
+        "Why requests were refused:",
+        "  2 x HTTP 429: the first token would come after 3 s",
+    ]
+
+
 def test_a_run_without_a_request_still_prints() -> None:
     assert _summary(run_of([]))[1].startswith("INVALID")
     assert _summary(run_of([Answered(0.0, ((0.1, 1),))]))[1].startswith("VALID")
