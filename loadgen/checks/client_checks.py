@@ -147,9 +147,8 @@ def _worker_cpu(run: RunData, limits: Limits) -> Finding:
     sustained = max((float(window.min(axis=1).max()) for window in windows), default=0.0)
     _, too_long = _both(limits.cpu_share)
     level = "INVALID" if sustained > too_long else limits.cpu_share._replace(invalid=None).level(worst)
-    text = (
-        f"{sustained:.0%} of a core for {_SUSTAINED_S} s on end in the busiest worker: more --workers, or a lower rate"
-    )
+    use = f"{sustained:.0%} of a core for {_SUSTAINED_S} s on end" if level == "INVALID" else f"{worst:.0%} of a core"
+    text = f"{use} in the busiest worker: more --workers, or a lower rate"
     return Finding(check, title, level, worst, limits.cpu_share, "share", "" if level == "VALID" else text)
 
 

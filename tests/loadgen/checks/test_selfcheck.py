@@ -156,6 +156,14 @@ def test_worker_cpu_voids_a_run_only_when_it_lasts(seconds: list[float], level: 
 
 
 @pytest.mark.parametrize(
+    ("seconds", "use"), [([0.2, 0.99], "99% of a core in"), ([0.99, *[0.96] * 5], "96% of a core for 5 s on end in")]
+)
+def test_worker_cpu_names_what_was_too_much(seconds: list[float], use: str) -> None:
+    busy = replace(healthy(0, 6), cpu_share=np.array(seconds))
+    assert _finding(replace(_steady(), workers=(busy,)), "worker_cpu").text.startswith(f"{use} the busiest worker")
+
+
+@pytest.mark.parametrize(
     ("outside_ms", "level"), [(9.0, "VALID"), (12.0, "DEGRADED"), (19.0, "DEGRADED"), (30.0, "INVALID")]
 )
 def test_in_flight_by_the_servers_account(outside_ms: float, level: str) -> None:
