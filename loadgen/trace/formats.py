@@ -83,6 +83,7 @@ class RowFormat:
         kind: lines of comma-separated values under a header, or JSON objects.
         required: names that every such file has; the format with the most of them wins.
         new_parser: a parser for one file.
+        counts_from_first: whether arrivals count from the first request; of a file that is sorted, from its earliest.
     """
 
     name: str
@@ -90,6 +91,7 @@ class RowFormat:
     kind: Literal["csv", "jsonl"]
     required: frozenset[str]
     new_parser: Callable[[ReadOptions], Parser]
+    counts_from_first: bool = False
 
 
 def whole_number(record: Record, name: str, *, low: int, high: int = 2**63 - 1) -> int:

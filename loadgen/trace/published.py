@@ -111,6 +111,7 @@ AZURE = RowFormat(
     kind="csv",
     required=frozenset(("TIMESTAMP", "ContextTokens", "GeneratedTokens")),
     new_parser=_azure_parser,
+    counts_from_first=True,
 )
 MOONCAKE = RowFormat(
     name="mooncake",

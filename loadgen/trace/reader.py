@@ -40,7 +40,7 @@ def read_trace(path: Path, *, format: str = "auto", options: ReadOptions = _DEFA
         format: one of FORMATS; "auto" tells it by the names in the first line.
         options: see ReadOptions.
 
-    Returns: at least one request; arrivals on the file's own clock, azure's counted from its first row.
+    Returns: at least one request; arrivals on the file's own clock, azure's counted from its first request.
 
     Raises:
         TraceError: the file cannot be read, is of no known format, has a malformed row (names the line), runs
@@ -98,7 +98,7 @@ def _read_rows(name: str, records: Records, form: RowFormat, options: ReadOption
             if not options.skip_malformed:
                 raise TraceError(f"line {line}: {error.detail}; --skip-malformed leaves such rows out") from None
             columns.leave_out(f"malformed: {error.field}")
-    return columns.trace(name, form.name, sort=options.sort)
+    return columns.trace(name, form, sort=options.sort)
 
 
 class _Columns:
@@ -142,7 +142,7 @@ class _Columns:
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
         self._read += 1
 
-    def trace(self, name: str, form: str, *, sort: bool) -> Trace:
+    def trace(self, name: str, form: RowFormat, *, sort: bool) -> Trace:
         count = len(self._arrivals)
         accounting = Accounting(self._read, self._dropped)
         assert accounting.kept == count, f"{accounting} accounts for {accounting.kept} rows, {count} were kept"
@@ -155,7 +155,7 @@ class _Columns:
             blocks = Blocks(ids, np.array(self._block_ends, dtype=np.int64), self._block_tokens)
         trace = Trace(
             name=name,
-            format=form,
+            format=form.name,
             digest="",
             arrival_s=np.array(self._arrivals, dtype=np.float64),
             input_tokens=np.array(self._inputs, dtype=np.int64),
@@ -175,7 +175,9 @@ class _Columns:
                 f"{trace.arrival_s[at - 1]:.9g} s ({len(backwards)} such rows); --sort puts them in order"
             )
         ordered = trace.take(np.argsort(trace.arrival_s, kind="stable"), "")
-        return replace(ordered, accounting=accounting.alter("sorted: arrived before the row above", len(backwards)))
+        accounting = accounting.alter("sorted: arrived before the row above", len(backwards))
+        start_s = ordered.arrival_s[0] if form.counts_from_first else 0.0
+        return replace(ordered, arrival_s=ordered.arrival_s - start_s, accounting=accounting)
 
 
 def _numbered(sessions: list[int | str | None]) -> NDArray[np.int64] | None:

@@ -1,6 +1,7 @@
 import pytest
 
 from loadgen.errors import TraceError
+from loadgen.trace.formats import ReadOptions
 from loadgen.trace.reader import read_trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -49,3 +50,10 @@ def test_malformed_row_is_refused_with_its_line_and_reason(write, row, complaint
     with pytest.raises(TraceError) as refusal:
         read_trace(path)
     assert f"{path}: line 3: {complaint}" in str(refusal.value)
+
+
+def test_a_sorted_file_counts_from_its_earliest_row(write):
+    rows = [f"2023-11-16 18:0{minute}:00.5000000,{tokens},5\r\n" for minute, tokens in ((1, 7), (0, 8), (3, 9))]
+    trace = read_trace(write("conv.csv", HEADER + "".join(rows)), options=ReadOptions(sort=True))
+    assert trace.arrival_s.tolist() == [0.0, 60.0, 180.0]
+    assert trace.input_tokens.tolist() == [8, 7, 9]
