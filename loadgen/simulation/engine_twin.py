@@ -44,7 +44,7 @@ class EngineTwin:
     Attributes:
         gaps_s: by class name, seconds between tokens of all its requests.
         num_steps, busy_s: steps with rows, and their seconds.
-        num_prompt_tokens: tokens of prompts computed.
+        num_prompt_tokens: tokens of prompts computed, of requests that were open when their step ended.
         ended: requests that ended since the list was last cleared.
         started: requests that got their first token since the list was last cleared.
     """
@@ -162,26 +162,21 @@ class EngineTwin:
         open_requests = self._open
         token_ids = []
         for row in plan.rows:
-            if not row.samples:
-                token_ids.append(-1)
-                continue
             entry = open_requests.get(row.request_id)
-            is_last = entry is not None and entry[0].num_tokens + 1 >= entry[0].output_tokens
-            token_ids.append(END_TOKEN if is_last else OTHER_TOKEN)
-        num_prompt_tokens = 0
-        for row in reversed(plan.rows):
-            if row.num_scheduled_tokens == 1:
-                break  # one-token rows come first
-            num_prompt_tokens += row.num_scheduled_tokens
-            entry = open_requests.get(row.request_id)
+            is_last = False
             if entry is not None:
-                entry[0].num_computed_tokens += row.num_scheduled_tokens
+                simulated = entry[0]
+                num_prompt_tokens = min(row.num_scheduled_tokens, simulated.input_tokens - row.num_computed_tokens)
+                if num_prompt_tokens > 0:
+                    simulated.num_computed_tokens += num_prompt_tokens
+                    self.num_prompt_tokens += num_prompt_tokens
+                is_last = simulated.num_tokens + 1 >= simulated.output_tokens
+            token_ids.append(-1 if not row.samples else END_TOKEN if is_last else OTHER_TOKEN)
         result = ModelRunnerOutput(plan.step, tuple(token_ids), {}, {})
         outputs = self._scheduler.update(plan, result, end_s)
         if plan.rows:
             self.num_steps += 1
             self.busy_s += seconds
-            self.num_prompt_tokens += num_prompt_tokens
         for output in outputs:
             self._take(output, end_s)
         return bool(plan.rows or outputs)

@@ -31,6 +31,15 @@ def test_three_requests_follow_the_schedule_computed_by_hand(request_of, fleet_o
     assert list(run.gaps_s["default"]) == [1.375, 2.0, 2.0, 1.5, 1.25, 1.25]
 
 
+@pytest.mark.parametrize("max_steps_in_flight", [1, 2])
+def test_prompts_and_chunks_of_one_token_are_counted(request_of, fleet_of, max_steps_in_flight):
+    """The budget is 8: of B's 9 tokens the last one is a chunk of its own."""
+    requests = [request_of(1, 0.0, 1, 3), request_of(2, 0.5, 9, 2), request_of(3, 20.0, 9, 1)]
+    run = simulate(requests, fleet_of(max_steps_in_flight=max_steps_in_flight))
+    assert [request.num_computed_tokens for request in requests] == [1, 9, 9]
+    assert run.num_prompt_tokens == 19
+
+
 def test_with_two_steps_in_flight_a_request_waits_one_step_longer_and_the_end_is_seen_late(request_of, fleet_of):
     """A's steps take 1.5, 1.125, ... s.
 
