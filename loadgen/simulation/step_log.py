@@ -1,9 +1,15 @@
 """Reads the engine's step log (`--step-log`): the shape and the duration of every step.
 
 The log says how many tokens each request got, not how many it had before. These are counted here: from its cached
-prefix, which its `usage` states when it ends. A request without `usage` (cut off by the end of the log), one that was
-preempted (what it finds in the cache when it resumes is not logged) and those in flight while lines were dropped are
-not known; steps with such a request are left out and counted.
+prefix, which its `usage` states when it ends. A request is not known
+
+- without `usage`: the end of the log cut it off;
+- after it was preempted: what it finds in the cache when it resumes is not logged;
+- after its first row with drafts: how many of them were right is not logged;
+- after lines were dropped while it was in flight, and if it may have begun in them: it ends with other tokens than
+  its rows had.
+
+Steps with such a request are left out and counted.
 """
 
 import json
@@ -49,13 +55,26 @@ def read_step_log(path: Path) -> StepLog:
     return _steps(records)
 
 
+class _Usage(NamedTuple):
+    """Tokens of a request that ended."""
+
+    num_prompt: int
+    num_cached: int
+    num_output: int
+
+    @property
+    def num_scheduled(self) -> int:
+        """Tokens of all its rows: without those of the cached prefix, and without the last one of the answer."""
+        return self.num_prompt - self.num_cached + max(self.num_output, 1) - 1
+
+
 class _Record(NamedTuple):
     step: int
     scheduled: dict[str, int]
     started_ms: float
     seconds: float
     is_followed: bool  # requests are left, so that the next step begins at once
-    usage: dict[str, int]  # request: cached tokens
+    usage: "dict[str, _Usage]"
     preempted: tuple[str, ...]
     has_gap: bool
 
@@ -70,7 +89,7 @@ def _records(lines: Iterable[str]) -> Iterator[_Record]:
                 started_ms=float(fields["t_ms"]),
                 is_followed=bool(fields["running"] or fields["waiting"]),
                 seconds=sum(float(fields[key]) for key in ("schedule_ms", "execute_ms", "update_ms")) / 1e3,
-                usage={str(key): int(value[1]) for key, value in fields["usage"].items()},
+                usage={str(key): _Usage(*map(int, value)) for key, value in fields["usage"].items()},
                 preempted=tuple(str(one) for one in fields["preempted"]),
                 has_gap=bool(fields.get("dropped")),
             )
@@ -90,18 +109,18 @@ def _steps(records: list[_Record]) -> StepLog:
         num_tokens = num_kv_tokens = num_pairs = 0
         is_known = True
         for request_id, count in record.scheduled.items():
-            key = request_id, life.number
-            before = computed.get(key, life.cached.get(request_id)) if key not in computed else computed[key]
+            key, usage = (request_id, life.number), life.usage.get(request_id)
+            before = None if usage is None else computed.get(key, usage.num_cached)
             num_tokens += count
-            if before is None:
+            if usage is None or before is None:
                 is_known = False
+                continue
+            if count == 1:
+                num_kv_tokens += before + 1
             else:
-                if count == 1:
-                    num_kv_tokens += before + 1
-                else:
-                    num_pairs += count * before + count * (count + 1) // 2
-                before += count
-            computed[key] = before
+                num_pairs += count * before + count * (count + 1) // 2
+            has_drafts = count > 1 and before >= usage.num_prompt
+            computed[key] = None if has_drafts else before + count
         for request_id in record.preempted:
             computed[request_id, life.number] = None
         if not record.scheduled:
@@ -128,17 +147,27 @@ class _Life(NamedTuple):
     """One start of the engine: the file is appended to, and request ids begin anew."""
 
     number: int
-    cached: dict[str, int]  # cached prompt tokens of requests that ended
+    usage: dict[str, _Usage]  # of requests that ended and whose rows are all there, as far as is known
 
 
 def _lives(records: list[_Record]) -> list[_Life]:
     """The life of each record."""
     lives: list[_Life] = []
-    life, last_step = _Life(0, {}), 0
+    life, last_step, has_gap = _Life(0, {}), 0, False
+    num_scheduled: dict[str, int] = {}
+    after_gap: set[str] = set()
     for record in records:
         if record.step < last_step:
-            life = _Life(life.number + 1, {})
+            life, has_gap = _Life(life.number + 1, {}), False
+            num_scheduled, after_gap = {}, set()
         last_step = record.step
-        life.cached.update(record.usage)
+        has_gap |= record.has_gap
+        for request_id, count in record.scheduled.items():
+            if has_gap and request_id not in num_scheduled:
+                after_gap.add(request_id)
+            num_scheduled[request_id] = num_scheduled.get(request_id, 0) + count
+        for request_id, usage in record.usage.items():
+            if request_id not in after_gap or num_scheduled[request_id] == usage.num_scheduled:
+                life.usage[request_id] = usage
         lives.append(life)
     return lives

@@ -138,6 +138,39 @@ def test_steps_of_preempted_requests_and_after_dropped_lines_are_left_out(tmp_pa
     assert log.num_left_out == 2
 
 
+def test_steps_after_a_row_with_drafts_are_left_out(tmp_path):
+    """Of three drafts two are wrong: the row after them has fewer tokens before it than were scheduled."""
+    path = tmp_path / "steps.jsonl"
+    rows = [{"1": 3}, {"1": 3}, {"1": 1}, {"1": 4}, {"1": 1, "2": 3}]
+    lines = [line(step, scheduled) for step, scheduled in enumerate(rows, 1)]
+    path.write_text("\n".join([*lines, line(6, {"2": 1}, usage={"1": [6, 0, 5], "2": [3, 0, 2]})]))
+    log = read_step_log(path)
+    assert [tuple(step.shape) for step in log.steps] == [
+        (3, 1, 0, 6),
+        (3, 1, 0, 15),
+        (1, 1, 7, 0),
+        (4, 1, 0, 38),
+        (1, 1, 4, 0),
+    ]
+    assert log.num_left_out == 1
+
+
+def test_requests_that_may_have_begun_in_dropped_lines_are_left_out(tmp_path):
+    """The prompt of request 2, 1,000 tokens, was computed in the lines that are missing; request 3 began later."""
+    path = tmp_path / "steps.jsonl"
+    lines = [
+        line(1, {"1": 10}, usage={"1": [10, 0, 1]}),
+        line(5, {"2": 1}, dropped=3),
+        line(6, {"2": 1}, usage={"2": [1000, 0, 4]}),
+        line(7, {"3": 2}),
+        line(8, {"3": 1}, usage={"3": [8, 6, 2]}),
+    ]
+    path.write_text("\n".join(lines))
+    log = read_step_log(path)
+    assert [tuple(step.shape) for step in log.steps] == [(10, 1, 0, 55), (2, 1, 0, 15), (1, 1, 9, 0)]
+    assert log.num_left_out == 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
