@@ -9,7 +9,7 @@ import numpy as np
 
 from chairlift.bench.shapes import SHAPES, write_shape
 from loadgen.experiments.pair import Pair
-from loadgen.simulation.step_log import TimedStep, read_step_log
+from loadgen.simulation.step_log import StepLog, read_step_log
 
 BLOCK_TOKENS = 16
 
@@ -58,17 +58,15 @@ class ServedPair:
     def __init__(self, address: str, step_log: Path) -> None:
         self.address = address
         self._step_log = step_log
-        self._num_read = 0
+        self._seen = StepLog((), 0)
 
-    def new_steps(self) -> tuple[TimedStep, ...]:
+    def new_steps(self) -> StepLog:
         """Returns the steps since the last call; call it while the engine is idle.
 
         Raises: TraceError: the log cannot be read.
         """
-        steps = read_step_log(self._step_log).steps
-        new = steps[self._num_read :]
-        self._num_read = len(steps)
-        return new
+        seen, self._seen = self._seen, read_step_log(self._step_log)
+        return StepLog(self._seen.steps[len(seen.steps) :], self._seen.num_left_out - seen.num_left_out)
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def run(settings: Settings) -> Outcome:
         for load in loads:
             trace = _arrivals(sizes, options.trace, load * calibration.capacity)
             run_data = _play(pair, trace, ServiceMix(classes=classes, weights=mix), options.max_retries)
-            steps = pair.new_steps()
+            steps = pair.new_steps().steps
             simulated = _simulate(trace, limits, calibration, classes, mix)
             comparisons.append(compared(load, run_data, simulated))
             settings.progress(_progress(load, run_data, steps, calibration.fitted))
@@ -156,12 +156,13 @@ def _calibrate(pair: ServedPair, sizes: _Sizes, path: Path | None, settings: Set
             requests = run_data.requests
             engine_s = 1e-6 * (requests["server_queued_us"] + requests["server_prefill_us"])
             transit_s = max(0.0, percentile(1e-9 * (requests["first_ns"] - requests["sent_ns"]) - engine_s, 50))
-    steps = list(pair.new_steps())
+    log = pair.new_steps()
+    steps = list(log.steps)
     if len(steps) < MIN_STEPS or not capacity > 0:
         raise BenchmarkError(f"the calibration gave {len(steps)} steps and {capacity:g} requests/s")
     random.Random(_SEED).shuffle(steps)  # the test steps are of all three loops
     fitted = fit_steps(steps)
-    for line in fit_lines(fitted, 0):
+    for line in fit_lines(fitted, log.num_left_out):
         settings.progress(line)
     settings.progress(
         f"capacity {capacity:.3g} requests/s with {num_seqs} requests in flight; "
