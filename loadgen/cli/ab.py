@@ -1,10 +1,11 @@
 """`ab`: two servers in turn, the same requests to both, and a comparison of all pairs of runs."""
 
 import argparse
+import asyncio
 import secrets
 import shlex
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,9 +32,11 @@ from loadgen.comparison import servers
 from loadgen.comparison.ab import AbRuns, Turn, ab, turns
 from loadgen.comparison.compare import Side, compare
 from loadgen.errors import ComparisonError, OptionError, TargetError
+from loadgen.prompts.token_ids import Vocabulary
 from loadgen.report.comparison_files import PAGE, write_comparison
 from loadgen.report.comparison_text import comparison_lines
 from loadgen.target.base import TargetSpec
+from loadgen.target.open import probe_target
 from loadgen.trace.schema import Trace
 
 
@@ -58,8 +61,9 @@ def make_parser(prog: str) -> FlagParser:
     """Returns the parser of the verb."""
     parser = FlagParser(
         prog,
-        description="Runs A B, B A, A B, ... with the same requests within a pair and fresh prompts for each, and\n"
-        "compares them request by request. Servers are there already, or are started for each run and then stopped.",
+        description="Runs A B, B A, A B, ... with the same requests, and compares them request by request. Servers\n"
+        "that are there already get fresh prompts in every run. Those that are started for each run, and stopped\n"
+        "then, get the same prompts within a pair.",
         epilog=f"--servers FILE. {servers.__doc__}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -77,15 +81,14 @@ def run(options: argparse.Namespace) -> int:
     requests = workload(options)
     specs = [target_spec(options, system.url) for system in systems]
     check_run_flags(options)
-    one_server = options.servers is None and _same_server(systems[0].url, systems[1].url)
     print(describe(requests, asked_rate(options)))
     print(f"{options.repeats} pairs of runs: {systems[0].label} is A, {systems[1].label} is B, in turn A B B A ...")
-    if one_server:
-        print("both are one server: every run gets prompts of its own, so that none is in its cache")
+    if options.servers is None:
+        print("every run gets prompts of its own: one server may have both addresses, and would know those of a pair")
     if options.dry_run:
         return 0
     with result_folder(options.result_dir, "ab") as folder:
-        return _run_all(options, systems, specs, requests, folder, one_server=one_server)
+        return _run_all(options, systems, specs, requests, folder)
 
 
 def _run_all(
@@ -94,23 +97,43 @@ def _run_all(
     specs: list[TargetSpec],
     requests: Trace,
     folder: Path,
-    *,
-    one_server: bool,
 ) -> int:
     """Runs all turns into a folder and compares them; returns the exit status."""
+    vocabulary = _vocabulary(options, systems, specs, folder)
 
     def run_once(turn: Turn) -> Outcome:
         system, name = systems[turn.side], f"{'ab'[turn.side]}-{turn.pair + 1}"
         print(f"pair {turn.pair + 1} of {options.repeats}: {system.label}, {system.url}", flush=True)
-        server = (
-            nullcontext() if system.server is None else servers.running(system.server, folder / f"{name}-server.log")
-        )
-        with part_of_results(folder / name) as own, server:
-            return run_and_report(requests, options, own, spec=specs[turn.side], salt=turn.salt)
+        with part_of_results(folder / name) as own, _running(system, folder / f"{name}-server.log"):
+            return run_and_report(requests, options, own, spec=specs[turn.side], salt=turn.salt, vocabulary=vocabulary)
 
-    order = turns(options.repeats, lambda: _salt(options), one_server=one_server)
+    order = turns(options.repeats, lambda: _salt(options), may_be_one_server=options.servers is None)
     ab_runs = ab(order, run_once, (systems[0].label, systems[1].label))
     return _report(options, systems, ab_runs, folder)
+
+
+def _running(system: _System, log: Path) -> AbstractContextManager[None]:
+    """Starts and stops the server if it is ours to start."""
+    return nullcontext() if system.server is None else servers.running(system.server, log)
+
+
+def _vocabulary(
+    options: argparse.Namespace, systems: tuple[_System, _System], specs: list[TargetSpec], folder: Path
+) -> Vocabulary | None:
+    """Asks both servers for their vocabulary; returns what they have in common, None where a prompt is text.
+
+    Without it, sides of which one does not state its vocabulary, as most servers over HTTP, would get other prompts.
+    """
+    if any(spec.prompt_mode == "text" for spec in specs):
+        return None
+    facts = []
+    for side, system, spec in zip("ab", systems, specs, strict=True):
+        with _running(system, folder / f"{side}-probe-server.log"):
+            facts.append(asyncio.run(probe_target(spec)))
+    special_ids = facts[0].special_ids | facts[1].special_ids
+    if options.vocab_size is not None:
+        return Vocabulary.of(options.vocab_size, special_ids)
+    return Vocabulary.common([one.vocab_size for one in facts], special_ids)
 
 
 def _report(
@@ -178,10 +201,6 @@ def _systems(options: argparse.Namespace) -> tuple[_System, _System]:
     if first.label == second.label:
         raise OptionError(f"both sides are called {first.label!r}: give them different labels")
     return first, second
-
-
-def _same_server(first: str, second: str) -> bool:
-    return first.rstrip("/") == second.rstrip("/")
 
 
 def _salt(options: argparse.Namespace) -> str:

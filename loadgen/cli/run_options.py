@@ -23,6 +23,7 @@ from loadgen.errors import OptionError, ResultError, TargetError
 from loadgen.host import describe_host
 from loadgen.measure.metrics import MeasureOptions, Metrics, measure
 from loadgen.measure.samples import samples_of
+from loadgen.prompts.token_ids import Vocabulary
 from loadgen.record import RunData
 from loadgen.report.live import live_panel
 from loadgen.report.terminal import print_summary
@@ -202,7 +203,9 @@ def check_run_flags(options: argparse.Namespace) -> None:
     run_options(options)
 
 
-def run_options(options: argparse.Namespace, salt: str | None = None) -> RunOptions:
+def run_options(
+    options: argparse.Namespace, salt: str | None = None, vocabulary: Vocabulary | None = None
+) -> RunOptions:
     """Returns how to send: prompts are new unless a salt is given here or by flag.
 
     Raises: OptionError: flags contradict each other, or a file of service classes cannot be used.
@@ -217,6 +220,7 @@ def run_options(options: argparse.Namespace, salt: str | None = None) -> RunOpti
         cancel_rate=options.cancel_rate,
         drain_timeout_s=options.drain_timeout,
         vocab_size=options.vocab_size,
+        vocabulary=vocabulary,
         targets=service_mix(options),
         max_retries=options.max_retries,
     )
@@ -236,6 +240,7 @@ def run_and_report(
     *,
     spec: TargetSpec | None = None,
     salt: str | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Outcome:
     """Runs a workload with live progress, judges it, and writes everything into a folder.
 
@@ -247,6 +252,7 @@ def run_and_report(
         folder: exists and is empty.
         spec: the server; None is the one of `--target`.
         salt: of the prompts; None is `--prompt-salt`, or a fresh one.
+        vocabulary: of the prompts; None is what the server says.
 
     Raises:
         TargetError: the server cannot be reached or measured.
@@ -255,7 +261,7 @@ def run_and_report(
     from loadgen.report.files import write_report  # draws: half a second to import, before anything is run
 
     spec = spec or target_spec(options)
-    plan = run_options(options, salt)
+    plan = run_options(options, salt, vocabulary)
     before = read_server_metrics(options.metrics_url, spec) if options.metrics_url else None
     console = Console(stderr=True)
 
@@ -324,6 +330,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """Settings that a result stores."""
     return {
         "command": options.command_line,
+        "pinned_salt": bool(options.prompt_salt),
         "tags": dict(options.tag),
         "measure": measure_options(options).as_json(),
         "max_error_rate": options.max_error_rate,

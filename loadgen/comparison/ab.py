@@ -51,19 +51,19 @@ class AbRuns(Generic[T]):
     interrupted: bool
 
 
-def turns(repeats: int, new_salt: Callable[[], str], *, one_server: bool) -> Iterator[Turn]:
+def turns(repeats: int, new_salt: Callable[[], str], *, may_be_one_server: bool) -> Iterator[Turn]:
     """Returns the order of runs: pairs of turns, every other pair reversed.
 
     Args:
         repeats: pairs.
         new_salt: a text that was never given before; prompts made with it are in no cache.
-        one_server: both sides ask the same server. Otherwise a pair shares its salt, so that both sides get the very
-            same prompts; one server would have them in its cache the second time.
+        may_be_one_server: both sides may ask the same server, which would have the prompts of the first in its cache
+            for the second. Otherwise a pair shares its salt, so that both sides get the very same prompts.
     """
     for pair in range(repeats):
         salt = new_salt()
         for place, side in enumerate((0, 1) if pair % 2 == 0 else (1, 0)):
-            yield Turn(pair, side, new_salt() if one_server and place else salt)
+            yield Turn(pair, side, new_salt() if may_be_one_server and place else salt)
 
 
 def ab(order: Iterator[Turn], run_once: Callable[[Turn], T], labels: tuple[str, str]) -> AbRuns[T]:

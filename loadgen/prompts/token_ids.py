@@ -6,6 +6,7 @@ position, as a counter.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,6 +49,13 @@ class Vocabulary:
         if vocab_size is None:
             return Vocabulary(_UNSTATED_SIZE, special_ids, _UNSTATED_FIRST_ID)
         return Vocabulary(vocab_size, special_ids)
+
+    @staticmethod
+    def common(vocab_sizes: Sequence[int | None], special_ids: frozenset[int]) -> "Vocabulary":
+        """The ids that several servers have, with the special ones of all of them."""
+        if all(size is None for size in vocab_sizes):
+            return Vocabulary.of(None, special_ids)
+        return Vocabulary(min(_UNSTATED_SIZE if size is None else size for size in vocab_sizes), special_ids)
 
 
 class PromptMaker:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.errors import OptionError
+from loadgen.prompts.token_ids import Vocabulary
 from loadgen.service_mix import ServiceMix
 from loadgen.target.probe import PROBE_TIMEOUT_S
 
@@ -23,6 +24,7 @@ class RunOptions:
         drain_timeout_s: how long answers may take after the last request was due; then they are broken off. In a closed
             loop that is the last so far: the run ends if no answer does for so long.
         vocab_size: ids prompts are made of; None is what the server says.
+        vocabulary: all of these ids, whatever the server says; None is made of its special ids and `vocab_size`.
         probe_timeout_s: for a server to say what it serves.
         targets: latency targets of the requests, drawn with `seed`; None: they have none.
         max_retries: how often a request that is refused for its targets comes back, each time when it was told.
@@ -39,6 +41,7 @@ class RunOptions:
     cancel_rate: float = 0.0
     drain_timeout_s: float = 600.0
     vocab_size: int | None = None
+    vocabulary: Vocabulary | None = None
     probe_timeout_s: float = PROBE_TIMEOUT_S
     targets: ServiceMix | None = None
     max_retries: int = 0

@@ -47,7 +47,7 @@ class WorkerPlan:
         spec: the server.
         shard: what of it this worker runs.
         salt: of the prompts.
-        vocab_size: ids to draw from; None is what the server says.
+        vocab_size, vocabulary: see RunOptions.
         probe_timeout_s: see open_target.
         targets: of the requests, which say in `requests` which class is theirs.
         requests, chunks, progress: shared: REQUEST of all, CHUNK and PROGRESS of this worker.
@@ -60,6 +60,7 @@ class WorkerPlan:
     shard: Shard
     salt: str
     vocab_size: int | None
+    vocabulary: Vocabulary | None
     probe_timeout_s: float
     targets: ServiceMix | None
     requests: SharedArray
@@ -193,7 +194,8 @@ def _request_maker(
         return lambda index: target.prepare(
             PlannedRequest(index, None, texts.text(index), int(num_output_tokens[index]), targets(index))
         )
-    ids = PromptMaker(plan.salt, plan.workload, Vocabulary.of(plan.vocab_size or facts.vocab_size, facts.special_ids))
+    vocabulary = plan.vocabulary or Vocabulary.of(plan.vocab_size or facts.vocab_size, facts.special_ids)
+    ids = PromptMaker(plan.salt, plan.workload, vocabulary)
     return lambda index: target.prepare(
         PlannedRequest(index, ids.token_ids(index), None, int(num_output_tokens[index]), targets(index))
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from loadgen.errors import TargetError
-from loadgen.target.base import Api, Target, TargetSpec
+from loadgen.target.base import Api, Target, TargetFacts, TargetSpec
 from loadgen.target.null import NullTarget
 from loadgen.target.probe import PROBE_TIMEOUT_S
 
@@ -38,6 +38,18 @@ def open_target(spec: TargetSpec, *, probe_timeout_s: float = PROBE_TIMEOUT_S) -
     from loadgen.target.openai import OpenAiTarget
 
     return OpenAiTarget(replace(spec, url=spec.url.rstrip("/")), probe_timeout_s)
+
+
+async def probe_target(spec: TargetSpec) -> TargetFacts:
+    """Returns what a server says of itself, once it has answered a few tokens.
+
+    Raises: TargetError: as `open_target` and `Target.probe`.
+    """
+    target = open_target(spec)
+    try:
+        return await target.probe()
+    finally:
+        await target.close()
 
 
 def api_key_of(api: Api) -> str:

@@ -21,10 +21,14 @@ from loadgen.cli.run_options import Outcome
 from loadgen.comparison.compare import compare
 from loadgen.errors import TargetError
 from loadgen.measure.metrics import measure
+from loadgen.mock.behaviour import MockBehaviour
 from loadgen.processes import held_port
+from loadgen.prompts.token_ids import Vocabulary
 from loadgen.record import RunData
-from loadgen.target.base import TargetSpec
+from loadgen.store import load
+from loadgen.target.base import TargetFacts, TargetSpec
 from loadgen.trace.schema import Trace
+from tests.support.loadgen.mock import mock_in_thread
 from tests.support.loadgen.runs import synthetic_run
 
 TARGETS = ("--target-a", "grpc://127.0.0.1:1", "--target-b", "http://127.0.0.1:2/v1")
@@ -42,13 +46,26 @@ class Fake:
         self.changed: Callable[[str, RunData], RunData] = lambda name, run: run
         self.verdict = lambda name: VALID
         self.hook: Callable[[], None] = lambda: None
+        self.vocabularies: list[Vocabulary | None] = []
+        self.facts = {
+            "grpc": TargetFacts("m", vocab_size=50_000, special_ids=frozenset({7})),
+            "completions": TargetFacts("m"),
+        }
 
     def __call__(
-        self, workload: Trace, options: argparse.Namespace, folder: Path, *, spec: TargetSpec, salt: str
+        self,
+        workload: Trace,
+        options: argparse.Namespace,
+        folder: Path,
+        *,
+        spec: TargetSpec,
+        salt: str,
+        vocabulary: Vocabulary | None,
     ) -> Outcome:
         assert list(folder.iterdir()) == []
         self.hook()
         self.played.append((folder.name, spec.url, spec.api, salt))
+        self.vocabularies.append(vocabulary)
         if self.fails(folder.name):
             raise TargetError(f"no server answers at {spec.url}")
         ttft_ms = 80 if folder.name.startswith("a") else 40
@@ -57,11 +74,15 @@ class Fake:
         (folder / "run.json").write_text("{}")
         return Outcome(run, measure(run), self.verdict(folder.name), folder)
 
+    async def probe(self, spec: TargetSpec) -> TargetFacts:
+        return self.facts[spec.api]
+
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     found = Fake()
     monkeypatch.setattr("loadgen.cli.ab.run_and_report", found)
+    monkeypatch.setattr("loadgen.cli.ab.probe_target", found.probe)
     monkeypatch.setattr("loadgen.cli.ab.compare", partial(compare, resamples=50))
     monkeypatch.chdir(tmp_path)
     return found
@@ -75,16 +96,14 @@ def document() -> Any:
     return json.loads(Path("out/comparison.json").read_text())
 
 
-def test_sides_take_turns_with_the_same_prompts_within_a_pair(fake: Fake) -> None:
+def test_sides_take_turns_with_new_prompts_for_servers_that_are_there(fake: Fake) -> None:
     assert ab(*TARGETS, "--repeats", "3") == 0
     assert [name for name, *_ in fake.played] == ["a-1", "b-1", "b-2", "a-2", "a-3", "b-3"]
     assert {(name[0], url, api) for name, url, api, _ in fake.played} == {
         ("a", "grpc://127.0.0.1:1", "grpc"),
         ("b", "http://127.0.0.1:2/v1", "completions"),
     }
-    salts = [salt for *_, salt in fake.played]
-    assert salts[0::2] == salts[1::2]
-    assert len(set(salts)) == 3
+    assert len({salt for *_, salt in fake.played}) == 6, "both addresses may be of one server, with its cache"
     assert document()["repeats"] == 3
     assert document()["versus"][0]["figures"]["ttft_p50"]["effect"] < 0.75
     assert {path.name for path in Path("out").iterdir() if path.is_dir()} == {name for name, *_ in fake.played}
@@ -94,8 +113,31 @@ def test_prompts_of_two_invocations_differ_also_with_a_salt_given(fake: Fake) ->
     for out in ("first", "second"):
         assert main(["ab", "--result-dir", out, *WORKLOAD, *TARGETS, "--repeats", "1", "--prompt-salt", "mine"]) == 0
     salts = {salt for *_, salt in fake.played}
-    assert len(salts) == 2
+    assert len(salts) == 4
     assert all(salt.startswith("mine") for salt in salts)
+
+
+def test_both_sides_draw_from_one_vocabulary(fake: Fake) -> None:
+    assert ab(*TARGETS, "--repeats", "1") == 0
+    assert fake.vocabularies == [Vocabulary(30_000, frozenset({7}))] * 2
+    Path("out").rename("before")
+    assert ab(*TARGETS, "--repeats", "1", "--vocab-size", "100") == 0
+    assert fake.vocabularies[2:] == [Vocabulary(100, frozenset({7}))] * 2
+    Path("out").rename("once more")
+    assert ab(*TARGETS, "--repeats", "1", "--prompt-mode", "text") == 0
+    assert fake.vocabularies[4:] == [None, None]
+
+
+def test_two_apis_are_measured_with_one_vocabulary_and_no_salt_is_pinned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    quick = MockBehaviour(ttft_s=0.01, itl_s=0.0)
+    with mock_in_thread("grpc", quick) as first, mock_in_thread("openai", replace(quick, vocab_size=500)) as second:
+        flags = ("--repeats", "1", "--num-prompts", "10", "--random-input-len", "8", "--random-output-len", "6")
+        assert ab("--target-a", first.url, "--target-b", second.url, *flags) == 0
+    settings = [load(Path("out") / name).settings for name in ("a-1", "b-1")]
+    assert [(one["vocab_size"], one["pinned_salt"]) for one in settings] == [(500, False)] * 2
 
 
 def test_a_side_that_fails_is_named_and_whole_pairs_are_compared(
@@ -176,7 +218,7 @@ def test_servers_are_started_for_each_run_and_may_share_a_port(fake: Fake, serve
     assert logs == {
         f"{side}-{pair}-server.log": f"I am {label}"
         for side, label in (("a", "static"), ("b", "continuous"))
-        for pair in (1, 2)
+        for pair in ("probe", 1, 2)
     }
     assert len({salt for *_, salt in fake.played}) == 2, "each server is new and has nothing in its cache"
     assert document()["baseline"] == "static"
@@ -190,11 +232,8 @@ def test_a_server_that_does_not_start_is_an_error_with_its_last_words(
         "import sys\nif len(sys.argv) > 2: sys.exit('no such flag')\n" + (servers.parent / "server.py").read_text()
     )
     assert ab("--servers", str(servers)) == 2
-    assert (
-        "continuous, run 1: continuous: the server ended with status 1 while starting: no such flag"
-        in capsys.readouterr().err
-    )
-    assert Path("out/a-1/run.json").exists()
+    assert "continuous: the server ended with status 1 while starting: no such flag" in capsys.readouterr().err
+    assert fake.played == []
 
 
 def test_sigterm_stops_the_server_too(fake: Fake, servers: Path, port: int) -> None:

@@ -21,9 +21,9 @@ class Outcome:
     run: RunData = RUN
 
 
-def order(repeats: int, *, one_server: bool = False) -> list[Turn]:
+def order(repeats: int, *, may_be_one_server: bool = False) -> list[Turn]:
     numbers = count()
-    return list(turns(repeats, lambda: f"salt {next(numbers)}", one_server=one_server))
+    return list(turns(repeats, lambda: f"salt {next(numbers)}", may_be_one_server=may_be_one_server))
 
 
 def play_until(fails: Callable[[Turn], bool], repeats: int = 3) -> AbRuns[Outcome]:
@@ -47,7 +47,7 @@ def test_a_pair_shares_its_prompts_and_no_two_pairs_do() -> None:
 
 
 def test_one_server_never_sees_a_prompt_twice() -> None:
-    assert len({turn.salt for turn in order(3, one_server=True)}) == 6
+    assert len({turn.salt for turn in order(3, may_be_one_server=True)}) == 6
 
 
 def test_pairs_are_a_and_b_whoever_went_first() -> None:

@@ -119,6 +119,14 @@ def test_an_unstated_vocabulary_avoids_the_ends_of_the_usual_ones() -> None:
     assert Vocabulary.of(10, frozenset({9})).ids.tolist() == list(range(9))
 
 
+def test_a_common_vocabulary_is_the_smallest_and_unstated_ones_have_the_usual_size() -> None:
+    special = frozenset({5})
+    assert Vocabulary.common([50_000, 300], special) == Vocabulary(300, special)
+    assert Vocabulary.common([50_000, None], special) == Vocabulary(30_000, special)
+    assert Vocabulary.common([None, 300], special) == Vocabulary(300, special)
+    assert Vocabulary.common([None, None], special) == Vocabulary.of(None, special)
+
+
 def test_too_small_a_vocabulary_and_too_few_blocks_are_refused() -> None:
     with pytest.raises(OptionError, match="3 tokens without the 2 special ones has 1 left"):
         Vocabulary(3, frozenset({0, 1}))

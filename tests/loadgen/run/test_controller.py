@@ -347,6 +347,16 @@ def test_nobody_listening_is_said_and_no_process_is_left() -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_prompts_are_made_of_the_vocabulary_that_is_given() -> None:
+    trace, vocabulary = workload(3, 50), Vocabulary(12, first_id=10)
+    with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0)) as server:
+        run = run_workload(trace, spec(server.url), RunOptions(salt="salt", vocabulary=vocabulary))
+        seen = {request.prompt_sha256 for request in server.record.answered()}
+    maker = PromptMaker("salt", trace, vocabulary)
+    assert seen == {hashlib.sha256(maker.token_ids(index).astype("<u4").tobytes()).hexdigest() for index in range(3)}
+    assert run.settings["vocab_size"] == 12
+
+
 def test_what_cannot_be_run_is_refused_before_anything_is_started() -> None:
     with pytest.raises(OptionError, match="no requests"):
         run_workload(workload(0, 1), spec("null:", "null"))
