@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: gpu-check chart-tools chart-check compose-check help run lock test test-slow mutants test-portable test-busy check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+	@awk -F ':.*## ' '/^[a-z-]+:.*##/ { printf "  make %-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: setup  ## engine + frontend on 127.0.0.1:50051, HTTP on 8000, with one completion as a smoke test (MODEL=... ARGS="...")
 	@exec $(BIN)/chairlift up --smoke-test $(if $(MODEL),--model "$(MODEL)") $(ARGS)
@@ -137,5 +137,5 @@ $(VENV)/other-triton: pyproject.toml $(VENV)/.installed-dev
 	@$(BIN)/python .ci/other_triton.py $@
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf "$(VENV)" build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
