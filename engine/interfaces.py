@@ -3,7 +3,6 @@
 Commands and reports are plain data, by request id: no socket and no protobuf crosses this line.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
@@ -49,15 +48,8 @@ def execute(runner: ModelRunner, plan: SchedulerOutput) -> ModelRunnerOutput:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """New requests, already validated.
+    """New requests, already validated."""
 
-    Attributes:
-        session_id: the stream of the command.
-        command_seq: number of the command on that stream; returned in `StepReport.seen_commands`.
-    """
-
-    session_id: str
-    command_seq: int
     requests: tuple[Request, ...]
 
 
@@ -65,8 +57,6 @@ class Submit:
 class Cancel:
     """Requests to cancel. Unknown and finished ones are ignored."""
 
-    session_id: str
-    command_seq: int
     request_ids: tuple[RequestId, ...]
     reason: EndReason
 
@@ -75,8 +65,6 @@ class Cancel:
 class GrantCredit:
     """Token credit: pairs of request and number of additional output tokens."""
 
-    session_id: str
-    command_seq: int
     grants: tuple[tuple[RequestId, int], ...]
 
 
@@ -217,13 +205,11 @@ class StepReport:
 
     Attributes:
         sampled_at_ns: CLOCK_MONOTONIC after the runner returned.
-        seen_commands: last command applied before the step, for each session that sent one since the last report.
     """
 
     outputs: tuple[RequestOutput, ...]
     snapshot: LoopSnapshot
     sampled_at_ns: int
-    seen_commands: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

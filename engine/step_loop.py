@@ -83,7 +83,6 @@ class StepLoop:
         self._on_step = on_step
         self._clock = clock
         self._open: set[RequestId] = set()  # accepted, and not completed yet
-        self._seen_commands: dict[str, int] = {}  # since the last StepReport
         self._in_flight: deque[_Launched] = deque()
         self._num_launched = 0
         self._fences: deque[tuple[int, int]] = deque()  # number, and steps launched before it
@@ -189,8 +188,7 @@ class StepLoop:
         else:
             self._publish(self.snapshot.engine_step)
         if outputs:
-            self._outbox(StepReport(tuple(outputs), self.snapshot, sampled_at_ns, self._seen_commands))
-            self._seen_commands = {}
+            self._outbox(StepReport(tuple(outputs), self.snapshot, sampled_at_ns))
         if cache_events := self._scheduler.take_cache_events():
             self._outbox(CacheReport(cache_events))
         if self._on_step is not None:
@@ -214,11 +212,9 @@ class StepLoop:
         for command in commands:
             if isinstance(command, Fence):
                 self._fences.append((command.number, self._num_launched))
-                continue
-            if isinstance(command, GrantCredit):
+            elif isinstance(command, GrantCredit):
                 for request_id, tokens in command.grants:
                     self._scheduler.grant_credit(request_id, tokens, now_s)
-            self._seen_commands[command.session_id] = command.command_seq
 
     def _admit(self, requests: list[Request]) -> None:
         accepted: list[RequestId] = []

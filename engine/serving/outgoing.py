@@ -62,9 +62,6 @@ class Receiver(Protocol):
         """Whether the handle cannot be used again yet."""
         ...
 
-    def see_commands(self, command_seq: int) -> None:
-        """Notes that the step loop has processed the commands up to this one."""
-
     def acknowledge(self, step_seq: int) -> None:
         """Notes that the frontend has processed the messages up to this one."""
 
@@ -97,7 +94,6 @@ class Outgoing:
         self._full: deque[tuple[pb.StepResult, int]] = deque()
         self._num_full_values = 0  # tokens and log-probabilities in them
         self._newest: tuple[LoopSnapshot, int] | None = None  # of the newest row: snapshot, sampled_at_ns
-        self._seen_command_seq = 0
         self._sent_step_seq = 0
         self._acked_step_seq = 0
         self._refusal: CallRefused | None = None
@@ -156,10 +152,6 @@ class Outgoing:
         return self._columns.has_ended(handle) or any(
             completion.handle == handle for message, _ in self._full for completion in message.completions
         )
-
-    def see_commands(self, command_seq: int) -> None:
-        """Notes that the step loop has processed the commands up to this one."""
-        self._seen_command_seq = command_seq
 
     def acknowledge(self, step_seq: int) -> None:
         """Notes that the frontend has processed the StepResults up to this one.
@@ -251,7 +243,6 @@ class Outgoing:
         self._columns = StepColumns()
         step.num_steps = len(self._merged_steps)
         self._merged_steps.clear()
-        step.last_command_seq = self._seen_command_seq
         if self._newest is not None:
             snapshot, step.sampled_at_ns = self._newest
             step.engine_step = snapshot.engine_step

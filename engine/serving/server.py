@@ -349,9 +349,6 @@ class EngineService(EngineServiceServicer):
             outgoing.refuse(CallRefused(grpc.StatusCode.INTERNAL, "internal error, see the engine's log"))
 
     def _deliver_step(self, report: StepReport) -> None:
-        for session_id, command_seq in report.seen_commands.items():
-            if (session := self._sessions.get(session_id)) is not None:
-                session.outgoing.see_commands(command_seq)
         for output in report.outputs:
             if (session := self._owners.get(output.request_id)) is not None:
                 session.add_output(output, report.snapshot, report.sampled_at_ns)

@@ -168,7 +168,7 @@ class Session:
         """Cancels all open requests after the stream has ended, and returns their number."""
         request_ids = tuple(self._by_request)
         if request_ids:  # before the adapters are released
-            self._context.inbox.put(Cancel(self.session_id, self._received_seq, request_ids, EndReason.CANCELLED))
+            self._context.inbox.put(Cancel(request_ids, EndReason.CANCELLED))
         for request_id in request_ids:
             self._close(request_id)
         return len(request_ids)
@@ -187,7 +187,7 @@ class Session:
             else:
                 requests.append(request)
         if requests:
-            self._context.inbox.put(Submit(self.session_id, self._received_seq, tuple(requests)))
+            self._context.inbox.put(Submit(tuple(requests)))
 
     def _open(self, submission: pb.Submission, now_s: float) -> Request:
         handle = submission.handle
@@ -272,10 +272,10 @@ class Session:
             return
         request.constraint = compiled.result()
         inbox = self._context.inbox
-        inbox.put(Submit(self.session_id, self._received_seq, (request,)))
+        inbox.put(Submit((request,)))
         if entry.grants:
             grants = tuple((entry.request_id, tokens) for tokens in entry.grants)
-            inbox.put(GrantCredit(self.session_id, self._received_seq, grants))
+            inbox.put(GrantCredit(grants))
 
     def _cancel(self, batch: pb.CancelBatch) -> None:
         entries = [self._by_handle[handle] for handle in dict.fromkeys(batch.handles) if handle in self._by_handle]
@@ -284,7 +284,7 @@ class Session:
             if entry.compiling is not None:
                 self._end_compiling(entry, reason)
         request_ids = tuple(entry.request_id for entry in entries)
-        self._context.inbox.put(Cancel(self.session_id, self._received_seq, request_ids, reason))
+        self._context.inbox.put(Cancel(request_ids, reason))
 
     def _end_compiling(self, entry: OpenRequest, reason: EndReason) -> None:
         """Ends a request whose grammar is being compiled."""
@@ -317,7 +317,7 @@ class Session:
                 entry.grants.append(tokens)
             elif entry is not None:
                 grants.append((entry.request_id, tokens))
-        self._context.inbox.put(GrantCredit(self.session_id, self._received_seq, tuple(grants)))
+        self._context.inbox.put(GrantCredit(tuple(grants)))
 
     def _close(self, request_id: RequestId) -> OpenRequest:
         entry = self._by_request.pop(request_id)

@@ -41,7 +41,7 @@ class Bench:
         self.scheduler = Scheduler(config)
         inbox = Inbox()
         self.request = Request(RequestId(1), (1, 2, 3), SamplingParams(seed=0, max_tokens=60), arrival_s=self.now_s)
-        inbox.put(Submit("s", 1, (self.request,)))
+        inbox.put(Submit((self.request,)))
         self.loop = StepLoop(
             self.scheduler,
             FakeModelRunner(MODEL, num_blocks=32, block_size=4),

@@ -75,11 +75,11 @@ class Bench:
             clock=lambda: self.now_s,
         )
 
-    def submit(self, *requests: Request, seq: int = 1) -> None:
-        self.inbox.put(Submit("s", seq, requests))
+    def submit(self, *requests: Request) -> None:
+        self.inbox.put(Submit(requests))
 
-    def cancel(self, *ids: int, seq: int = 1, reason: EndReason = EndReason.CANCELLED) -> None:
-        self.inbox.put(Cancel("s", seq, tuple(map(RequestId, ids)), reason))
+    def cancel(self, *ids: int, reason: EndReason = EndReason.CANCELLED) -> None:
+        self.inbox.put(Cancel(tuple(map(RequestId, ids)), reason))
 
     def turns(self, count: int) -> None:
         for _ in range(count):
@@ -134,12 +134,12 @@ def test_idle_turns_count_as_turns_but_not_as_steps() -> None:
 
 def test_cancels_free_slots_for_requests_submitted_before_them() -> None:
     bench = Bench(max_num_seqs=1, max_waiting=1)
-    bench.submit(request(1), seq=1)
+    bench.submit(request(1))
     bench.turns(1)
-    bench.submit(request(2), seq=2)
+    bench.submit(request(2))
     bench.turns(1)
-    bench.submit(request(3), seq=3)
-    bench.cancel(2, seq=4)
+    bench.submit(request(3))
+    bench.cancel(2)
     bench.turns(1)
     assert [report.rejected for report in bench.admissions] == [(), (), ()]
     assert bench.reasons == {2: EndReason.CANCELLED}
@@ -148,7 +148,7 @@ def test_cancels_free_slots_for_requests_submitted_before_them() -> None:
 def test_a_cancel_reaches_a_request_of_the_same_turn() -> None:
     bench = Bench()
     bench.submit(request(1), request(2))
-    bench.cancel(1, seq=2, reason=EndReason.DEADLINE)
+    bench.cancel(1, reason=EndReason.DEADLINE)
     bench.turns(2)
     assert bench.reasons == {1: EndReason.DEADLINE}
     assert bench.tokens[1] == 0
@@ -168,16 +168,6 @@ def test_rejections_are_reported_before_the_step_that_follows() -> None:
     assert isinstance(step, StepReport)
 
 
-def test_reports_carry_the_last_command_that_their_step_had_seen() -> None:
-    bench = Bench()
-    bench.submit(request(1), seq=4)
-    bench.cancel(99, seq=5)
-    bench.turns(2)
-    first, second = [report for report in bench.reports if isinstance(report, StepReport)]
-    assert first.seen_commands == {"s": 5}
-    assert second.seen_commands == {}
-
-
 def test_a_request_pauses_without_credit_and_resumes_with_new_credit() -> None:
     bench = Bench()
     bench.submit(request(1, token_credit=3))
@@ -186,7 +176,7 @@ def test_a_request_pauses_without_credit_and_resumes_with_new_credit() -> None:
     step = bench.loop.snapshot.engine_step
     bench.turns(2)
     assert bench.loop.snapshot.engine_step == step  # paused: no steps are counted
-    bench.inbox.put(GrantCredit("s", 2, ((RequestId(1), 2), (RequestId(50), 1))))
+    bench.inbox.put(GrantCredit(((RequestId(1), 2), (RequestId(50), 1))))
     bench.turns(4)
     assert bench.tokens == {1: 5}
 
@@ -331,7 +321,7 @@ class TestTwoStepsInFlight:
         bench = Bench(max_steps_in_flight=2)
         bench.submit(request(1), request(2))
         bench.turns(2)
-        bench.cancel(1, seq=2)
+        bench.cancel(1)
         bench.turns(1)
         assert bench.reasons == {1: EndReason.CANCELLED}
         assert bench.tokens == {1: 1, 2: 2}  # the second token of request 1 was in flight and is dropped

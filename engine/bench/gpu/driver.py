@@ -21,7 +21,6 @@ from engine.interfaces import AdmissionReport, Cancel, Inbox, Report, StepReport
 from engine.serving.parts import EngineParts
 from engine.step_loop import StepLoop
 
-_SESSION = "bench"
 _request_ids = itertools.count(1 << 32)  # unique for the runner over all schedulers
 GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_end_token=True)
 
@@ -54,7 +53,6 @@ class EngineDriver:
         self._scheduled = scheduled
         self._inbox = Inbox()
         self._loop = StepLoop(scheduled.scheduler, scheduled.runner, self._inbox, self._take)
-        self._commands = itertools.count(1)
         self._open: set[RequestId] = set()
         self._deliveries: list[Delivery] = []
 
@@ -66,7 +64,7 @@ class EngineDriver:
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests for the next iteration."""
         self._open.update(request.request_id for request in requests)
-        self._inbox.put(Submit(_SESSION, next(self._commands), tuple(requests)))
+        self._inbox.put(Submit(tuple(requests)))
 
     def turn(self) -> list[Delivery]:
         """Runs one iteration and returns its deliveries: none while the first steps are in flight.
@@ -80,7 +78,7 @@ class EngineDriver:
     def finish(self) -> None:
         """Cancels open requests, collects the steps in flight, and makes the runner forget all requests."""
         if self._open:
-            self._inbox.put(Cancel(_SESSION, next(self._commands), tuple(self._open), EndReason.CANCELLED))
+            self._inbox.put(Cancel(tuple(self._open), EndReason.CANCELLED))
         while self._open or self._scheduled.scheduler.has_work():
             self._loop.turn()
         self._inbox.wake()

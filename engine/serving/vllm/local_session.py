@@ -112,9 +112,6 @@ class LocalSession(Receiver):
         """See `Receiver`."""
         return False
 
-    def see_commands(self, command_seq: int) -> None:
-        """See `Receiver`. Calls do not count commands."""
-
     def acknowledge(self, step_seq: int) -> None:
         """See `Receiver`. Calls acknowledge nothing."""
 

@@ -101,7 +101,7 @@ def step(
     snapshot = LoopSnapshot(number, number, stats, step_us=round(step_s * 1e6))
     outputs = [RequestOutput(RequestId(row), number, (5,)) for row in range(num_rows)]
     outputs[0] = outputs[0]._replace(**fields)
-    return StepReport(tuple(outputs), snapshot, 1000 + number, {})
+    return StepReport(tuple(outputs), snapshot, 1000 + number)
 
 
 @pytest.mark.parametrize(

@@ -73,14 +73,13 @@ async def test_the_first_event_of_a_handle_stands_for_its_acceptance() -> None:
 
 async def test_columns_omit_default_values() -> None:
     outgoing = Outgoing()
-    outgoing.see_commands(6)
     outgoing.add_output(4, 0, output(0, 5, num_cached_tokens=16), SNAPSHOT, 77)
     outgoing.add_output(2, 0, output(7, 8), SNAPSHOT, 78)
     step = await next_step(outgoing)
     assert (list(step.handles), list(step.token_ids), list(step.start_indices)) == ([4, 2], [5, 8], [0, 7])
     assert list(step.token_counts) == list(step.epochs) == []
     assert not step.HasField("logprobs")
-    assert (step.step_seq, step.last_command_seq, step.engine_step, step.sampled_at_ns) == (1, 6, 9, 78)
+    assert (step.step_seq, step.engine_step, step.sampled_at_ns) == (1, 9, 78)
     assert list(step.first_tokens) == [pb.FirstToken(handle=4, num_cached_tokens=16)]
     assert step.load == pb.LoadStats(
         num_running=1,

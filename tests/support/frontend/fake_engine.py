@@ -368,7 +368,7 @@ class FakeEngine(EngineServiceServicer):
     def _step_of(self, session: _Session) -> pb.StepResult | None:
         if session.step_seq - session.acknowledged >= self.step_window:
             return None
-        step = pb.StepResult(last_command_seq=session.command_seq, engine_step=self.num_steps + 1, load=self.load)
+        step = pb.StepResult(engine_step=self.num_steps + 1, load=self.load)
         for request in list(session.requests.values()):
             request.advance(step, self.tokens_per_step, asyncio.get_running_loop().time())
         for completion in step.completions:

@@ -373,9 +373,8 @@ class StepAck(_message.Message):
     def __init__(self, step_seq: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_seq", "last_command_seq", "handles", "token_counts", "token_ids", "start_indices", "epochs", "completions", "logprobs", "engine_step", "load", "sampled_at_ns", "first_tokens", "prompt_logprobs", "time_accounts", "num_steps")
+    __slots__ = ("step_seq", "handles", "token_counts", "token_ids", "start_indices", "epochs", "completions", "logprobs", "engine_step", "load", "sampled_at_ns", "first_tokens", "prompt_logprobs", "time_accounts", "num_steps")
     STEP_SEQ_FIELD_NUMBER: _ClassVar[int]
-    LAST_COMMAND_SEQ_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -391,7 +390,6 @@ class StepResult(_message.Message):
     TIME_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     step_seq: int
-    last_command_seq: int
     handles: _containers.RepeatedScalarFieldContainer[int]
     token_counts: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -406,7 +404,7 @@ class StepResult(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     time_accounts: _containers.RepeatedCompositeFieldContainer[TimeAccount]
     num_steps: int
-    def __init__(self, step_seq: _Optional[int] = ..., last_command_seq: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., start_indices: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., engine_step: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., sampled_at_ns: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., time_accounts: _Optional[_Iterable[_Union[TimeAccount, _Mapping]]] = ..., num_steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, step_seq: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., start_indices: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., engine_step: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., sampled_at_ns: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., time_accounts: _Optional[_Iterable[_Union[TimeAccount, _Mapping]]] = ..., num_steps: _Optional[int] = ...) -> None: ...
 
 class TimeAccount(_message.Message):
     __slots__ = ("handle", "epoch", "queued_us", "prefill_us", "parked_us", "preempted_us", "num_preemptions")

@@ -171,7 +171,7 @@ class DeviceWorld:
         if rng.random() < 0.06:
             self.fails_at[params.seed] = rng.randrange(num_prior, num_prior + 6)
             self.allowed_reasons[request.request_id].add(EndReason.ENGINE_ERROR)
-        self.inbox.put(Submit("s", self.num_requests, (request,)))
+        self.inbox.put(Submit((request,)))
 
     def draw_constraint(self, prompt):
         """None, one that is another after every token, or one that stays."""
@@ -208,12 +208,12 @@ class DeviceWorld:
         if self.num_requests:
             request_id = RequestId(self.rng.randrange(self.num_requests))
             self.allowed_reasons[request_id].add(EndReason.CANCELLED)
-            self.inbox.put(Cancel("s", 1, (request_id,), EndReason.CANCELLED))
+            self.inbox.put(Cancel((request_id,), EndReason.CANCELLED))
 
     def grant_credit(self):
         open_ids = [request_id for request_id, answer in self.ledger.answers.items() if answer.completion is None]
         if open_ids:
-            self.inbox.put(GrantCredit("s", 1, ((self.rng.choice(open_ids), self.rng.choice((1, 1, 2, 8))),)))
+            self.inbox.put(GrantCredit(((self.rng.choice(open_ids), self.rng.choice((1, 1, 2, 8))),)))
 
     def pass_time(self):
         self.now_s += self.rng.choice((0.1, 1.0, 5.0))
@@ -222,7 +222,7 @@ class DeviceWorld:
         """A request with credit ends within a bound."""
         self.turn()
         open_requests = [self.submitted[i] for i, answer in self.ledger.answers.items() if answer.completion is None]
-        self.inbox.put(GrantCredit("s", 1, tuple((request.request_id, 1000) for request in open_requests)))
+        self.inbox.put(GrantCredit(tuple((request.request_id, 1000) for request in open_requests)))
         bound = 30 + 4 * sum(request.max_num_tokens for request in open_requests) * (self.config.max_preemptions + 3)
         if self.rng.random() < 0.3:
             self.loop.drain(1e9)
