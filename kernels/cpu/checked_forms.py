@@ -17,7 +17,7 @@ _REFERENCES = Path(__file__).parents[1] / "reference"
 def is_checked(form: str) -> bool:
     """Whether a form passed before; False if nothing can be remembered."""
     try:
-        return _key(form) in _file().read_text().splitlines()
+        return _key(form) in _file().read_text(errors="replace").splitlines()
     except OSError:
         return False
 

@@ -41,7 +41,14 @@ def compiling_elsewhere(num_processes: int, on_compiled: OnCompiled) -> Iterator
         on_compiled: called with the number of kernels compiled so far, on this thread.
     """
     parts = [PARTS] if num_processes == 1 else [PARTS[:2], PARTS[2:]]
-    with compiling_missing(lambda: compile_parts(parts, on_compiled)):
+
+    def compile_all() -> None:
+        try:
+            compile_parts(parts, on_compiled)
+        except OSError as error:
+            _log.warning("no process to compile CPU kernels can be started: %s; compiling here", error)
+
+    with compiling_missing(compile_all):
         yield
 
 

@@ -15,7 +15,7 @@ import numba
 from llvmlite import binding  # type: ignore[import-untyped]
 
 from kernels.cpu.cpu_features import target_features
-from kernels.cpu.kernel_cache import COMPILED, cache_folder, environment_digest
+from kernels.cpu.kernel_cache import COMPILED, MARKER, cache_folder, environment_digest
 
 _V3 = (
     *("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16", "sahf"),
@@ -53,7 +53,7 @@ class CpuLevel:
 
     def marker(self, folder: Path) -> Path:
         """Returns the file that says that a folder has all kernels of these sources for it."""
-        return folder / f"complete-{environment_digest(self.cpu, self.features)}"
+        return folder / f"{MARKER}{environment_digest(self.cpu, self.features)}"
 
 
 LEVELS = {

@@ -30,6 +30,9 @@ SUFFIX = ".kernel"
 MAX_BYTES = 256 << 20
 """Size of the folder from which a start that compiles deletes the files least recently used. A start uses 10 MB."""
 
+MARKER = "complete-"
+"""Begins the names of files that say that a folder has all kernels for a processor."""
+
 COMPILED = Path(__file__).parent / "compiled" / "chairlift"
 """Folder of kernels that an image carries for levels of x86-64 (`compile_ahead`); it is only read."""
 
@@ -37,6 +40,9 @@ _DIGEST_BYTES = 32
 _TEMPORARY = ".tmp"
 _WRITE_S = 3600.0  # longer than any process writes a file
 _PACKAGES = ("llvmlite", "numba", "numpy")
+_SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK")
+"""Of numba, from the variables of its environment that change the code of kernels."""
+
 _SOURCES = Path(__file__).parents[1]
 _config: Any = numba.config  # its attributes are made at run time
 _dumps: Any = serialize.dumps
@@ -79,7 +85,8 @@ def environment_digest(cpu: str, features: str) -> str:
 
 @functools.cache
 def _environment() -> str:
-    return digest_of(kernel_sources())
+    settings = [getattr(_config, name) for name in _SETTINGS]
+    return f"{digest_of(kernel_sources())} {settings}"
 
 
 @functools.cache
@@ -243,6 +250,10 @@ def _prune(folder: Path) -> None:
             status = path.stat()
             files.append((status.st_mtime, status.st_size, path))
     num_bytes = sum(size for _, size, _ in files)
+    if num_bytes > MAX_BYTES:  # the folder does not hold all kernels of a processor any more
+        for marker in folder.glob(f"{MARKER}*"):
+            with contextlib.suppress(OSError):
+                marker.unlink()
     for _, size, path in sorted(files):
         if num_bytes <= MAX_BYTES:
             return

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 NO_WINDOW = 1 << 30
 _STEP = 2 * LANES  # keys
+_PLACES_BEHIND = 3  # the last step, and what it prefetches, may begin at the last group
 _LOWEST = np.float32(-3.0e38)  # finite, because -inf - -inf would be NaN in rows that have not seen a key yet
 
 _Q, _Q_STEP, _K, _V, _K_SCALES, _V_SCALES, _OUT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, _WINDOW = range(
@@ -58,6 +59,13 @@ def emit_plan(recording: Recording, metadata: AttentionMetadata, group_size: int
     return plan
 
 
+def max_tokens(head_dim: int) -> int:
+    """Returns the tokens of a row whose places in the cache fit into an item's memory."""
+    padded_dim = -(-head_dim // _STEP) * _STEP
+    used = 4 * (MAX_ROWS * (head_dim + padded_dim + _STEP) + _STEP) + 8 * MAX_ROWS  # see `_open_item`
+    return LANES * ((SCRATCH_BYTES - used) // 8 - _PLACES_BEHIND)
+
+
 def emit_paged_attention(
     recording: Recording,
     q: torch.Tensor,
@@ -79,8 +87,9 @@ def emit_paged_attention(
     _, num_heads, head_dim = q.shape
     if metadata.block_size != kv_cache.block_size:
         raise ValueError(f"block_size of the batch is {metadata.block_size}, of the cache {kv_cache.block_size}")
-    if 8 * (metadata.block_table.shape[1] * kv_cache.block_size // LANES + 3) > SCRATCH_BYTES // 2:
-        raise ValueError(f"rows of {metadata.block_table.shape[1] * kv_cache.block_size} tokens are too long")
+    num_tokens, most = metadata.block_table.shape[1] * kv_cache.block_size, max_tokens(head_dim)
+    if num_tokens > most:
+        raise ValueError(f"rows of {num_tokens} tokens are too long, at most {most} are supported")
     if num_heads % kv_cache.num_kv_heads or kv_cache.head_dim != head_dim or q.stride()[1:] != (head_dim, 1):
         raise ValueError(
             f"q {list(q.shape)} with strides {q.stride()} does not fit a cache of {kv_cache.num_kv_heads} heads of "
@@ -204,7 +213,7 @@ def _open_item(row: "Longs", item: int, scratch: int) -> _Item:
 def _find_places(row: "Longs", item: _Item, request_table: "Ints") -> None:
     """Fills `places` from the block table of the request."""
     groups, num_kv_heads, head = row[_BLOCK_SIZE] // LANES, row[_KV_HEADS], item.first_head // item.group_size
-    places = longs_at(item.places, item.num_groups + 3)
+    places = longs_at(item.places, item.num_groups + _PLACES_BEHIND)
     group = 0
     for block in request_table[: -(-item.num_groups // groups)]:
         for i in range(min(groups, item.num_groups - group)):
@@ -303,7 +312,7 @@ def attention_item(row: "Longs", scale: np.float32, number: int, scratch: int) -
 
     size, has_scales, window = row[_SIZE], row[_K_SCALES] != 0, row[_WINDOW]
     group_bytes = LANES * item.head_dim * size
-    places = longs_at(item.places, item.num_groups + 3)
+    places = longs_at(item.places, item.num_groups + _PLACES_BEHIND)
     highest = item.first_position + (item.first + item.height - 1) // item.group_size
     first_seen = max(0, item.first_position + item.first // item.group_size + 1 - window)
     for group in range(first_seen // _STEP * 2, item.num_groups, 2):

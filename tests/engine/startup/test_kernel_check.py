@@ -107,6 +107,13 @@ def test_kernels_that_passed_are_not_checked_again(model_dir: Path, monkeypatch:
     assert [forms.block_size for forms in checked] == [32]  # other forms are
 
 
+def test_a_damaged_file_of_results_does_not_stop_a_start(model_dir: Path, folder: Path) -> None:
+    start(model_dir)
+    (file,) = folder.glob("checked-*.txt")
+    file.write_bytes(b"\xff\n" + file.read_bytes())
+    start(model_dir)
+
+
 @pytest.mark.usefixtures("faulty_attention")
 def test_kernels_that_failed_are_checked_again(model_dir: Path, folder: Path) -> None:
     start(model_dir, kernel_check="warn")

@@ -128,6 +128,18 @@ def test_a_process_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, caplo
     assert caplog.messages == ["a process that compiles CPU kernels ended with status 3: compiling here"]
 
 
+def test_a_machine_that_starts_no_process_compiles_here(
+    monkeypatch: pytest.MonkeyPatch, missing: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    def popen(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(compilers.subprocess, "Popen", popen)
+    with compiling_elsewhere(2, lambda _: None):
+        missing()
+    assert "can be started: [Errno 12] Cannot allocate memory; compiling here" in caplog.text
+
+
 def test_nothing_is_imported_from_the_current_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ from numba.core import config
 
 from kernels.cpu import jit, kernel_cache, sample, worker_pool
 from kernels.cpu.execute import ITEM_KERNELS, compile_items
-from kernels.cpu.kernel_cache import SUFFIX, cache_folder, kernel_sources
+from kernels.cpu.kernel_cache import MARKER, SUFFIX, cache_folder, kernel_sources
 from tests.hang import HANG_S
 
 ROOT = Path(__file__).parents[3]
@@ -74,6 +74,14 @@ def test_each_processor_has_its_own_kernels(checkout: Path, start: Callable[...,
     assert printed(start(checkout)) == "11 2"
     assert printed(start(checkout, NUMBA_CPU_NAME="generic")) == "11 2"
     assert printed(start(checkout)) == "11 0"
+
+
+def test_settings_of_numba_that_change_the_code_count(
+    checkout: Path, start: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    assert printed(start(checkout, NUMBA_LOOP_VECTORIZE="0")) == "11 2"
+    assert printed(start(checkout)) == "11 2"
+    assert printed(start(checkout, NUMBA_LOOP_VECTORIZE="0")) == "11 0"
 
 
 def test_processes_that_start_together_share_a_folder(
@@ -193,6 +201,7 @@ def test_files_least_recently_used_are_deleted(folder: Path, monkeypatch: pytest
         (folder / f"{name}{SUFFIX}").write_bytes(bytes(100))
         os.utime(folder / f"{name}{SUFFIX}", (used_s, used_s))
     (folder / "checked-0.txt").write_bytes(bytes(100))
+    (folder / f"{MARKER}0").touch()  # which is not true any more
     assert tripled() == 2
     left = {path.name for path in folder.iterdir()}
     assert {f"old{SUFFIX}", f"new{SUFFIX}", "checked-0.txt"} < left

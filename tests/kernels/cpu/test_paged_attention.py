@@ -215,8 +215,8 @@ def test_shapes_that_disagree_are_named():
             OPS.paged_attention(q, cache, batch.metadata, scale=1.0)
     with pytest.raises(ValueError, match=r"q is torch\.float16 on cpu, CPU operations take float32"):
         OPS.paged_attention(batch.q.half(), cache, batch.metadata, scale=1.0)
-    endless = replace(batch.metadata, block_table=torch.zeros(1, 70_000, dtype=torch.int32))
-    with pytest.raises(ValueError, match="rows of 1120000 tokens are too long"):
+    endless = replace(batch.metadata, block_table=torch.zeros(1, 140_000, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"rows of 2240000 tokens are too long, at most 2\d{6} are supported"):
         OPS.paged_attention(batch.q, cache, endless, scale=1.0)
     with pytest.raises(ValueError, match=f"block_size of the batch is 64, of the cache {batch.metadata.block_size}"):
         OPS.paged_attention(batch.q, cache, replace(batch.metadata, block_size=64), scale=1.0)
