@@ -263,7 +263,7 @@ def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress)
             name,
             device=gpu.device,
             target=target,
-            head_dim=task.model.shape.widest_layer.head_dim,
+            head_dims=[layer.head_dim for layer in task.model.shape.layers],
             dtype=task.dtype,
             kv_dtype=task.kv_dtype,
         )

@@ -6,7 +6,7 @@ only the conversion of arguments is tested.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol
 
 import torch
@@ -25,6 +25,10 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 class UnsupportedBackendError(ValueError):
     """A backend that is not installed or does not support the model or the GPU; the message says what to do."""
+
+
+_LayerForm = tuple[int | None, float | None, float, int, int, int]
+"""What a plan of FlashInfer fixes: window, soft cap, scale, heads, KV heads, and the size of a head."""
 
 
 class Attention(Protocol):
@@ -46,7 +50,13 @@ class Attention(Protocol):
 
 
 def attention_backend(
-    name: BackendName, *, device: torch.device, target: Target, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype
+    name: BackendName,
+    *,
+    device: torch.device,
+    target: Target,
+    head_dims: Iterable[int],
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> Attention:
     """Returns the attention of a backend; imports its library.
 
@@ -54,7 +64,7 @@ def attention_backend(
         name: name of the backend.
         device: device of the tensors.
         target: its architecture.
-        head_dim: size of a head.
+        head_dims: sizes of heads, of all layers.
         dtype, kv_dtype: dtypes of the queries and of the cache.
     Raises: UnsupportedBackendError: it is not installed, or does not support one of these.
     """
@@ -62,10 +72,10 @@ def attention_backend(
         return torch_attention
     flag = f"--attention-backend {name}"
     if name == "flashinfer":
-        has_target, head_dims = target.backend == "cuda", {64, 128, 256}
+        has_target, supported = target.backend == "cuda", {64, 128, 256}
     else:
         has_target = target.name in ("sm_90", "sm_100")
-        head_dims = {*range(8, 129, 8), 256} if target.name == "sm_100" else set(range(8, 257, 8))
+        supported = {*range(8, 129, 8), 256} if target.name == "sm_100" else set(range(8, 257, 8))
     if not has_target:
         raise UnsupportedBackendError(f"{flag} does not support {target.name}: use triton")
     if dtype not in _DTYPES:
@@ -74,8 +84,8 @@ def attention_backend(
         raise UnsupportedBackendError(
             f"{flag} does not support the scales per token and head of --kv-cache-dtype fp8: omit one of the two"
         )
-    if head_dim not in head_dims:
-        raise UnsupportedBackendError(f"{flag} does not support heads of {head_dim} on {target.name}: use triton")
+    if others := sorted({*head_dims} - supported):
+        raise UnsupportedBackendError(f"{flag} does not support heads of {others[0]} on {target.name}: use triton")
     if name == "flashinfer":
         return FlashInferAttention(_imported("flashinfer", flag), device)
     return FlashAttention(_imported("flash_attn.cute", flag))
@@ -104,8 +114,8 @@ class FlashInferAttention:
         """
         self._make_wrapper: Callable[..., Any] = flashinfer.BatchPrefillWithPagedKVCacheWrapper
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._wrappers: dict[tuple[int | None, float | None], Any] = {}
-        self._planned: set[tuple[int | None, float | None]] = set()  # of this step
+        self._wrappers: dict[_LayerForm, Any] = {}
+        self._planned: set[_LayerForm] = set()  # of this step
         self._metadata: AttentionMetadata | None = None
         self._pages: tuple[torch.Tensor, ...] = ()
 
@@ -120,7 +130,7 @@ class FlashInferAttention:
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Plans the step at its first layer, then computes the attention of a layer; with sinks by PyTorch, slowly."""
+        """Computes attention by a plan per step and form of layer; with sinks by PyTorch, slowly."""
         if sinks is not None:
             return torch_attention(
                 q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
@@ -128,7 +138,7 @@ class FlashInferAttention:
         if metadata is not self._metadata:
             self._metadata, self._pages = metadata, _pages(metadata)
             self._planned.clear()
-        key = (sliding_window, soft_cap)
+        key = (sliding_window, soft_cap, scale, q.shape[1], kv_cache.num_kv_heads, q.shape[2])
         if key not in self._wrappers:
             self._wrappers[key] = self._make_wrapper(self._workspace, "HND")
         wrapper = self._wrappers[key]

@@ -26,7 +26,7 @@ from tests.support.kernels.batches import assert_close, fill_cache, make_ragged_
 
 CPU = torch.device("cpu")
 QUERY_LENS, SEQ_LENS = (1, 1, 17, 5), (1, 33, 40, 5)
-SUPPORTED = {"target": TARGETS["sm_90"], "head_dim": 64, "dtype": torch.bfloat16, "kv_dtype": torch.bfloat16}
+SUPPORTED = {"target": TARGETS["sm_90"], "head_dims": [128, 64], "dtype": torch.bfloat16, "kv_dtype": torch.bfloat16}
 FEATURES = [{}, {"sliding_window": 7}, {"soft_cap": 5.0}]
 
 
@@ -219,6 +219,19 @@ def test_flashinfer_plans_once_per_step_and_window(libraries):
     assert [plan["sliding_window"] for plan in plans] == [None, 7, None]
 
 
+def test_flashinfer_plans_layers_of_another_scale_or_other_heads_apart(libraries):
+    """A plan fixes both: models of transformers may have layers that differ in them."""
+    attend, batches = (
+        backend("flashinfer"),
+        [make_ragged_batch(QUERY_LENS, SEQ_LENS, head_dim=dim) for dim in (64, 128)],
+    )
+    for scale, batch in ((0.25, batches[0]), (0.125, batches[0]), (0.25, batches[1])):
+        metadata, q = batches[0].metadata, batch.q.bfloat16()
+        expected = paged_attention(q, fill_cache(reference_ops(), batch, torch.bfloat16), metadata, scale=scale)
+        assert_close(attend(q, gpu_cache(batch, torch.bfloat16), metadata, scale=scale), expected)
+    assert len(libraries["flashinfer"].plans) == 3
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "words"),
     [
@@ -234,8 +247,8 @@ def test_flashinfer_plans_once_per_step_and_window(libraries):
         ),
         ("flashinfer", {"dtype": torch.float32}, "does not support float32: use --dtype bfloat16"),
         ("flash-attn", {"kv_dtype": torch.float8_e4m3fn}, "does not .* --kv-cache-dtype fp8: omit one of the two"),
-        ("flashinfer", {"head_dim": 96}, "does not support heads of 96 on sm_90: use triton"),
-        ("flash-attn", {"head_dim": 192, "target": TARGETS["sm_100"]}, "does not support heads of 192 on sm_100"),
+        ("flashinfer", {"head_dims": [64, 96]}, "does not support heads of 96 on sm_90: use triton"),
+        ("flash-attn", {"head_dims": [192], "target": TARGETS["sm_100"]}, "does not support heads of 192 on sm_100"),
     ],
 )
 def test_what_a_backend_does_not_support_is_refused_by_name(libraries, name, fields, words):
