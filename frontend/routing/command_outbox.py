@@ -25,6 +25,7 @@ class CommandOutbox:
         self._ack_every = max(1, step_window // 4)
         self._command_seq = 1  # Hello
         self._submissions: list[pb.Submission] = []
+        self._unsent_ids: set[int] = set()  # stream request ids of submissions that no message has yet
         self._cancellations: dict[int, CancelReason] = {}  # by stream request id
         self._credits: dict[int, int] = {}
         self._processed_step = 0
@@ -33,6 +34,7 @@ class CommandOutbox:
     def submit(self, submission: pb.Submission) -> None:
         """Adds a request."""
         self._submissions.append(submission)
+        self._unsent_ids.add(submission.handle)
         self._wake()
 
     def cancel(self, stream_id: int, reason: CancelReason) -> None:
@@ -53,8 +55,8 @@ class CommandOutbox:
 
     @property
     def unsent_ids(self) -> set[int]:
-        """Stream request ids of submissions that have not been taken."""
-        return {submission.handle for submission in self._submissions}
+        """Stream request ids of submissions in no message that the iterator of `take` has returned."""
+        return self._unsent_ids
 
     def acknowledge(self, step_seq: int) -> None:
         """Notes that all steps up to this one were processed."""
@@ -86,4 +88,5 @@ class CommandOutbox:
     def _numbered(self, command: pb.AttachRequest) -> pb.AttachRequest:
         self._command_seq += 1
         command.command_seq = self._command_seq
+        self._unsent_ids.difference_update(submission.handle for submission in command.submit.submissions)
         return command

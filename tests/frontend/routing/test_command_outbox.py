@@ -101,6 +101,19 @@ def test_each_message_is_encoded_when_the_iterator_reaches_it():
     assert next(commands).submit.submissions[0].priority == 7
 
 
+def test_a_submission_is_unsent_until_the_iterator_reaches_its_message():
+    outbox = CommandOutbox(step_window=8, wake=lambda: None)
+    for handle in (1, 2, 3):
+        outbox.submit(pb.Submission(handle=handle, prompt_ids=bytes(2 << 20)))
+    commands = outbox.take()
+    assert outbox.unsent_ids == {1, 2, 3}
+    next(commands)  # while it is written, the engine may be lost
+    assert outbox.unsent_ids == {2, 3}
+    outbox.submit(pb.Submission(handle=4))
+    list(commands)
+    assert outbox.unsent_ids == {4}
+
+
 def test_every_other_command_wakes_the_writer():
     wakes = []
     outbox = CommandOutbox(step_window=8, wake=lambda: wakes.append(1))
