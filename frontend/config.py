@@ -73,7 +73,7 @@ class FrontendConfig:
         False, switch(), "share the ports with frontends that are started separately (SO_REUSEPORT); see also --workers"
     )
     max_connection_age_s: float = flag(
-        1800.0, number(1), "seconds after which a gRPC client is told to open a new connection; calls on the old one "
+        1800.0, number(1, 2e6), "seconds after which a gRPC client is told to open a new connection; calls on the old one "
         "finish. Lower it below the time between the removal from a load balancer and SIGTERM, so that no client is "
         "left",
     )  # fmt: skip
@@ -146,7 +146,7 @@ class FrontendConfig:
         1 << 20, integer(1), "maximum prompt tokens of these requests; lower it to bound the wait behind long prompts"
     )
     token_window: int = flag(
-        256, integer(1), "maximum tokens that an engine generates ahead of a client that reads slowly (backpressure)"
+        256, integer(1, 2**31 - 1), "maximum tokens that an engine generates ahead of a client that reads slowly (backpressure)"
     )
     coalesce: bool = flag(
         True, switch(), "send tokens that are ready together in one message; off: one message per token, at more CPU"

@@ -108,6 +108,8 @@ BAD = {
     "--tokenizer /does/not/exist": "--tokenizer is /does/not/exist, it must be a folder that this user can read",
     "--max-queued-requests 0": "--max-queued-requests is 0, it must be a whole number, at least 1",
     "--stall-timeout 0": "--stall-timeout is 0, it must be a number, at least 0.001",
+    "--max-connection-age 2147484": "--max-connection-age is 2147484, it must be a number between 1 and 2e+06",
+    "--token-window 4G": "--token-window is 4G, it must be a whole number between 1 and 2147483647",
     "--heartbeat-timeout 1": "--heartbeat-timeout is 1, it must be a number between 2 and 600",
     "--log-level loud": "--log-level is loud, it must be one of debug",
     "--metrics-prefix sglang": "--metrics-prefix is sglang, it must be one of chairlift, vllm",
