@@ -441,6 +441,6 @@ def _server_options(config: FrontendConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 5_000),
+        # Its calls finish: without max_connection_age_grace_ms, gRPC does not limit how long an old connection waits.
         ("grpc.max_connection_age_ms", int(config.max_connection_age_s * 1000)),
-        ("grpc.max_connection_age_grace_ms", 10 * 60 * 1000),
     ]

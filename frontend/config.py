@@ -154,7 +154,7 @@ class FrontendConfig:
     stall_timeout_s: float = flag(
         60.0, number(0.001), "seconds after which a client that does not read its answer is disconnected"
     )
-    # The default equals the timeout of OpenAI's clients, and the grace period of closing connections.
+    # The default equals the timeout of OpenAI's clients.
     default_timeout_s: float = flag(
         600.0, number(0), "deadline in seconds of generations whose client sets none; 0: no deadline"
     )

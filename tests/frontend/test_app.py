@@ -319,6 +319,16 @@ async def test_old_connection_is_left_without_an_error(make_pair, text_request):
     await proxy.stop()
 
 
+async def test_calls_on_an_old_connection_have_as_long_as_their_deadline(make_pair, monkeypatch):
+    """A grace period would cut them before it."""
+    options = []
+    server = grpc.aio.server
+    monkeypatch.setattr(grpc.aio, "server", lambda **settings: options.extend(settings["options"]) or server(**settings))
+    await make_pair()
+    assert "grpc.max_connection_age_ms" in dict(options)
+    assert "grpc.max_connection_age_grace_ms" not in dict(options)
+
+
 class CountingProxy:
     """Forwards connections to the frontend, and counts them."""
 
