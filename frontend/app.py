@@ -108,7 +108,7 @@ class FrontendApp:
             _retry_tickets(config.retry_ticket_key_file),
             self.metrics.targets,
             calendar=RetryCalendar(horizon_s=config.retry_horizon_s, share=BOOKABLE_SHARE / config.workers),
-            unix_offset_s=time.time() - time.monotonic(),
+            unix_offset_s=lambda: time.time() - time.monotonic(),  # the clock may be set while this process runs
         )
         services = Services(
             engines=self.engines,

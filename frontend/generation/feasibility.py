@@ -65,7 +65,7 @@ class Feasibility:
         tickets: signs the bookings.
         notes: counts refusals.
         calendar: holds the bookings.
-        unix_offset_s: Unix time minus time.monotonic(): slots of tickets are in Unix time.
+        unix_offset_s: returns Unix time minus time.monotonic(): slots of tickets are in Unix time.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Feasibility:
         notes: RetryNotes,
         *,
         calendar: RetryCalendar,
-        unix_offset_s: float,
+        unix_offset_s: Callable[[], float],
     ) -> None:
         self._forecast = forecast
         self._tickets = tickets
@@ -191,7 +191,7 @@ class Feasibility:
             return TargetsInfeasible(message)
         self._notes.note_retry(RetryResult.BOOKED)
         promise = Promise(
-            targets.tenant, targets.service_class, slot_s + self._unix_offset_s, expected.size.plain_tokens
+            targets.tenant, targets.service_class, slot_s + self._unix_offset_s(), expected.size.plain_tokens
         )
         return TargetsInfeasible(
             message, retry_after_s=slot_s - now_s, retry_ticket=self._tickets.issue(booking, promise)
@@ -199,7 +199,8 @@ class Feasibility:
 
     def _redeem(self, expected: ExpectedToken, now_s: float) -> None:
         targets = expected.targets
-        asked = Promise(targets.tenant, targets.service_class, now_s + self._unix_offset_s, expected.size.plain_tokens)
+        unix_s = now_s + self._unix_offset_s()
+        asked = Promise(targets.tenant, targets.service_class, unix_s, expected.size.plain_tokens)
         try:
             booking = self._tickets.redeem(targets.retry_ticket, asked)
         except TicketError as error:

@@ -29,16 +29,14 @@ def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     To be asked for before what it is for, so that it outlives that. After more than --stall-timeout what is just being
     written counts as stalled.
     """
-    clock, skipped_s = time.monotonic, 0.0
+    monotonic, unix, skipped_s = time.monotonic, time.time, 0.0
 
     def pass_by(seconds: float) -> None:
         nonlocal skipped_s
         skipped_s += seconds
 
-    def monotonic() -> float:
-        return clock() + skipped_s
-
-    monkeypatch.setattr(time, "monotonic", monotonic)
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + skipped_s)
+    monkeypatch.setattr(time, "time", lambda: unix() + skipped_s)
     return pass_by
 
 

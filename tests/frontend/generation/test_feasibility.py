@@ -33,14 +33,14 @@ class Notes:
 class World:
     """One engine with `ahead` tokens before every new request."""
 
-    def __init__(self, *, rate=RATE, horizon_s=30.0, min_step_s=0.0):
+    def __init__(self, *, rate=RATE, horizon_s=30.0, min_step_s=0.0, unix_offset_s=lambda: OFFSET_S):
         self.ahead = 0.0
         self.rate = rate
         self.notes = Notes()
         self.min_step_s = min_step_s
         self.calendar = RetryCalendar(horizon_s=horizon_s)
         self.gate = Feasibility(
-            self.forecast, RetryTickets(b"k" * 16), self.notes, calendar=self.calendar, unix_offset_s=OFFSET_S
+            self.forecast, RetryTickets(b"k" * 16), self.notes, calendar=self.calendar, unix_offset_s=unix_offset_s
         )
 
     def forecast(self, due_s):
@@ -191,6 +191,15 @@ def test_bad_tickets_name_the_field(world, change, message):
     assert caught.value.field == "spec.latency_targets.retry_ticket"
     assert world.notes.results[-1] is RetryResult.INVALID
     assert world.gate.num_pending == 0
+
+
+def test_a_ticket_is_valid_in_a_frontend_that_started_after_the_clock_was_set():
+    offset_s = OFFSET_S
+    early, late = World(unix_offset_s=lambda: offset_s), World(unix_offset_s=lambda: OFFSET_S + 8)
+    offset_s += 8
+    early.ahead = 10_000
+    error = early.refusal()
+    assert late.expect(now_s=error.retry_after_s, ticket=error.retry_ticket).has_ticket
 
 
 def test_a_used_ticket_is_refused(world):
