@@ -40,6 +40,7 @@ from frontend.routing.stream import CancelReason
 from frontend.slices import in_slices
 from frontend.text.chat import ChatFormat, chat_format
 from frontend.text.served_model import ServedModel
+from frontend.types import LatencyTargets
 
 _NO_EXTRAS = RequestExtras()
 
@@ -215,12 +216,16 @@ class GenerationPipeline:
         permits_by_spec: list[list[Permit]] = []
         try:
             try:
+                targets = latency_targets(specs[0], self._classes, current_caller())
                 permits_by_spec = self._services.admission.admit_call(
                     [PromptSize.of_specs([spec]).plain_tokens for spec in specs], num_answers, time.monotonic()
                 )
-                self._expect_all(specs)  # last, because it uses up a retry ticket
+                if targets is not None and targets.ttft_s is not None:
+                    self._expect_all(specs, targets)  # last, because it uses up a retry ticket
             except (QueueFull, TargetsInfeasible):
                 self._count_shed(len(specs))
+                if targets is not None:
+                    self._target_metrics.note_outcome(targets.service_class, TargetOutcome.REFUSED, len(specs))
                 raise
             except RequestError as error:
                 self._metrics.refuse(error, len(specs))
@@ -231,19 +236,12 @@ class GenerationPipeline:
                 for permit in permits:
                     permit.release(time.monotonic())
 
-    def _expect_all(self, specs: Sequence[pb.GenerationSpec]) -> None:
+    def _expect_all(self, specs: Sequence[pb.GenerationSpec], targets: LatencyTargets) -> None:
         """Checks the prompts of one call as if they were one: they have the same targets, and one retry ticket."""
-        targets = latency_targets(specs[0], self._classes, current_caller())
-        if targets is None or targets.ttft_s is None:
-            return
         model = self.model(specs[0].model)
         size = PromptSize.of_specs(specs)
         now_s = time.monotonic()
-        try:
-            expected = self._services.feasibility.expect(targets, model.name, size, accepted_at_s=now_s, now_s=now_s)
-        except TargetsInfeasible:
-            self._target_metrics.note_outcome(targets.service_class, TargetOutcome.REFUSED)
-            raise
+        expected = self._services.feasibility.expect(targets, model.name, size, accepted_at_s=now_s, now_s=now_s)
         self._services.feasibility.forget(expected)
 
     def _parsing(self, request: GenerationRequest, model: ServedModel) -> AnswerParsing | None:

@@ -71,9 +71,9 @@ class TargetMetrics:
         for kind in ("prompt", "output"):
             self._tenant_tokens.labels(OTHER_TENANTS, kind)
 
-    def note_outcome(self, service_class: str, outcome: TargetOutcome) -> None:
-        """Counts a request by what became of its targets."""
-        self._goodput.labels(service_class, outcome.value).inc()
+    def note_outcome(self, service_class: str, outcome: TargetOutcome, num_requests: int = 1) -> None:
+        """Counts requests by what became of their targets."""
+        self._goodput.labels(service_class, outcome.value).inc(num_requests)
 
     def note_retry(self, result: RetryResult) -> None:
         """Counts a refusal or a ticket."""

@@ -335,6 +335,23 @@ async def test_a_call_with_several_prompts_is_refused_as_a_whole_and_has_one_tic
     assert len(pair.engine.submissions) == 3
 
 
+async def test_each_prompt_of_a_refused_call_counts(make, scrape):
+    pair = await make(max_queued_requests=3)
+    body = {"prompt": ["x" * 10] * 3, "max_tokens": 4, "service_tier": "interactive"}
+    assert (await post(pair, "/v1/completions", body))[0] == 200
+    pair.engine.pause()
+    waiting = pair.stub().Generate(pb.GenerateRequest(spec=SPEC))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    _, _, full = await post(pair, "/v1/completions", body)
+    pair.engine.resume()
+    await waiting
+    await backlog(pair, 20_000)
+    _, _, late = await post(pair, "/v1/completions", body)
+    assert [answer["error"]["code"] for answer in (full, late)] == ["queue_full", "targets_infeasible"]
+    outcomes = scrape(pair.app.metrics, "chairlift:goodput_requests_total", "service_class", "outcome")
+    assert (outcomes["interactive", "met"], outcomes["interactive", "refused"]) == (3, 6)
+
+
 async def test_a_full_queue_does_not_use_up_a_ticket(skip, make):
     pair = await make(max_queued_requests=3)
     await backlog(pair, 20_000)
