@@ -35,11 +35,13 @@ class LabelNames:
         if self._file is None:
             self._names.add(name)
             return
-        with contextlib.suppress(OSError), self._file.open("a+", encoding="utf-8") as file:  # the disk may be full
+        with contextlib.suppress(OSError), self._file.open("ab+", buffering=0) as file:  # the disk may be full
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
             file.seek(0)
-            self._names.update(map(json.loads, file))
+            complete, newline, _ = file.read().rpartition(b"\n")
+            self._names.update(map(json.loads, complete.splitlines()))
             if name not in self._names and len(self._names) < self._max_names:
-                file.write(json.dumps(name) + "\n")
-                file.flush()
-                self._names.add(name)
+                file.truncate(len(complete) + len(newline))  # what a write on a full disk left of a line
+                line = json.dumps(name).encode() + b"\n"
+                if file.write(line) == len(line):
+                    self._names.add(name)

@@ -1,5 +1,7 @@
 """Tests of the names that have series of their own: with several workers and their replacements too."""
 
+import resource
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -34,6 +36,20 @@ def test_names_are_not_admitted_while_the_file_cannot_be_written(tmp_path):
     assert not names.admits("a")
     (tmp_path / "missing").mkdir()
     assert names.admits("a")
+
+
+def test_a_line_that_a_full_disk_cut_off_is_replaced(tmp_path):
+    assert LabelNames(3, tmp_path / "names").admits("a")
+    whole = (tmp_path / "names").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 3, limits[1]))
+        assert not LabelNames(3, tmp_path / "names").admits("long name")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "names").stat().st_size == whole + 3
+    for worker in (LabelNames(3, tmp_path / "names") for _ in range(2)):
+        assert [worker.admits(name) for name in ("a", "b", "c", "d")] == [True, True, True, False]
 
 
 def test_workers_have_series_of_the_same_models_and_tenants(tmp_path):
