@@ -132,8 +132,10 @@ class Pair:
                 return supervision.result()
             num_drained = await self._app.drain(grace_s)
         finally:
-            await self._app.stop()
-            await engine.stop(grace_s)
+            try:
+                await self._app.stop()
+            finally:
+                await engine.stop(grace_s)
         await supervision
         announce(f"drained {num_drained}", self._config.log_format)
         return 0

@@ -82,6 +82,8 @@ class Supervisor:
             for task in listening:
                 task.cancel()
         self._keepers = [asyncio.create_task(self._keep(config, index, worker)) for index, worker in enumerate(first)]
+        for keeper in self._keepers:
+            keeper.add_done_callback(_log_defect)
         logger.info("%d workers listen on %s:%d", config.workers, config.host, self.port)
 
     async def wait_serving(self, timeout_s: float | None) -> None:
@@ -101,7 +103,7 @@ class Supervisor:
         Returns: number of calls that finished, of all workers that reported it.
         """
         self._stopping.set()
-        await asyncio.gather(*self._keepers)
+        await asyncio.gather(*self._keepers, return_exceptions=True)  # one that failed must not keep the others running
         running = {index: worker for index, worker in self._workers.items() if worker.status is None}
         for worker in running.values():
             worker.terminate()
@@ -119,7 +121,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Ends the remaining workers and releases the ports."""
         self._stopping.set()
-        await asyncio.gather(*self._keepers)
+        await asyncio.gather(*self._keepers, return_exceptions=True)  # one that failed must not keep the others running
         self.kill()
         await asyncio.gather(*(worker.wait_ended() for worker in self._workers.values()))
 
@@ -192,6 +194,11 @@ async def _wait_listening(index: int, worker: WorkerProcess) -> None:
     if (report := worker.seen.get(News.MISCONFIGURED)) is not None:
         raise ConfigError(report.reason)
     raise WorkerFailed(f"worker {index} ended before it listened: {_reason(worker)}")
+
+
+def _log_defect(keeper: asyncio.Task[None]) -> None:
+    if not keeper.cancelled() and (error := keeper.exception()) is not None:
+        logger.error("a worker is not replaced any more", exc_info=error)
 
 
 def _reason(worker: WorkerProcess) -> str:

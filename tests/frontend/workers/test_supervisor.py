@@ -91,6 +91,24 @@ async def test_worker_serves_even_if_its_pid_cannot_be_noted_for_metrics(monkeyp
     await workers.stop()
 
 
+async def test_all_workers_end_after_a_defect_of_the_supervisor(monkeypatch, caplog):
+    workers = supervisor(f"echo '{LISTENING}'; exec sleep 100")
+    await workers.start()
+    failed = asyncio.Event()
+
+    def fail(*_):
+        failed.set()
+        raise PermissionError("the folder is read-only")
+
+    monkeypatch.setattr("frontend.workers.supervisor.clear_gauges", fail)
+    workers._workers[0].kill()
+    await asyncio.wait_for(failed.wait(), HANG_S)
+    assert await workers.drain(HANG_S) == 0
+    await workers.stop()
+    assert [worker.status for worker in workers._workers.values()] == [-9, -15]
+    assert caplog.text.count("a worker is not replaced any more") == 1
+
+
 async def test_worker_that_ignores_sigterm_is_killed_after_the_grace_period():
     workers = supervisor(f"trap '' TERM; echo '{LISTENING}'; while :; do sleep 0.1; done")
     await workers.start()
