@@ -61,7 +61,7 @@ class Feasibility:
     Invariant: `num_pending` counts the requests between `expect` and `forget`: admitted, and in no engine yet.
 
     Args:
-        forecast: returns what predicts a first token that is due at a time.
+        forecast: returns what predicts a first token that is due at a time, of a model or an adapter by its name.
         tickets: signs the bookings.
         notes: counts refusals.
         calendar: holds the bookings.
@@ -70,7 +70,7 @@ class Feasibility:
 
     def __init__(
         self,
-        forecast: Callable[[float], FleetForecast],
+        forecast: Callable[[float, str], FleetForecast],
         tickets: RetryTickets,
         notes: RetryNotes,
         *,
@@ -96,7 +96,7 @@ class Feasibility:
         Raises:
             InvalidRequest: names the target and the shortest step.
         """
-        min_step_s = self._forecast(0.0).min_step_s
+        min_step_s = self._forecast(0.0, "").min_step_s
         for name, target_s in (("ttft", targets.ttft_s), ("inter_token", targets.inter_token_s)):
             if targets.is_own and target_s is not None and target_s < min_step_s:
                 raise InvalidRequest(
@@ -106,7 +106,7 @@ class Feasibility:
 
     def impossible(self, classes: Iterable[ServiceClass]) -> list[str]:
         """Returns a text for each target of a class that no engine can meet; none before an engine has reported."""
-        min_step_s = self._forecast(0.0).min_step_s
+        min_step_s = self._forecast(0.0, "").min_step_s
         return [
             f"{one.name} has {name} = {1e3 * target_s:.4g}"
             for one in classes
@@ -170,7 +170,7 @@ class Feasibility:
         assert targets.ttft_s is not None
         if expected.has_ticket:
             self._notes.note_retry(RetryResult.REFUSED)
-        fleet = self._forecast(expected.due_s)
+        fleet = self._forecast(expected.due_s, name)
         rate, share = fleet.tokens_per_second, self._estimate.computed_share(name)
         if rate <= 0:
             return TargetsInfeasible(message)
@@ -212,7 +212,7 @@ class Feasibility:
     def _check(self, expected: ExpectedToken, now_s: float) -> None:
         """Predicts the first token and refuses the request if it would be late."""
         targets = expected.targets
-        fleet = self._forecast(expected.due_s)
+        fleet = self._forecast(expected.due_s, expected.model_name)
         rate = fleet.tokens_per_second
         if rate <= 0:
             return

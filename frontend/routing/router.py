@@ -131,13 +131,18 @@ class Router:
         model = replace(attachment.model, aliases=self._aliases, adapters=self._adapters)
         return replace(attachment, model=model)
 
-    def forecast(self, due_s: float) -> FleetForecast:
+    def forecast(self, due_s: float, model_name: str = "") -> FleetForecast:
         """Returns what predicts the first token of a new request on each engine that it may go to.
 
         Args:
             due_s: time.monotonic() of its first token.
+            model_name: the model or the adapter that it names.
         """
-        return FleetForecast(tuple(attachment.session.forecast(due_s) for _, attachment in self._usable))
+        usable: Sequence[_Usable] = self._usable
+        for adapter in self._adapters:
+            if adapter.name == model_name:
+                usable = [one for one in usable if one[1].adapters.has(model_name, adapter.sha256)]
+        return FleetForecast(tuple(attachment.session.forecast(due_s) for _, attachment in usable))
 
     def submit(self, request: PendingRequest) -> str | None:
         """Sends a new request to an engine, or queues it if no engine is left.

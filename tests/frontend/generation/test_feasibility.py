@@ -43,7 +43,7 @@ class World:
             self.forecast, RetryTickets(b"k" * 16), self.notes, calendar=self.calendar, unix_offset_s=unix_offset_s
         )
 
-    def forecast(self, due_s):
+    def forecast(self, due_s, model_name):
         return FleetForecast((EngineForecast(self.rate, self.ahead, STEP_S, self.min_step_s),))
 
     def expect(self, num_tokens=100, *, now_s=0.0, targets=FAST, ticket="", accepted_at_s=None):
