@@ -91,7 +91,7 @@ class ConnectionEvents(Protocol):
         ...
 
     def can_replace(self, attachment: Attachment) -> bool:
-        """Whether another engine serves the same model."""
+        """Whether other engines can take all requests of this one."""
         ...
 
     def on_changed(self) -> None:
@@ -417,7 +417,7 @@ class EngineConnection:
         if heartbeat.has_stopped(now_s):
             reason = f"its step loop has been stuck for {self._step_timeout_s:g} s"
         elif status.is_stalled and self._events.can_replace(attachment):
-            reason = "its step makes no progress"  # without another engine, it is better to wait
+            reason = "its step makes no progress"  # if others cannot take its requests, it is better to wait
         else:
             return
         self._hung = (attachment.instance_id, heartbeat.num_turns)

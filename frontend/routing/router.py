@@ -196,9 +196,14 @@ class Router:
         self._adapters_changed()
 
     def can_replace(self, attachment: Attachment) -> bool:
-        """Returns whether another engine serves the same model."""
-        usable = self._engines_for(attachment.model.key)
-        return any(other.instance_id != attachment.instance_id for _, other in usable)
+        """Returns whether other engines serve the same model, and each request of this one has an engine among them."""
+
+        def has_other(usable: Sequence[_Usable]) -> bool:
+            return any(other.instance_id != attachment.instance_id for _, other in usable)
+
+        return has_other(self._engines_for(attachment.model.key)) and all(
+            has_other(self._engines_of(request)) for request in attachment.session.open_requests
+        )
 
     def on_changed(self) -> None:
         """Updates the list of serving engines, and retries waiting requests."""
@@ -293,16 +298,16 @@ class Router:
         return attachment
 
     def _candidates(self, request: PendingRequest) -> Sequence[_Usable]:
-        """Returns the engines that serve the request's model, which may be an older one, have its adapter, and did not
-        reject it.
-        """
-        usable: Sequence[_Usable] = self._engines_for(request.model)
-        submission = request.submission
-        if submission.adapter:
-            name, sha256 = submission.adapter, submission.adapter_sha256
-            usable = [one for one in usable if one[1].adapters.has(name, sha256)]
+        """Returns the engines that can serve a request and did not reject it."""
+        usable = self._engines_of(request)
         rejected_by = self._rejected_by.get(request, ())
         return [one for one in usable if one[1].instance_id not in rejected_by] if rejected_by else usable
+
+    def _engines_of(self, request: PendingRequest) -> Sequence[_Usable]:
+        """Returns the engines that serve the request's model, which may be an older one, and have its adapter."""
+        usable = self._engines_for(request.model)
+        name, sha256 = request.submission.adapter, request.submission.adapter_sha256
+        return [one for one in usable if one[1].adapters.has(name, sha256)] if name else usable
 
     def _engines_for(self, key: ModelKey) -> list[_Usable]:
         """Returns the serving engines of a model; of those that report their weights, only engines with the same."""

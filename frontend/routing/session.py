@@ -74,6 +74,11 @@ class EngineSession:
         """Number of stream request ids in use."""
         return len(self._open)
 
+    @property
+    def open_requests(self) -> list[PendingRequest]:
+        """The open requests that were not cancelled."""
+        return [request for request in self._open.values() if not request.stream.closed]
+
     def note_load(self, reported: pb.LoadStats) -> None:
         """Takes the engine's load report; the part that exceeds this frontend's requests belongs to other frontends."""
         self._other_load = EngineLoad(

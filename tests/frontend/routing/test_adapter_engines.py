@@ -47,3 +47,19 @@ async def test_a_first_token_is_predicted_by_the_engine_that_has_the_adapter(mak
     error = await refused(generate(world, "a", latency_targets=fast))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "the first token would come after about 10" in error.details()
+
+
+async def test_an_engine_that_stalls_keeps_requests_that_no_other_one_can_take(make):
+    world = await make()
+    first = world.engines[0]
+    first.freeze()
+    answering = generate(world, "a")
+    await first.wait_for(lambda: first.num_open == 1)
+    connection = world.app.engines._connections[first.address]
+    first.is_stalled, num_messages = True, connection._num_messages
+    await world.until(lambda: connection._num_messages > num_messages + 2 or not connection.serving)
+    assert connection.serving
+    first.is_stalled = False
+    first.thaw()
+    assert (await answering).text == "abc"
+    assert len(first.submissions) == 1
