@@ -84,10 +84,10 @@ class GenerationPipeline:
         """Returns the served model, or the adapter of it, that has a name; an empty one is the model's.
 
         Raises:
-            EngineUnavailable: no engine is connected.
+            EngineUnavailable: no engine is connected, or the one with this adapter is away.
             ModelNotFound: the model has another name.
         """
-        return convert.named_model(name, self._services.engines.attachment().model)
+        return convert.named_model(name, self._services.engines.attachment(name).model)
 
     def check_capacity(self) -> None:
         """Refuses a request before it is read, while the queue is full. The request is counted, but neither logged nor
@@ -160,7 +160,7 @@ class GenerationPipeline:
 
     async def _accept(self, spec: pb.GenerationSpec, extras: RequestExtras, watch: RequestWatch) -> AcceptedRequest:
         """Checks a request, and reports to `watch` that it can be served."""
-        attachment = self._services.engines.attachment()
+        attachment = self._services.engines.attachment(spec.model)
         model = convert.named_model(spec.model, attachment.model)
         room = convert.num_output_tokens(spec.stop, model, extras.default_max_tokens)
         truncation = extras.prompt_options.truncation(model, room)

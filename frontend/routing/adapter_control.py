@@ -80,6 +80,10 @@ class AdapterControl:
         """Returns the adapters that engines are being given: a request for one may wait."""
         return list(self._wanted.values()) if self._updates else []
 
+    def was_unloaded(self, adapter: Adapter) -> bool:
+        """Whether an engine has unloaded this adapter, and none has loaded it since."""
+        return _without_path(adapter) in self._unloaded
+
     def note(self, before: Mapping[str, Adapter], now: Mapping[str, Adapter]) -> None:
         """Follows a change that an engine has reported."""
         for adapter in before.values():
@@ -96,7 +100,7 @@ class AdapterControl:
         """
         if not adapters.can_change:
             return
-        stale = [one for one in adapters.by_name.values() if _without_path(one) in self._unloaded]
+        stale = [one for one in adapters.by_name.values() if self.was_unloaded(one)]
         known = set(self._wanted)
         for adapter in adapters.by_name.values():
             if adapter not in stale and adapter.name not in known:

@@ -22,6 +22,7 @@ from frontend.routing.adapter_control import AdapterControl, Holder
 from frontend.routing.connection import MAX_BACKOFF_S, Attachment, EngineConnection
 from frontend.routing.failover import FailoverQueue
 from frontend.routing.forecast import FleetForecast
+from frontend.routing.held_adapters import HeldAdapters
 from frontend.routing.pending import PendingRequest
 from frontend.routing.placement import Candidate, Placement
 from frontend.routing.resolver import Resolver, name_and_port
@@ -89,6 +90,7 @@ class Router:
             lambda: [Holder(connection, attachment.adapters) for connection, attachment in self._usable],
             self._adapters_changed,
         )
+        self._known: dict[str, tuple[ModelKey, HeldAdapters]] = {}  # by address: of engines attached now or last
         self._unused: dict[str, ModelKey] = {}  # by address: models of unused engines that are logged already
         self._fixed: set[str] = set()  # addresses
         self._found: dict[str, list[str]] = {}  # addresses by name
@@ -115,15 +117,20 @@ class Router:
         """Number of requests that wait for an engine."""
         return self._failover.num_waiting
 
-    def attachment(self) -> Attachment:
+    def attachment(self, model_name: str = "") -> Attachment:
         """Returns the least loaded engine, whose model describes what the frontend serves, with the names and adapters
         of all.
 
+        Args:
+            model_name: what a request names, if there is one.
+
         Raises:
-            EngineUnavailable: no engine accepts requests.
+            EngineUnavailable: no engine accepts requests, or the one with this adapter is away.
         """
         if not self._usable:
             raise self._unavailable()
+        if self._is_away(model_name):
+            raise EngineUnavailable(f"no engine with adapter {model_name!r} is attached", retry_after_s=MAX_BACKOFF_S)
         index = 0 if len(self._usable) == 1 else self._placement.least_loaded(_loads(self._usable))
         attachment = self._usable[index][1]
         if not self._adapters and not self._aliases:
@@ -158,8 +165,10 @@ class Router:
         attachment = self._place(request)
         if attachment is None:
             submission = request.submission
-            if submission.adapter and self._engines_for(request.model) and not self._is_pending(submission):
-                raise ModelNotFound(f"model {submission.adapter!r} is not served here: its adapter has been unloaded")
+            adapter = Adapter(submission.adapter, submission.adapter_sha256)
+            is_expected = self._is_pending(adapter) or self._is_away(adapter.name)
+            if adapter.name and self._engines_for(request.model) and not is_expected:
+                raise ModelNotFound(f"model {adapter.name!r} is not served here: its adapter has been unloaded")
             self._failover.add(request, self._unavailable())
             return None
         return attachment.engine
@@ -214,6 +223,7 @@ class Router:
         by_model: dict[ModelKey, list[_Usable]] = {}
         instance_ids: set[str] = set()
         for connection, attachment in attached:
+            self._known[connection.address] = attachment.model.key, attachment.adapters
             # An engine with two addresses counts once.
             if connection.serving and self._is_named(connection.address) and attachment.instance_id not in instance_ids:
                 instance_ids.add(attachment.instance_id)
@@ -341,10 +351,17 @@ class Router:
                 adapters.setdefault(adapter.name, adapter)
         return tuple(adapter for adapter in adapters.values() if adapter.name not in self._aliases)
 
-    def _is_pending(self, submission: pb.Submission) -> bool:
-        """Whether an engine is being given the adapter of a request."""
-        pending = self.adapter_control.pending()
-        return any((one.name, one.sha256) == (submission.adapter, submission.adapter_sha256) for one in pending)
+    def _is_pending(self, adapter: Adapter) -> bool:
+        """Whether an engine is being given an adapter."""
+        return any((one.name, one.sha256) == adapter[:2] for one in self.adapter_control.pending())
+
+    def _is_away(self, name: str) -> bool:
+        """Whether no engine has an adapter of this name, but one that left without unloading it had."""
+        if not self._usable or name in self._aliases or any(adapter.name == name for adapter in self._adapters):
+            return False
+        served = self._usable[0][1].model.key
+        left = [held.by_name[name] for key, held in self._known.values() if key.matches(served) and name in held.by_name]
+        return any(not self.adapter_control.was_unloaded(adapter) for adapter in left)
 
     def _unavailable(self) -> EngineUnavailable:
         states = sorted({connection.state for connection, _ in self._attached_connections()})
@@ -406,6 +423,7 @@ class Router:
             if not self._is_named(address) and not connection.num_open:
                 del self._connections[address]
                 self._unused.pop(address, None)
+                self._known.pop(address, None)
                 self._metrics.drop_engine(connection.metrics)
                 leaving = asyncio.create_task(connection.stop(self._unavailable()), name="engine-leaving")
                 self._leaving.add(leaving)

@@ -36,6 +36,23 @@ async def refused(call):
     return caught.value
 
 
+async def test_requests_for_an_adapter_are_unavailable_while_its_engine_restarts(make):
+    world = await make()
+    await world.kill(0)
+    error = await refused(generate(world, "a"))
+    assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "no engine with adapter 'a' is attached")
+    assert int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+    assert list((await world.stub.GetModel(pb.GetModelRequest(), timeout=HANG_S)).adapters) == []
+    assert (await refused(generate(world, "b"))).code() is grpc.StatusCode.NOT_FOUND
+    await world.start(0, adapters={"a": ""})
+    await world.until_usable(2)
+    assert (await generate(world, "a")).text == "abc"
+    await world.kill(0)
+    await world.start(0)  # without its flag
+    await world.until_usable(2)
+    assert (await refused(generate(world, "a"))).code() is grpc.StatusCode.NOT_FOUND
+
+
 async def test_a_first_token_is_predicted_by_the_engine_that_has_the_adapter(make, tmp_path):
     (tmp_path / "classes.toml").write_text(CLASSES)
     world = await make(service_classes=tmp_path / "classes.toml")
