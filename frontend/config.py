@@ -146,7 +146,9 @@ class FrontendConfig:
         1 << 20, integer(1), "maximum prompt tokens of these requests; lower it to bound the wait behind long prompts"
     )
     token_window: int = flag(
-        256, integer(1, 2**31 - 1), "maximum tokens that an engine generates ahead of a client that reads slowly (backpressure)"
+        256,
+        integer(1, 2**31 - 1),
+        "maximum tokens that an engine generates ahead of a client that reads slowly (backpressure)",
     )
     coalesce: bool = flag(
         True, switch(), "send tokens that are ready together in one message; off: one message per token, at more CPU"

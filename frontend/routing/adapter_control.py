@@ -93,14 +93,18 @@ class AdapterControl:
             if before.get(adapter.name) != adapter:
                 self._remember(adapter)
 
-    def attach(self, engine: AdapterEngine, adapters: HeldAdapters) -> None:
+    def attach(self, engine: AdapterEngine, adapters: HeldAdapters, *, is_known: bool) -> None:
         """Takes an engine that has attached: learns from it, loads what it lacks, and unloads what was unloaded.
 
-        What it learns is loaded in the engines that were attached before.
+        What it learns is loaded in the engines that were attached before. An engine that has started anew keeps the
+        adapters of its flags.
+
+        Args:
+            is_known: whether the same process was attached here before.
         """
         if not adapters.can_change:
             return
-        stale = [one for one in adapters.by_name.values() if self.was_unloaded(one)]
+        stale = [one for one in adapters.by_name.values() if (is_known or one.path) and self.was_unloaded(one)]
         known = set(self._wanted)
         for adapter in adapters.by_name.values():
             if adapter not in stale and adapter.name not in known:

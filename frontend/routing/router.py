@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.access.engine_tls import EngineTls
 from frontend.engine_address import EngineAddress
 from frontend.errors import EngineUnavailable, ModelNotFound, QueueFull, RequestError
@@ -33,6 +33,12 @@ from frontend.text.tokenizer_source import TokenizerSource
 logger = logging.getLogger(__name__)
 
 _Usable = tuple[EngineConnection, Attachment]
+
+
+class _Known(NamedTuple):
+    instance_id: str
+    model: ModelKey
+    adapters: HeldAdapters
 
 
 class Router:
@@ -90,7 +96,7 @@ class Router:
             lambda: [Holder(connection, attachment.adapters) for connection, attachment in self._usable],
             self._adapters_changed,
         )
-        self._known: dict[str, tuple[ModelKey, HeldAdapters]] = {}  # by address: of engines attached now or last
+        self._known: dict[str, _Known] = {}  # by address: engines attached now or last
         self._unused: dict[str, ModelKey] = {}  # by address: models of unused engines that are logged already
         self._fixed: set[str] = set()  # addresses
         self._found: dict[str, list[str]] = {}  # addresses by name
@@ -197,7 +203,9 @@ class Router:
 
     def on_attached(self, connection: EngineConnection, attachment: Attachment) -> None:
         """Gives the engine the adapters that others were given."""
-        self.adapter_control.attach(connection, attachment.adapters)
+        known = self._known.get(connection.address)
+        is_known = known is not None and known.instance_id == attachment.instance_id
+        self.adapter_control.attach(connection, attachment.adapters, is_known=is_known)
 
     def on_adapters(self, before: Mapping[str, Adapter], now: Mapping[str, Adapter]) -> None:
         """Follows a change of an engine's adapters."""
@@ -206,13 +214,8 @@ class Router:
 
     def can_replace(self, attachment: Attachment) -> bool:
         """Returns whether other engines serve the same model, and each request of this one has an engine among them."""
-
-        def has_other(usable: Sequence[_Usable]) -> bool:
-            return any(other.instance_id != attachment.instance_id for _, other in usable)
-
-        return has_other(self._engines_for(attachment.model.key)) and all(
-            has_other(self._engines_of(request)) for request in attachment.session.open_requests
-        )
+        needs = [self._engines_for(attachment.model.key), *map(self._engines_of, attachment.session.open_requests)]
+        return all(any(other.instance_id != attachment.instance_id for _, other in usable) for usable in needs)
 
     def on_changed(self) -> None:
         """Updates the list of serving engines, and retries waiting requests."""
@@ -223,7 +226,7 @@ class Router:
         by_model: dict[ModelKey, list[_Usable]] = {}
         instance_ids: set[str] = set()
         for connection, attachment in attached:
-            self._known[connection.address] = attachment.model.key, attachment.adapters
+            self._known[connection.address] = _Known(attachment.instance_id, attachment.model.key, attachment.adapters)
             # An engine with two addresses counts once.
             if connection.serving and self._is_named(connection.address) and attachment.instance_id not in instance_ids:
                 instance_ids.add(attachment.instance_id)
@@ -360,8 +363,8 @@ class Router:
         if not self._usable or name in self._aliases or any(adapter.name == name for adapter in self._adapters):
             return False
         served = self._usable[0][1].model.key
-        left = [held.by_name[name] for key, held in self._known.values() if key.matches(served) and name in held.by_name]
-        return any(not self.adapter_control.was_unloaded(adapter) for adapter in left)
+        left = [one.adapters.by_name.get(name) for one in self._known.values() if one.model.matches(served)]
+        return any(adapter is not None and not self.adapter_control.was_unloaded(adapter) for adapter in left)
 
     def _unavailable(self) -> EngineUnavailable:
         states = sorted({connection.state for connection, _ in self._attached_connections()})

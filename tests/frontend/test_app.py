@@ -323,7 +323,9 @@ async def test_calls_on_an_old_connection_have_as_long_as_their_deadline(make_pa
     """A grace period would cut them before it."""
     options = []
     server = grpc.aio.server
-    monkeypatch.setattr(grpc.aio, "server", lambda **settings: options.extend(settings["options"]) or server(**settings))
+    monkeypatch.setattr(
+        grpc.aio, "server", lambda **settings: options.extend(settings["options"]) or server(**settings)
+    )
     await make_pair()
     assert "grpc.max_connection_age_ms" in dict(options)
     assert "grpc.max_connection_age_grace_ms" not in dict(options)
