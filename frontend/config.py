@@ -73,9 +73,9 @@ class FrontendConfig:
         False, switch(), "share the ports with frontends that are started separately (SO_REUSEPORT); see also --workers"
     )
     max_connection_age_s: float = flag(
-        1800.0, number(1, 2e6), "seconds after which a gRPC client is told to open a new connection; calls on the old one "
-        "finish. Lower it below the time between the removal from a load balancer and SIGTERM, so that no client is "
-        "left",
+        1800.0, number(1, 2e6),
+        "seconds after which a gRPC client is told to open a new connection; calls on the old one finish. Lower it "
+        "below the time between the removal from a load balancer and SIGTERM, so that no client is left",
     )  # fmt: skip
     reflection: bool = flag(True, switch(), "serve gRPC server reflection, which grpcurl and other tools use")
 

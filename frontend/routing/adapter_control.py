@@ -8,7 +8,7 @@ away meanwhile. A frontend that starts learns what is wanted from the engines.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import grpc
@@ -70,6 +70,7 @@ class AdapterControl:
         self._unloaded: OrderedDict[Adapter, None] = OrderedDict()  # without paths
         self._lock = asyncio.Lock()  # one change at a time, in the same order in all engines
         self._updates: set[asyncio.Task[None]] = set()
+        self._changes: set[asyncio.Task[object]] = set()  # by calls
 
     def preferred(self, name: str) -> bytes | None:
         """Returns the digest of the adapter of this name that is wanted; None: not known."""
@@ -118,13 +119,14 @@ class AdapterControl:
                 self._start_update(holder, (), absent)
 
     async def stop(self) -> None:
-        """Ends the updates of engines."""
-        for update in self._updates:
-            update.cancel()
-        await asyncio.gather(*self._updates, return_exceptions=True)
+        """Ends the updates of engines, and the calls of `load` and `unload` with EngineUnavailable."""
+        tasks = [*self._updates, *self._changes]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def load(self, name: str, path: str, *, replace: bool) -> tuple[bytes, int]:
-        """Loads an adapter in all engines, or in none.
+        """Loads an adapter in all engines, or in none, also if the caller is cancelled.
 
         Returns: the digest of its files, and the number of engines.
 
@@ -133,6 +135,9 @@ class AdapterControl:
             ModelNotFound: the folder does not exist in an engine.
             EngineUnavailable: there is no engine, or one does not answer.
         """
+        return await self._finish(self._load_all(name, path, replace=replace))
+
+    async def _load_all(self, name: str, path: str, *, replace: bool) -> tuple[bytes, int]:
         async with self._lock:
             holders = self._all_holders()
             request = pb.LoadAdapterRequest(name=name, path=path, replace=replace)
@@ -157,13 +162,16 @@ class AdapterControl:
             raise _combined(errors, undone)
 
     async def unload(self, name: str) -> int:
-        """Unloads an adapter from all engines; returns how many had it.
+        """Unloads an adapter from all engines, also if the caller is cancelled; returns how many had it.
 
         Raises:
             ModelNotFound: no engine has it.
             InvalidRequest: an engine does not change its adapters.
             EngineUnavailable: there is no engine, or one does not answer. It is told when it attaches again.
         """
+        return await self._finish(self._unload_all(name))
+
+    async def _unload_all(self, name: str) -> int:
         async with self._lock:
             holders = [holder for holder in self._all_holders() if name in holder.adapters.by_name]
             if not holders:
@@ -182,6 +190,18 @@ class AdapterControl:
                 ]
                 raise _combined(errors, unloaded)
             return len(holders)
+
+    async def _finish(self, change: Coroutine[object, object, _T]) -> _T:
+        """Waits for a change, which goes on if the caller is cancelled: otherwise only some engines would have it."""
+        task = asyncio.create_task(change, name="adapter-update")
+        self._changes.add(task)
+        task.add_done_callback(self._end_change)
+        return await _answer(asyncio.shield(task))
+
+    def _end_change(self, change: asyncio.Task[object]) -> None:
+        self._changes.discard(change)
+        if not change.cancelled():
+            change.exception()  # marks it as retrieved: the caller may be gone
 
     def _all_holders(self) -> Sequence[Holder]:
         holders = self._holders()
@@ -285,7 +305,7 @@ def _stub(holder: Holder) -> "EngineServiceAsyncStub":
 
 
 async def _answer(call: Awaitable[_T]) -> _T:
-    """Waits for a call, which its channel cancels when the engine is lost."""
+    """Waits for a call, which its channel cancels when the engine is lost, and `stop` cancels too."""
     try:
         return await call
     except asyncio.CancelledError:

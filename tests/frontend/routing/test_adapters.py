@@ -216,6 +216,34 @@ async def test_an_engine_that_dies_while_it_loads_fails_the_call_with_unavailabl
     assert code is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_a_call_that_is_cancelled_loads_the_adapter_into_all_engines(make_world, is_stopped):
+    world = await make_world(2, **ALLOWED)
+    first, second = world.engines.values()
+    begun, may_load, cancelled = (asyncio.Event() for _ in range(3))
+
+    async def wait(context):
+        begun.set()
+        try:
+            await may_load.wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    second._refuse_adapter = wait
+    call = world.stub.LoadAdapter(pb.LoadAdapterRequest(name="a", path="path"))
+    await asyncio.wait_for(begun.wait(), HANG_S)
+    call.cancel()
+    await asyncio.wait_for(world.app.calls.wait_idle(), HANG_S)
+    if is_stopped:
+        await world.app.stop()
+        await asyncio.wait_for(cancelled.wait(), HANG_S)
+        return
+    may_load.set()
+    await world.until(lambda: held(second) or cancelled.is_set())
+    assert (held(first), held(second)) == ({"a": "path"}, {"a": "path"})
+
+
 async def test_engines_with_different_names_serve_one_model_under_all_of_them(make_world):
     world = await make_world(2, absent=2, **ALLOWED)
     await world.start(0, aliases=["one", "both"], adapters={"a": "a"})
