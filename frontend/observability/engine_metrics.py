@@ -81,7 +81,8 @@ class EngineMetrics:
         self.adapters: tuple[str, ...] = ()
         self.has_counters = True
         self.model_name: str | None = None
-        self._failures_seen = 0  # of the connected engine
+        self._instance_id = ""
+        self._failures_seen = 0  # of this instance
         self._steps: _Steps | None = None
         self._last_step = 0
 
@@ -92,7 +93,8 @@ class EngineMetrics:
         self.load = self.latency = None
         self.adapters = tuple(adapter.name for adapter in welcome.info.adapters)
         self.model_name = welcome.info.model
-        self._failures_seen = 0
+        if welcome.engine_instance_id != self._instance_id:
+            self._instance_id, self._failures_seen = welcome.engine_instance_id, 0
         self._last_step = 0
         labels = (welcome.info.model, self.engine)
         metrics = self._step_metrics

@@ -36,7 +36,7 @@ class WorkerProcesses(Collector):
     """`process_*` metrics by the label `worker`: a sum would hide the worker that is at its limit.
 
     Args:
-        folder: see `workers/metrics_folder.py`.
+        folder: see `metrics_folder.py`.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -168,7 +168,9 @@ def test_integrity_failures_are_counted_once_and_outlive_their_engine(metrics, s
     engine.note_status(pb.EngineStatus(load=failed))
     engine.note_step(step(1, failed))
     engine.detach()
+    engine.attach(welcome(load=failed))  # the same instance again
     assert scrape(metrics, "chairlift:integrity_failures_total", "engine", "model_name") == {("0", "m"): 1}
+    engine.detach()
     engine.attach(welcome(instance_id="next", load=pb.LoadStats()))
     engine.note_status(pb.EngineStatus(load=failed))
     assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 2}
