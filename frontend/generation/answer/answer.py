@@ -66,7 +66,9 @@ class Answer:
         self._prompt = prompt
         self._parser = parser
         after = prompt_ids if request.continues_text else ()
-        self._text = AnswerText(request, model.tokenizer, marks=marks, after=after)
+        self._text = AnswerText(
+            request, model.tokenizer, end_token_ids=model.end_token_ids, marks=marks, after=after
+        )
         self._may_reason = parser is not None  # so far the answer is reasoning only
         self._num_reasoning_tokens = 0
 

@@ -1,6 +1,6 @@
 """Converts tokens to text that may be sent: detokenizes, matches stop texts, removes end and stop tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from chairlift.service.end_reason import EndReason
@@ -29,6 +29,7 @@ class AnswerText:
     """The text of one answer.
 
     Args:
+        end_token_ids: the model's.
         marks, after: see `make_detokenizer`.
     """
 
@@ -37,6 +38,7 @@ class AnswerText:
         request: GenerationRequest,
         tokenizer: Tokenizer,
         *,
+        end_token_ids: Collection[int] = (),
         marks: frozenset[int] = NO_MARKS,
         after: Sequence[int] = (),
     ) -> None:
@@ -45,6 +47,8 @@ class AnswerText:
         self._marks = marks
         stop = request.stop
         self._min_tokens = stop.min_tokens
+        self._ending_ids = frozenset((*stop.stop_token_ids, *end_token_ids))
+        self._held: list[int] = []  # a token that may have ended the answer
         self._matcher = StopTextMatcher(stop.stop_texts, include=stop.include_stop_text) if stop.stop_texts else None
         self._detokenizer = tokenizer.detokenizer(
             keep_special_tokens=self._keep_special_tokens, marks=marks, after=after
@@ -64,8 +68,8 @@ class AnswerText:
 
     def _match(self, matcher: StopTextMatcher, batch: TokenBatch) -> TextDelta:
         # Token by token: the answer ends with the token that completes a stop text, if it follows min_tokens others.
-        parts = []
-        for num_tokens, token_id in enumerate(self._visible_ids(batch), 1):
+        parts, num_held = [], len(self._held)
+        for num_tokens, token_id in enumerate(self._visible_ids(batch), 1 - num_held):
             may_match = batch.first_index + num_tokens > self._min_tokens
             parts.append(matcher.push(self._detokenizer.push((token_id,)), may_match=may_match))
             if matcher.matched is not None:
@@ -78,10 +82,18 @@ class AnswerText:
         return TextDelta("".join(parts), len(batch.token_ids), matcher.matched)
 
     def _visible_ids(self, batch: TokenBatch) -> list[int]:
-        """Removes the token that ended the answer: a stop token always, an end token unless it has text."""
-        if batch.end is None or not batch.token_ids:
-            return batch.token_ids
+        """Removes the token that ended the answer: a stop token always, an end token unless it has text.
+
+        Holds back a token that may be that one, because other projects' engines send the end in a message of its own.
+        """
+        ids, self._held = self._held + batch.token_ids, []
+        if not ids:
+            return ids
+        if batch.end is None:
+            if ids[-1] in self._ending_ids:
+                self._held = [ids.pop()]
+            return ids
         reason = batch.end.reason
-        has_text = self._keep_special_tokens or batch.token_ids[-1] in self._marks
+        has_text = self._keep_special_tokens or ids[-1] in self._marks
         hidden = reason is EndReason.STOP_TOKEN or (reason is EndReason.END_TOKEN and not has_text)
-        return batch.token_ids[:-1] if hidden else batch.token_ids
+        return ids[:-1] if hidden else ids

@@ -351,6 +351,8 @@ class Generation:
         )
 
     def _complete(self, reason: pb.CompletionReason, detail: str = "") -> None:
+        if self.has_ended:  # by a token beyond max_tokens, which the engine's last message added
+            return
         self.has_ended = True
         submission, now_s = self._submission, time.monotonic()
         first_s = now_s if self._first_token_at_s is None else self._first_token_at_s

@@ -84,11 +84,12 @@ async def test_half_a_character_at_the_end_becomes_a_replacement(tokenizer):
     ],
 )
 @pytest.mark.parametrize("stop_texts", [(), ("zzz",)])
-async def test_token_that_ends_the_answer(tokenizer, reason, keep, text, stop_texts):
+@pytest.mark.parametrize("sizes", [[], [3], [1, 2]])
+async def test_token_that_ends_the_answer(tokenizer, reason, keep, text, stop_texts, sizes):
     ids = [*await tokenizer.encode("ab"), END_TOKEN_ID]
-    answer = AnswerText(make_request(keep=keep, stop_texts=stop_texts), tokenizer)
-    delta = answer.push(TokenBatch(0, ids, None, end(reason)))
-    assert (delta.text, delta.num_tokens) == (text, 3)
+    answer = AnswerText(make_request(keep=keep, stop_texts=stop_texts), tokenizer, end_token_ids=[END_TOKEN_ID])
+    deltas = [answer.push(batch) for batch in batches(ids, sizes, reason)]
+    assert ("".join(delta.text for delta in deltas), sum(delta.num_tokens for delta in deltas)) == (text, 3)
 
 
 async def test_end_token_that_is_a_mark_has_text(tokenizer):

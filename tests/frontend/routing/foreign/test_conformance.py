@@ -51,12 +51,17 @@ async def test_answer_ends_with_the_last_token_of_its_credit(make_foreign, read,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_answer_ends_at_a_stop_token(make_foreign, read, encode, kind):
-    world = await make_foreign(kind)
+@pytest.mark.parametrize("token_window", [1, 90])
+async def test_answer_ends_before_the_text_of_a_stop_token(make_foreign, text_request, encode, kind, token_window):
+    world = await make_foreign(kind, token_window=token_window)
     stop = answer_to(encode(TEXT), 5)[-1]
     expected = answer_to(encode(TEXT), 3000, stop_token_ids=[stop])
-    finished = await read(world, TEXT, stop_token_ids=[stop]).complete(expected)
-    assert (finished.reason, finished.stop_token_id) == (pb.FINISH_REASON_STOP_TOKEN, stop)
+    output = pb.OutputOptions(text=True, token_ids=True, top_logprobs=0)
+    answer = await world.stub.Generate(text_request(TEXT, stop_token_ids=[stop], output=output))
+    assert (answer.finished.reason, answer.finished.stop_token_id) == (pb.FINISH_REASON_STOP_TOKEN, stop)
+    assert list(answer.token_ids) == expected
+    assert list(answer.logprobs.chosen) == [logprob(one) for one in expected]
+    assert answer.text.encode() == b"".join(answer.logprobs.chosen_bytes[:-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
