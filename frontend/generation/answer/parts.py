@@ -19,7 +19,7 @@ from frontend.text.chat import (
 )
 from frontend.text.tokenizer import Tokenizer
 
-_TAIL_TOKENS = 64  # of a prompt: longer than any mark and the space after it
+_MOST_TOKENS = 64  # of a prompt: more than any mark and the space after it, or the header of a message
 
 
 class Parts(NamedTuple):
@@ -92,7 +92,7 @@ class AnswerParsing:
             with_calls: whether the constraint allows tool calls.
         """
         rules = self._chat_format.before_calls if with_calls else self._chat_format.before_answer
-        return rules(self._prompt_tail(prompt_ids), self._tokenizer.special_token_id)
+        return rules(self._answer_place(prompt_ids), self._tokenizer.special_token_id)
 
     def parser(self, prompt_ids: Sequence[int]) -> AnswerParser:
         """Returns a parser for one answer.
@@ -100,11 +100,17 @@ class AnswerParsing:
         Args:
             prompt_ids: the prompt, which may have opened the reasoning.
         """
-        return self._chat_format.parser(tools=self._tools, prompt=self._prompt_tail(prompt_ids))
+        return self._chat_format.parser(tools=self._tools, prompt=self._answer_place(prompt_ids))
 
-    def _prompt_tail(self, prompt_ids: Sequence[int]) -> str:
+    def _answer_place(self, prompt_ids: Sequence[int]) -> str:
+        """Returns the part of a prompt that tells what the answer continues."""
+        start_id = self._tokenizer.special_token_id(self._chat_format.message_start)
+        ids = prompt_ids[-_MOST_TOKENS:]
+        if start_id is not None and start_id in prompt_ids:
+            start = len(prompt_ids) - 1 - prompt_ids[::-1].index(start_id)
+            ids = prompt_ids[start : start + _MOST_TOKENS]
         detokenizer = self._tokenizer.detokenizer(keep_special_tokens=True)
-        return detokenizer.push(prompt_ids[-_TAIL_TOKENS:]) + detokenizer.finish()
+        return detokenizer.push(ids) + detokenizer.finish()
 
 
 def _tool(tool: object) -> tuple[str, Mapping[str, Any]]:

@@ -34,6 +34,11 @@ class ChatFormat:
     tools: str
     reasoning: str
 
+    @property
+    def message_start(self) -> str:
+        """The mark at the start of each message, if the header after it tells what an answer continues; else empty."""
+        return harmony.START if self._is_harmony else ""
+
     def marks(self, *, with_tools: bool) -> frozenset[str]:
         """Returns the texts that a parser needs in the answer even if they are special tokens of the model.
 
@@ -50,7 +55,8 @@ class ChatFormat:
         Args:
             tools: names of the offered tools, and the schemas of their arguments, empty if unknown; without tools, no
                 text is parsed as a call.
-            prompt: the rendered prompt, or its end, which may have opened the reasoning.
+            prompt: the rendered prompt, or its end, which may have opened the reasoning; with `message_start`, its last
+                message or the start of it.
         """
         tools = tools or {}
         family = self._family if tools or self._is_harmony else None

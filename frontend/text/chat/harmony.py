@@ -28,7 +28,8 @@ from frontend.text.chat.call_reader import ArgumentsReader, ReaderStatus
 from frontend.text.chat.deltas import ContentText, Delta, ReasoningText
 from frontend.text.chat.marks import mark_finder
 
-MARKS = frozenset({"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"})
+START = "<|start|>"
+MARKS = frozenset({START, "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"})
 _ENDS = frozenset({"<|start|>", "<|end|>", "<|call|>", "<|return|>"})
 _BEGINNINGS = ("<|start|>", "<|channel|>", "<|message|>", "assistant", "to=")
 _MOST_IN_HEADER = 300

@@ -180,19 +180,39 @@ async def test_text_that_spells_a_special_token_is_kept(make_pair, in_call):
     assert parts(answer) == ("" if in_call else struck, "", calls)
 
 
-def with_special_mark():
-    """An engine whose model has the mark of calls as a special token."""
-    files = byte_tokenizer_files(MISTRAL)
+def engine_of(template, *special_tokens):
+    """An engine whose model has further special tokens."""
+    files = byte_tokenizer_files(template)
     tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
-    tokenizer.add_special_tokens(["[TOOL_CALLS]"])
-    return FakeEngine(files={**files, "tokenizer.json": tokenizer.to_str().encode()})
+    tokenizer.add_special_tokens([*special_tokens])
+    return FakeEngine(files={**files, "tokenizer.json": tokenizer.to_str().encode()}, vocab_size=300)
+
+
+@pytest.mark.parametrize("channel", ["analysis", "final"])
+async def test_answer_continues_a_long_message_of_the_prompt(make_pair, channel):
+    template = (
+        "{{ messages[1].content }}"  # the answer
+        "{% for m in messages %}<|start|>{{ m.role }}<|channel|>" + channel + "<|message|>{{ m.content }}{% endfor %}"
+    )
+    pair = await make_pair(engine=engine_of(template, "<|start|>", "<|channel|>", "<|message|>"), http=True)
+    said = "assistants help you. " * 9
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": said}]
+    body = {"model": "fake", "messages": messages, "max_tokens": len(said)}
+    continued = {"continue_final_message": True, "add_generation_prompt": False}
+    async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{pair.app.http_port}/v1", api_key="none") as client:
+        answer = (await client.chat.completions.create(**body, extra_body=continued)).choices[0].message
+        json_object = {"type": "json_object"}
+        await client.chat.completions.create(**body, response_format=json_object, extra_body=continued)
+    in_part = {"analysis": getattr(answer, "reasoning_content", ""), "final": answer.content}
+    assert in_part[channel] == said
+    assert "before" not in pair.engine.submissions[-1].grammar  # the message has a header
 
 
 @pytest.mark.parametrize("keep_special_tokens", [False, True])
 async def test_special_token_marks_are_parsed_and_other_special_tokens_hidden_by_default(
     make_pair, keep_special_tokens
 ):
-    pair = await make_pair(engine=with_special_mark())
+    pair = await make_pair(engine=engine_of(MISTRAL, "[TOOL_CALLS]"))
     call = 'So. [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rom"}}]'
     answer = await generate(pair, spec(call, keep_special_tokens=keep_special_tokens))
     assert [(each.name, each.arguments_json) for each in answer.tool_calls] == [("weather", '{"city": "Rom"}')]
