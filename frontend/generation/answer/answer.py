@@ -1,7 +1,8 @@
 """One answer as messages of the public stream: Started, Chunks, exactly one Finished.
 
-Tokens that are ready together are sent in one Chunk; if text follows a tool call among them, in several. Unary calls
-collect the same messages (`collect.py`); `group.py` joins several answers to one request.
+Tokens that are ready together are sent in one Chunk; if text follows a tool call among them, in several. With
+log-probabilities each kind of part has a Chunk of its own, whose last token completes it. Unary calls collect the same
+messages (`collect.py`); `group.py` joins several answers to one request.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from chairlift.service.end_reason import EndReason
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.generation.answer.answer_text import AnswerText, TextDelta
-from frontend.generation.answer.parts import Parts, parts_of
+from frontend.generation.answer.parts import Parts, parts_by_token, parts_of
 from frontend.generation.answer.prompt_echo import PromptEcho
 from frontend.generation.answer.timing import timing
 from frontend.generation.answer.token_logprobs import token_logprobs
@@ -66,9 +67,7 @@ class Answer:
         self._prompt = prompt
         self._parser = parser
         after = prompt_ids if request.continues_text else ()
-        self._text = AnswerText(
-            request, model.tokenizer, end_token_ids=model.end_token_ids, marks=marks, after=after
-        )
+        self._text = AnswerText(request, model.tokenizer, end_token_ids=model.end_token_ids, marks=marks, after=after)
         self._may_reason = parser is not None  # so far the answer is reasoning only
         self._num_reasoning_tokens = 0
 
@@ -96,11 +95,12 @@ class Answer:
                 if self._request.prompt_only:
                     yield pb.StreamGenerateResponse(finished=self._finished(0, batch.end, None))
                     return
-            delta, (*earlier, parts) = self._take(batch)
-            for before in earlier:  # tokens are counted once
-                yield pb.StreamGenerateResponse(chunk=self._chunk(batch, 0, before))
-            if delta.num_tokens or any(parts):
-                yield pb.StreamGenerateResponse(chunk=self._chunk(batch, delta.num_tokens, parts))
+            delta, groups = self._take(batch)
+            start = 0
+            for end, parts in groups:
+                if end > start or any(parts):
+                    yield pb.StreamGenerateResponse(chunk=self._chunk(batch, start, end, parts))
+                start = end
             if delta.stop_text is not None:
                 self._stream.close(CancelReason.STOP_TEXT)
                 num_tokens = batch.first_index + delta.num_tokens
@@ -111,24 +111,35 @@ class Answer:
                 yield pb.StreamGenerateResponse(finished=self._finished(num_tokens, batch.end, None))
                 return
 
-    def _take(self, batch: TokenBatch) -> tuple[TextDelta, list[Parts]]:
-        """Returns what a batch adds to the text, and to the parts of the answer in their order."""
+    def _take(self, batch: TokenBatch) -> tuple[TextDelta, list[tuple[int, Parts]]]:
+        """Returns what a batch adds to the text, and to the parts of the answer in their order, each with the number of
+        the batch's tokens up to its end.
+        """
         if self._parser is None:
             delta = self._text.push(batch)
-            return delta, [Parts(delta.text)]
-        texts, deltas, num_tokens, stop_text = [], [], 0, None
-        # Token by token during reasoning, so that usage does not depend on batching.
-        for piece in batch.one_by_one() if self._may_reason and batch.token_ids else (batch,):
+            return delta, [(delta.num_tokens, Parts(delta.text))]
+        texts, num_tokens, stop_text = [], 0, None
+        deltas: list[tuple[int, list[Delta]]] = []
+        # Token by token during reasoning, so that usage does not depend on batching, and with log-probabilities.
+        is_exact = self._may_reason or batch.logprobs is not None
+        for piece in batch.one_by_one() if is_exact and batch.token_ids else (batch,):
             delta = self._text.push(piece)
             texts.append(delta.text)
             num_tokens += delta.num_tokens
             stop_text = delta.stop_text
-            deltas += self._feed(self._parser.feed(delta.text), num_tokens=piece.first_index + delta.num_tokens)
+            fed = self._feed(self._parser.feed(delta.text), num_tokens=piece.first_index + delta.num_tokens)
+            deltas.append((num_tokens, fed))
             if stop_text is not None:
                 break
         if batch.end is not None or stop_text is not None:
-            deltas += self._feed(self._parser.finish(), num_tokens=batch.first_index + num_tokens)
-        return TextDelta("".join(texts), num_tokens, stop_text), parts_of(deltas)
+            fed = self._feed(self._parser.finish(), num_tokens=batch.first_index + num_tokens)
+            deltas.append((num_tokens, fed))
+        if batch.logprobs is not None:
+            groups = [*parts_by_token(deltas), (num_tokens, Parts())]
+        else:  # tokens are counted once
+            *earlier, parts = parts_of([delta for _, fed in deltas for delta in fed])
+            groups = [*((0, before) for before in earlier), (num_tokens, parts)]
+        return TextDelta("".join(texts), num_tokens, stop_text), groups
 
     def _feed(self, deltas: list[Delta], *, num_tokens: int) -> list[Delta]:
         """Counts reasoning tokens.
@@ -142,12 +153,13 @@ class Answer:
             self._may_reason = isinstance(deltas[-1], ReasoningText)
         return deltas
 
-    def _chunk(self, batch: TokenBatch, num_tokens: int, parts: Parts) -> pb.Chunk:
-        token_ids = batch.token_ids[:num_tokens]
-        logprobs = batch.logprobs.cut(0, num_tokens) if batch.logprobs else None
+    def _chunk(self, batch: TokenBatch, start: int, end: int, parts: Parts) -> pb.Chunk:
+        """Returns the chunk of the batch's tokens from `start` to `end`."""
+        token_ids = batch.token_ids[start:end]
+        logprobs = batch.logprobs.cut(start, end) if batch.logprobs else None
         chunk = pb.Chunk(
-            first_token_index=batch.first_index,
-            num_tokens=num_tokens,
+            first_token_index=batch.first_index + start,
+            num_tokens=end - start,
             text=parts.text,
             token_ids=token_ids if self._request.output.token_ids else (),
             logprobs=token_logprobs(logprobs, token_ids, self._model.tokenizer) if logprobs else None,

@@ -49,6 +49,29 @@ def parts_of(deltas: Sequence[Delta]) -> list[Parts]:
     return groups
 
 
+def parts_by_token(deltas: Sequence[tuple[int, Sequence[Delta]]]) -> list[tuple[int, Parts]]:
+    """Groups deltas by kind of part, so that each group ends at a token that added to it, in any batch.
+
+    Args:
+        deltas: with the number of tokens up to their end.
+
+    Returns: the groups, each with the number of tokens up to its end.
+    """
+    groups: list[tuple[int, Parts]] = []
+    for end, added in deltas:
+        for parts in filter(any, parts_of(added)):
+            kinds = [bool(part) for part in parts]
+            if groups and sum(kinds) == 1 and kinds == [bool(part) for part in groups[-1][1]]:
+                before = groups.pop()[1]
+                parts = Parts(
+                    before.text + parts.text,
+                    before.reasoning + parts.reasoning,
+                    (*before.tool_calls, *parts.tool_calls),
+                )
+            groups.append((end, parts))
+    return groups
+
+
 def _call_delta(delta: ToolCallStart | ToolCallArguments) -> pb.ToolCallDelta:
     if isinstance(delta, ToolCallStart):
         return pb.ToolCallDelta(index=delta.index, id=delta.call_id, name=delta.name)

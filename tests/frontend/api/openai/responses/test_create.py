@@ -309,6 +309,29 @@ async def test_logprobs_belong_to_the_text(shared_pairs, stream, tokens_per_step
     assert all(len(row["top_logprobs"]) == 2 for row in rows)
 
 
+@pytest.mark.parametrize("tokens_per_step", [1, 7, 500])
+@pytest.mark.parametrize("before", ["", "<think>Oslo or Rome?</think>", CALL + "\n"])
+async def test_logprobs_are_those_of_the_text_and_not_of_equal_text_around_it(
+    shared_pairs, monkeypatch, before, tokens_per_step
+):
+    pair, client = await shared_pairs(ALL)
+    pair.engine.tokens_per_step = tokens_per_step
+
+    def number(step):  # one request: the log-probability of each token is its position in the answer
+        step.logprobs.chosen[:] = [-(step.start_indices[0] + place) for place in range(len(step.logprobs.chosen))]
+        return [step]
+
+    monkeypatch.setattr(pair.engine, "rewrite_step", number)
+    text = before + 'Rome<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+    include = ["message.output_text.logprobs"]
+    answer = await client.responses.create(model="fake", input=text, tools=[WEATHER], include=include)
+    (message,) = (item for item in answer.output if item.type == "message")
+    rows = message.content[0].logprobs
+    assert [(row.token, -row.logprob) for row in rows] == [
+        (char, len(before.encode()) + at) for at, char in enumerate("Rome")
+    ]
+
+
 async def test_tokens_of_the_input_are_counted(shared_client):
     count = await shared_client.responses.input_tokens.count(model="fake", input="hi", instructions="be")
     assert count.input_tokens == len("<system>be<user>hi<assistant>")
