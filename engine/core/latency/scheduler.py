@@ -95,6 +95,7 @@ class LatencyScheduler(Scheduler):
         self._on_time_until_s = float("-inf")
         self._has_new = False  # requests on time arrived since the last check of feasibility
         self._prompts: list[Request] = []  # running, not computed when the last step was planned
+        self._is_full = False  # the last step that was planned had no time or no tokens left for prompts
         self._slack: Slack | None = None
         self._num_kv_tokens = 0
         self._free_share = 0.0  # of the last step; see `StepBudget`
@@ -130,7 +131,7 @@ class LatencyScheduler(Scheduler):
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Plans the next step; see `Scheduler.schedule`."""
         self._charge_kv_cache(now_s)
-        self._prompts = []
+        self._prompts, self._is_full = [], False
         plan = super().schedule(now_s)
         num_pairs = 0
         for row in reversed(plan.rows):
@@ -139,7 +140,7 @@ class LatencyScheduler(Scheduler):
                 break
             num_pairs += attention_pairs(num_tokens, row.num_computed_tokens)
         shape = StepShape(plan.num_tokens, len(plan.rows), self._num_kv_tokens, num_pairs)
-        has_backlog = self._waiting.head is not None or any(
+        has_backlog = (self._is_full and self._waiting.head is not None) or any(
             request.num_computed_tokens < request.num_tokens for request in self._prompts
         )
         self._clock.plan(shape, now_s, has_backlog=has_backlog)
@@ -211,6 +212,7 @@ class LatencyScheduler(Scheduler):
         else:
             self._fill(turn, Lane.ON_TIME, on_time)
             self._fill(turn, Lane.BEST_EFFORT, best_effort)
+        self._is_full = batch.budget <= 0 or budget.is_spent
 
     def _fill(self, turn: _Turn, lane: Lane, prompts: list[Request], max_tokens: int | None = None) -> list[Request]:
         """Schedules chunks of a lane: running prompts and, by their keys among them, waiting requests.

@@ -25,7 +25,7 @@ class _PlannedStep(NamedTuple):
         predicted_s: expected duration by the model.
         drift: factor by which the device was expected to be slower than the model.
         known: relative residual of the last step that was known then.
-        num_prompt_tokens: prompt tokens but one per row, if prompts were left over; otherwise 0, because they tell
+        num_prompt_tokens: prompt tokens but one per row, if there was no time for more; otherwise 0, because they tell
             nothing of the rate.
         prompt_s: seconds that these take by the model, with their attention.
     """
@@ -75,7 +75,7 @@ class StepClock:
         return self._end_rate.per_s or None
 
     def prompt_tokens_per_s(self, now_s: float, free_share: float) -> float:
-        """Returns the prompt tokens computed per second while prompts wait; 0: not measured yet.
+        """Returns the prompt tokens computed per second while prompts wait for their time; 0: not measured yet.
 
         An old measurement, which may have been of a stall, gives way to what `expected_pace` assumes, see there.
         """
@@ -95,7 +95,7 @@ class StepClock:
         Args:
             shape: what it computes; no rows if it only tells the runner of changes.
             now_s: monotonic seconds.
-            has_backlog: whether prompts are left over.
+            has_backlog: whether prompts are left over for lack of time or of the token budget, not of slots or blocks.
         """
         predicted_s = self.model.predict_s(shape) if shape.num_rows else 0.0
         num_prompt_tokens = shape.num_tokens - shape.num_rows if has_backlog else 0

@@ -129,6 +129,18 @@ def test_plans_do_not_depend_on_the_largest_number_of_output_tokens() -> None:
     assert plans[0] == plans[1]
 
 
+def test_short_prompts_that_wait_for_slots_do_not_make_the_engine_look_slow() -> None:
+    world = World(max_num_seqs=8)
+    for number in range(300):
+        world.add(number, 20, max_tokens=25 + number % 8, ttft_s=100.0)
+    world.run(until_s=1.0)
+    assert world.scheduler.stats().num_waiting > 0
+    world.add(999, 4000, ttft_s=0.5, when_infeasible=REFUSE)  # 0.1 s of work
+    world.run()
+    assert world.reason(999) is EndReason.MAX_TOKENS
+    assert world.ttft_s(999) < 0.3
+
+
 def test_slots_that_are_not_released_in_time_lead_to_refusals() -> None:
     world = World(max_num_seqs=4)
     arrivals = random_arrivals(
