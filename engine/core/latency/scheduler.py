@@ -226,8 +226,11 @@ class LatencyScheduler(Scheduler):
             request = prompts[index] if index < len(prompts) else None
             head = self._head(lane, turn) if may_admit and batch.may_admit else None
             if head is not None and (request is None or (lane is Lane.ON_TIME and pace(head).key < pace(request).key)):
-                if lane is Lane.ON_TIME and self._waits_for_own_gap(head, turn):
-                    turn.num_passed += 1
+                if lane is Lane.ON_TIME and self._is_held_by_gap(head, turn):
+                    if pace(head).gap_s < turn.slack.min_gap_s and turn.num_passed < _MAX_PASSED:
+                        turn.num_passed += 1
+                    else:
+                        may_admit = False
                     continue
                 if not self._may_start(head, lane, turn) or not self._try_admit(head, batch):
                     may_admit = False
@@ -267,26 +270,16 @@ class LatencyScheduler(Scheduler):
         queue = self._lanes.on_time
         return queue[turn.num_passed][2] if turn.num_passed < len(queue) else None
 
-    def _waits_for_own_gap(self, request: Request, turn: _Turn) -> bool:
-        """Whether nothing but its own inter-token target, tighter than those of the rows, keeps a request waiting.
-
-        It would hold up all others until few enough requests run, which may take as long as their answers. When its
-        first token is late it is given up, like any other; one in the middle of its answer starts without this check.
-        """
-        is_tightest = pace(request).gap_s < turn.slack.min_gap_s
-        return is_tightest and turn.num_passed < _MAX_PASSED and self._is_held_by_gap(request, turn)
-
     def _may_start(self, request: Request, lane: Lane, turn: _Turn) -> bool:
-        """Whether slots, reserves and inter-token targets let the head of a lane run."""
+        """Whether slots and reserves let the head of a lane run."""
         config, num_running = self._config, len(self._running)
         if num_running >= config.max_num_seqs:
             return False
         if self._is_alone(turn):
             return True
-        if lane is Lane.ON_TIME and self._is_held_by_gap(request, turn):
-            return False
         is_reserved = lane is Lane.BEST_EFFORT and self._now_s < self._on_time_until_s
-        if is_reserved and num_running >= (1.0 - _OF_SLOTS) * config.max_num_seqs:
+        has_share_only = is_reserved and num_running >= (1.0 - _OF_SLOTS) * config.max_num_seqs
+        if has_share_only or (lane is Lane.BEST_EFFORT and self._exceeds_gap(request, turn.slack.min_gap_s, turn)):
             num_best_effort = sum(pace(other).lane is Lane.BEST_EFFORT for other in self._running.values())
             if num_best_effort >= config.best_effort_share * config.max_num_seqs:
                 return False
@@ -298,17 +291,26 @@ class LatencyScheduler(Scheduler):
         return not turn.batch.num_tokens and not self._cache.pool.has_steps_in_flight
 
     def _is_held_by_gap(self, request: Request, turn: _Turn) -> bool:
-        """Whether decoding one row more would take longer than an inter-token target of the rows or of the request."""
-        gap_s = min(pace(request).gap_s, turn.slack.min_gap_s)
-        if gap_s == float("inf") or request.output_ids or self._is_alone(turn):
-            return False
-        num_rows = len(self._running) + 1
-        if self._model.predict_s(StepShape(num_rows, num_rows, turn.num_kv_tokens + request.num_tokens, 0)) <= gap_s:
+        """Whether an inter-token target, of the rows or its own, keeps a request on time waiting.
+
+        If its own target is tighter than those of the rows, the others of its lane pass it: it would hold them up until
+        few enough requests run, which may take as long as their answers. When its first token is late it is given up,
+        like any other. One in the middle of its answer starts without this check.
+        """
+        is_full = len(self._running) >= self._config.max_num_seqs
+        if is_full or not self._exceeds_gap(request, min(pace(request).gap_s, turn.slack.min_gap_s), turn):
             return False
         if self._held_step != self._step:
             self._held_step = self._step
             self._num_itl_infeasible += 1
         return True
+
+    def _exceeds_gap(self, request: Request, gap_s: float, turn: _Turn) -> bool:
+        """Whether decoding with a row more, of a request that has not begun, would take longer than a gap."""
+        if gap_s == float("inf") or request.output_ids or self._is_alone(turn):
+            return False
+        num_rows = len(self._running) + 1
+        return self._model.predict_s(StepShape(num_rows, num_rows, turn.num_kv_tokens + request.num_tokens, 0)) > gap_s
 
     def _give_up_late(self, start_s: float, budget: StepBudget) -> None:
         """Refuses requests on time, or makes them best effort, if not all can be in time; see `feasibility.py`."""

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from chairlift.service.end_reason import EndReason
+from engine.core.latency.step_time import Coefficients, StepTimeModel, StepTimePrior
 from engine.core.request import RequestStatus
 from tests.support.engine.latency_world import H200, REFUSE, World, overload, quantile, random_arrivals
 
@@ -58,6 +59,23 @@ def test_best_effort_keeps_its_share_of_the_slots_when_requests_on_time_take_the
     world.run(until_s=0.3)
     running = Counter(request.request_id >= 100 for request in world.scheduler._running.values())
     assert (running[True], running[False]) == (2, 17)
+
+
+@pytest.mark.parametrize("waits_on_time", [False, True])
+def test_best_effort_has_no_more_than_its_share_of_the_slots_beside_tight_gaps(waits_on_time: bool) -> None:
+    prior = StepTimePrior(Coefficients(1e-3, 1e-5, 2e-3, 1e-9, 1e-12))  # 14 rows take 29 ms
+    world = World(StepTimeModel(prior).predict_s, prior, max_num_seqs=40, best_effort_share=0.1)
+    for number in range(14):
+        world.add(number, 20, max_tokens=5000, ttft_s=5.0, inter_token_s=0.03)
+    world.run(until_s=1.0)
+    if waits_on_time:
+        world.add(99, 20, ttft_s=300.0)
+    world.run(until_s=1.2)
+    for number in range(100, 120):
+        world.add(number, 2, max_tokens=5000)
+    world.run(until_s=1.5)
+    started = [number for number, times_s in world.times_s.items() if times_s]
+    assert started == [*range(14), *range(100, 104)]
 
 
 def test_a_long_prompt_is_refused_if_its_attention_makes_it_late() -> None:
