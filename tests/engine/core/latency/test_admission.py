@@ -77,6 +77,16 @@ def test_a_request_that_moved_here_is_never_refused() -> None:
     assert (world.reason(1), world.reason(2)) == (EndReason.MAX_TOKENS, EndReason.INFEASIBLE)
 
 
+def test_answers_that_moved_here_and_are_late_anyway_cost_no_prompt_its_place() -> None:
+    world = World()
+    for number in range(20):
+        world.add(number, 50, ttft_s=0.2, when_infeasible=REFUSE)
+    for number in range(100, 105):
+        world.add(number, 8000, max_tokens=10, ttft_s=0.3, inter_token_s=0.2, has_moved=True, output_ids=[1, 2, 3])
+    world.run()
+    assert {world.reason(number) for number in world.requests} == {EndReason.MAX_TOKENS}
+
+
 def test_an_answer_that_was_preempted_is_not_given_up_though_its_first_token_was_due_long_ago() -> None:
     world = World(num_blocks=128, max_model_len=2048, enable_prefix_caching=False)
     for number in range(3):

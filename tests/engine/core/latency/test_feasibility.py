@@ -19,7 +19,7 @@ def is_in_time(prompts: list[WaitingPrompt]) -> bool:
     end_s = 0.0
     for prompt in prompts:
         end_s += prompt.work_s
-        if end_s > prompt.due_s:
+        if end_s > prompt.due_s and not prompt.must_stay:
             return False
     return True
 
@@ -67,6 +67,20 @@ def test_a_prompt_that_must_stay_is_never_given_up_and_its_work_counts() -> None
     assert given_up([WaitingPrompt(0.1, 1.0, must_stay=True), WaitingPrompt(0.9, 0.2), WaitingPrompt(1.5, 0.3)]) == {1}
 
 
+def test_no_prompt_is_given_up_in_vain() -> None:
+    late = WaitingPrompt(0.6, 1.0)
+    for prompt, expected in ((late, {1}), (late._replace(value=100.0), {1}), (late._replace(must_stay=True), set())):
+        assert given_up([WaitingPrompt(0.5, 0.1), prompt, WaitingPrompt(2.0, 0.2)]) == expected
+
+
+def test_several_are_given_up_for_one_that_is_worth_more_or_of_a_tenant_within_its_share() -> None:
+    small = [WaitingPrompt(1.0, 0.1)] * 5
+    assert len(given_up([*small, WaitingPrompt(1.0, 0.8, value=10.0)])) == 3
+    assert given_up([*small, WaitingPrompt(1.0, 0.8, value=2.0)]) == {5}
+    small = [prompt._replace(is_over_share=True) for prompt in small]
+    assert len(given_up([*small, WaitingPrompt(1.0, 0.8)])) == 3
+
+
 def test_work_that_runs_already_delays_the_first() -> None:
     prompts = [WaitingPrompt(1.0, 0.5)]
     assert given_up(prompts, start_s=0.4) == set()
@@ -91,14 +105,22 @@ def test_the_expected_time_of_the_first_token_is_reported() -> None:
     assert late.expected_s == 3.5
 
 
+@pytest.mark.parametrize("stay_share", [0.0, 0.3])
 @pytest.mark.parametrize("seed", range(200))
-def test_the_fewest_prompts_are_given_up_and_the_rest_is_in_time(seed: int) -> None:
+def test_the_fewest_prompts_are_given_up_and_the_rest_is_in_time(seed: int, stay_share: float) -> None:
+    """Against all subsets. Those that must stay are computed in their turn and may be late."""
     rng = random.Random(seed)
-    prompts = [WaitingPrompt(rng.uniform(0.1, 5.0), rng.uniform(0.05, 2.0)) for _ in range(rng.randrange(1, 9))]
+    prompts = [
+        WaitingPrompt(rng.uniform(0.1, 5.0), rng.uniform(0.05, 2.0), must_stay=rng.random() < stay_share)
+        for _ in range(rng.randrange(1, 9))
+    ]
     prompts.sort(key=lambda prompt: prompt.due_s)
+    free = [index for index, prompt in enumerate(prompts) if not prompt.must_stay]
+
+    def is_enough(late: Iterable[int]) -> bool:
+        return is_in_time([prompt for index, prompt in enumerate(prompts) if index not in set(late)])
+
     late = given_up(prompts)
-    assert is_in_time([prompt for index, prompt in enumerate(prompts) if index not in late])
-    num_best = next(
-        size for size in range(len(prompts), -1, -1) if any(map(is_in_time, map(list, combinations(prompts, size))))
-    )
-    assert len(prompts) - len(late) == num_best
+    assert late <= set(free)
+    assert is_enough(late)
+    assert len(late) == next(size for size in range(9) if any(map(is_enough, combinations(free, size))))
