@@ -186,8 +186,8 @@ class SchedulerStats:
     Attributes:
         num_blocks, num_free_blocks: of `block_size` tokens in all layers, see `SchedulerConfig.num_cache_blocks`; those
             that a new request can take, cached ones included, are free.
-        prompt_tokens_per_s: prompt tokens computed per second while prompts wait for time in a step, measured in the last
-            second of steps, otherwise as the step-time model expects; 0: not measured yet.
+        prompt_tokens_per_s: prompt tokens computed per second while prompts wait for time in a step, measured in the
+            last second of steps, otherwise as the step-time model expects; 0: not measured yet.
         model_coefficients: the five of the step-time model, in seconds (see `Coefficients`); empty: there is no model.
         on_time_tokens, best_effort_tokens: tokens of waiting and running prompts that are not computed yet, by lane.
         min_slack_s: least time to the next due token of a running request when the last step was planned, seconds from

@@ -13,7 +13,6 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
-
 _MAX_FOR_ONE = 16  # prompts that are given up at once; bounds the cost
 
 

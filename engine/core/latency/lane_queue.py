@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from engine.core.latency.pacing import Lane, Pace
 from engine.core.latency.tenant_shares import LeastServed, TenantShares
-from engine.core.request import Request
+from engine.core.request import Request, RequestStatus
 from engine.core.waiting_queue import Entry, WaitingQueue
 from engine.errors import IntegrityError
+
+_PATIENCE_S = 60.0  # after this wait the head of best effort gets blocks before requests on time
 
 
 def pace(request: Request) -> Pace:
@@ -16,13 +18,21 @@ def pace(request: Request) -> Pace:
     return request.pace
 
 
+def has_waited_long(request: Request, now_s: float) -> bool:
+    """Whether a waiting best-effort request gets blocks before requests on time."""
+    has_run = request.status is RequestStatus.PREEMPTED or request.output_ids  # the time in which it ran is no wait
+    since_s = request.charged_until_s if has_run else request.arrival_s - request.waited_s
+    return now_s - since_s > _PATIENCE_S
+
+
 class LaneQueue(WaitingQueue):
     """Two lanes, with requests without token credit apart as in any queue.
 
     The lane on time is one sorted list, in which tenants have no say: another order would make requests late. The
     best-effort lane is one sorted list per tenant; its head is that of the tenant that has been served least.
 
-    Invariants: those of `WaitingQueue`; every queued request is in the lane of its pace; no empty list is kept.
+    Invariants: those of `WaitingQueue`; every queued request is in the lane of its pace; `num_on_time_tokens` counts
+    those of the lane on time; no empty list is kept.
     """
 
     def __init__(self, shares: TenantShares) -> None:
@@ -30,6 +40,7 @@ class LaneQueue(WaitingQueue):
         self._shares = shares
         self._best_effort: dict[str, list[Entry]] = {}
         self._num_best_effort = 0
+        self.num_on_time_tokens = 0
         self._tenants = LeastServed(shares.tokens)
 
     def __iter__(self) -> Iterator[Request]:
@@ -70,6 +81,8 @@ class LaneQueue(WaitingQueue):
                     raise IntegrityError(f"request {request.request_id} is queued in lane {lane.name}")
         if len(best_effort) != self._num_best_effort:
             raise IntegrityError(f"the queue counts {self._num_best_effort} best-effort requests of {len(best_effort)}")
+        if sum(request.num_tokens for _, _, request in self._ready) != self.num_on_time_tokens:
+            raise IntegrityError(f"the queue counts {self.num_on_time_tokens} tokens on time")
         if not all(self._best_effort.values()):
             raise IntegrityError("the queue keeps an empty list of a tenant")
 
@@ -79,6 +92,7 @@ class LaneQueue(WaitingQueue):
         entry = (state.key, request.arrival_index, request)
         if state.lane is Lane.ON_TIME:
             insort(self._ready, entry)
+            self.num_on_time_tokens += request.num_tokens
             return
         insort(self._best_effort.setdefault(request.tenant, []), entry)
         self._tenants.add(request.tenant)
@@ -90,6 +104,7 @@ class LaneQueue(WaitingQueue):
         entry = (state.key, request.arrival_index, request)
         if state.lane is Lane.ON_TIME:
             del self._ready[bisect_left(self._ready, entry)]
+            self.num_on_time_tokens -= request.num_tokens
             return
         entries = self._best_effort[request.tenant]
         del entries[bisect_left(entries, entry)]

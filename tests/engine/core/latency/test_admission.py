@@ -3,6 +3,8 @@
 import pytest
 
 from chairlift.service.end_reason import EndReason
+from engine.core.latency import feasibility
+from engine.core.latency.feasibility import LatePrompt, Slots, WaitingPrompt
 from engine.core.latency.targets import WhenInfeasible
 from engine.core.request import RequestStatus
 from tests.support.engine.latency_world import DEGRADE, REFUSE, WAIT, World, quantile, random_arrivals
@@ -85,6 +87,30 @@ def test_answers_that_moved_here_and_are_late_anyway_cost_no_prompt_its_place() 
         world.add(number, 8000, max_tokens=10, ttft_s=0.3, inter_token_s=0.2, has_moved=True, output_ids=[1, 2, 3])
     world.run()
     assert {world.reason(number) for number in world.requests} == {EndReason.MAX_TOKENS}
+
+
+def test_of_a_long_queue_a_step_checks_the_first_prompts_and_all_of_them_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = []
+
+    def find_late(prompts: list[WaitingPrompt], now_s: float, start_s: float, slots: Slots) -> list[LatePrompt]:
+        checked.append(len(prompts))
+        return feasibility.find_late(prompts, now_s, start_s, slots)
+
+    monkeypatch.setattr("engine.core.latency.scheduler.find_late", find_late)
+    world = World(max_num_seqs=8)
+    for number in range(1000):
+        world.add(number, 20, max_tokens=1000, ttft_s=100.0, when_infeasible=REFUSE)
+    while world.now_s < 0.24:
+        world.add(2000 + len(world.steps), 20, max_tokens=1000, ttft_s=200.0, when_infeasible=REFUSE)
+        world.step()
+    assert len(checked) > 40
+    assert 4 <= sum(num > 900 for num in checked) <= 5
+    assert {num for num in checked if num <= 900} == {64}
+    world.add(5000, 8000, ttft_s=0.05, when_infeasible=REFUSE)  # takes 0.2 s
+    world.step()
+    assert world.reason(5000) is EndReason.INFEASIBLE
 
 
 def test_an_answer_that_was_preempted_is_not_given_up_though_its_first_token_was_due_long_ago() -> None:
