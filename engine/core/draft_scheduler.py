@@ -115,13 +115,22 @@ class DraftScheduler(Scheduler):
         self._has_room = not prompts and batch.may_admit and self._waiting.head is None
 
     def _propose(self, requests: Sequence[Request], num_tokens: int) -> list[tuple[int, ...]]:
-        """Returns a draft of each request, of at most num_tokens together: long ones are cut to the same length."""
-        drafts = [self._propose_one(request) for request in requests]
+        """Returns a draft of each request, of at most num_tokens together; none at all if there is no room for one.
+
+        Long ones are cut to the same length, but for one token more where that fits, in other rows in each step.
+        """
         num_left = min(num_tokens, self._config.max_num_seqs - len(requests))
+        if num_left <= 0:
+            return []
+        drafts = [self._propose_one(request) for request in requests]
         length = self._limits.num_speculative_tokens
-        while sum(min(length, len(draft)) for draft in drafts) > num_left:
+        while (num_drafted := sum(min(length, len(draft)) for draft in drafts)) > num_left:
             length -= 1
-        return [draft[:length] for draft in drafts]
+        num_left -= num_drafted
+        cut = [index for index, draft in enumerate(drafts) if len(draft) > length]
+        first = self._step * num_left % len(cut) if cut else 0
+        longer = {*(cut[first:] + cut[:first])[:num_left]}
+        return [draft[: length + (index in longer)] for index, draft in enumerate(drafts)]
 
     def _propose_one(self, request: Request) -> tuple[int, ...]:
         """Returns a draft that ends before the last token that a request may generate now; often none."""

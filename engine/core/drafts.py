@@ -15,6 +15,7 @@ from typing import Protocol
 
 _TOKEN_BYTES = array("i").itemsize
 _MAX_WAIT = 31
+_MAX_MISALIGNED = 256  # matches between tokens; bounds the cost of a lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +102,18 @@ class PromptLookup:
         """Returns the offset of what followed the longest of the looked-up suffixes when it occurred last; None: none.
 
         All lengths take one pass together: an earlier occurrence of a longer suffix ends no later than that of a
-        shorter one.
+        shorter one. A text with many matches between its tokens may have none that is found.
         """
         packed = self._packed
         found, stop = None, len(packed) - _TOKEN_BYTES  # an occurrence must have a continuation
         for num_tokens in range(self._limits.prompt_lookup_min, self._limits.prompt_lookup_max + 1):
             suffix = packed[-num_tokens * _TOKEN_BYTES :]
             start = packed.rfind(suffix, 0, stop)
-            while start % _TOKEN_BYTES and start > 0:  # bytes of neighbours that look like the suffix
-                start = packed.rfind(suffix, 0, start + len(suffix) - 1)
-            if start < 0:
+            for _ in range(_MAX_MISALIGNED):
+                if start < 0 or start % _TOKEN_BYTES == 0:
+                    break
+                start = packed.rfind(suffix, 0, start + len(suffix) - 1)  # bytes of neighbours looked like the suffix
+            if start < 0 or start % _TOKEN_BYTES:
                 break
             found = stop = start + len(suffix)
         return found

@@ -100,6 +100,38 @@ def test_confirmed_tokens_enter_the_prefix_cache(engine: Any, make_request: Call
     assert later.num_cached_tokens == 20
 
 
+@pytest.mark.parametrize(("num_requests", "num_drafted"), [(4, 4 * 4), (15, 17), (16, 16), (20, 12), (31, 1), (32, 0)])
+def test_drafts_use_all_that_is_left_and_take_turns(
+    make_engine: Callable[..., Any],
+    make_request: Callable[..., Request],
+    monkeypatch: pytest.MonkeyPatch,
+    num_requests: int,
+    num_drafted: int,
+) -> None:
+    engine = looping(
+        make_engine(drafts=LIMITS, max_num_seqs=32, max_num_batched_tokens=1000, num_blocks=1000), monkeypatch
+    )
+    num_lookups = 0
+
+    def propose(*args: Any) -> tuple[int, ...]:
+        nonlocal num_lookups
+        num_lookups += 1
+        return (2, 3, 4, 1)
+
+    monkeypatch.setattr("engine.core.drafts.PromptLookup.propose", propose)
+    engine.add(*(make_request(index, LOOP, max_tokens=100) for index in range(num_requests)))
+    engine.step()
+    drafted = set()
+    for _ in range(num_requests):
+        plan = engine.launch()
+        assert sum(map(len, plan.drafts)) == num_drafted
+        assert max(map(len, plan.drafts), default=0) - min(map(len, drafts(plan).values()), default=0) <= 1
+        drafted |= set(drafts(plan))
+        engine.land()
+    assert drafted == (set(range(num_requests)) if num_drafted else set())
+    assert num_lookups == (num_requests**2 if num_drafted else 0)
+
+
 def test_there_are_no_drafts_beside_prompts_and_waiting_requests(
     make_engine: Callable[..., Any], make_request: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,11 +157,11 @@ def test_there_are_no_drafts_beside_prompts_and_waiting_requests(
 def test_drafts_share_what_a_step_has_left(
     make_engine: Callable[..., Any], make_request: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 8 positions with logits 3 are taken, and of 5 others each request gets the same, if it has a draft."""
+    """Of 8 positions with logits 3 are taken; of 5 others each request gets one, and two get a second one."""
     engine = looping(make_engine(drafts=LIMITS), monkeypatch)
     engine.add(*(make_request(index, LOOP, max_tokens=30) for index in range(3)))
     engine.step()
-    assert {request_id: len(draft) for request_id, draft in drafts(engine.launch()).items()} == {0: 1, 1: 1, 2: 1}
+    assert sorted(map(len, drafts(engine.launch()).values())) == [1, 2, 2]
     engine.land()
     tight = looping(make_engine(drafts=LIMITS, max_num_batched_tokens=3), monkeypatch)
     tight.add(make_request(0, LOOP, max_tokens=30))

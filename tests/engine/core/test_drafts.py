@@ -42,6 +42,12 @@ def test_drafts_are_those_of_a_plain_search(make_request: Callable[..., Request]
     assert num_found > 200
 
 
+def test_matches_between_tokens_are_passed_a_bounded_number_of_times(make_request: Callable[..., Request]) -> None:
+    for num_between, draft in ((100, (5,)), (1000, ())):
+        request = make_request(0, [8192, 5, *[32] * num_between, 8192])  # 20 00 00 00 contains 00 20 00 00 of 8192
+        assert PromptLookup(DraftLimits(1, 1, 1)).propose(request, 8) == draft
+
+
 def test_drafts_adapt_to_what_is_accepted(make_request: Callable[..., Request]) -> None:
     request = make_request(0, [1, 2, 3] * 10)
     lookup = PromptLookup(DraftLimits(8, 3, 2))
