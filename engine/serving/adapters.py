@@ -213,5 +213,5 @@ class EngineAdapters:
 
     def _fence(self) -> None:
         number = next(self._fence_numbers)
-        self._fences[number] = self._slots.freeing
+        self._fences[number] = self._slots.freeing.difference(*self._fences.values())
         self._inbox.put(Fence(number))

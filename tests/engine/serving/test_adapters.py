@@ -229,6 +229,22 @@ async def test_a_load_that_waits_for_a_place_ends_with_the_engine() -> None:
             await load
 
 
+async def test_a_fence_frees_only_the_place_whose_use_ended_before_it() -> None:
+    """The first place is freed by the first fence, written again and unused again before the second fence passes."""
+    slots = AdapterSlots(2, [("first", b"f"), ("second", b"s")])
+    adapters = EngineAdapters(["model"], slots, Inbox(), Loader(), lambda: None)
+    await adapters.unload(pb.UnloadAdapterRequest(name="first"))
+    await adapters.unload(pb.UnloadAdapterRequest(name="second"))
+    adapters.pass_fence(1)
+    await adapters.load(pb.LoadAdapterRequest(name="a", path="path"))
+    await adapters.unload(pb.UnloadAdapterRequest(name="a"))
+    adapters.pass_fence(2)
+    assert slots.freeing == {0}
+    adapters.pass_fence(3)
+    assert not slots.freeing
+    adapters.close()
+
+
 async def test_an_engine_without_folders_changes_nothing() -> None:
     async with run_engine(fake_engine_parts()) as server, grpc.aio.insecure_channel(server.address) as channel:
         stub = EngineServiceStub(channel)
