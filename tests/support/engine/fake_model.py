@@ -59,6 +59,10 @@ class FakeModel:
         self._end_ids = sorted(end_token_ids)
         self._plain_ids = [token_id for token_id in range(vocab_size) if token_id not in end_token_ids]
 
+    def use_tokens(self, num_tokens: int) -> None:
+        """Lets answers consist of so many tokens only, besides end tokens."""
+        del self._plain_ids[num_tokens:]
+
     def root(self, cache_salt: bytes) -> int:
         """What a slot before position 0 would store."""
         return int.from_bytes(hashlib.sha256(cache_salt).digest()[:8], "little")

@@ -9,7 +9,7 @@ from chairlift.service.end_reason import EndReason
 from engine.constraints.constraint import Constraint
 from engine.core.config import SchedulerConfig
 from engine.core.request import Request, RequestId, SamplingParams
-from engine.core.scheduler import Scheduler
+from engine.core.schedulers import make_scheduler
 from engine.errors import QueueFull
 from engine.interfaces import AdmissionReport, Cancel, GrantCredit, Inbox, StepReport, Submit
 from engine.model.model_shape import LayerShape, ModelShape
@@ -92,6 +92,9 @@ class DeviceWorld:
             "max_steps_in_flight": rng.choice((1, 2, 2, 3)),
         }
         self.config = SchedulerConfig(**{**values, **config})
+        max_num_seqs = self.config.max_num_seqs
+        if self.config.drafts is not None:
+            self.model.use_tokens(2)  # so that many a guess is right
         some_sizes = rng.sample(range(1, max_num_seqs + 1), rng.randrange(1, max_num_seqs + 1))
         ladder = rng.choice(((), decode_buckets(max_num_seqs), tuple(sorted(some_sizes))))
         mixed_rng = random.Random(f"recorded steps with prompts of {seed}")
@@ -120,7 +123,7 @@ class DeviceWorld:
             decode_buckets=ladder,
             mixed_buckets=mixed,
         )
-        self.scheduler = Scheduler(self.config)
+        self.scheduler = make_scheduler(self.config)
         self.inbox = PromptInbox()
         self.now_s = 0.0
         self.loop = StepLoop(self.scheduler, self.runner, self.inbox, self.report, clock=lambda: self.now_s)
@@ -245,6 +248,8 @@ class DeviceWorld:
         self.seen["preemptions"] += stats.num_preemptions_total
         self.seen["prefix hits"] += stats.prefix_cache_hits_total
         self.seen["tokens"] += stats.num_generated_tokens_total
+        self.seen["drafted tokens"] += stats.num_draft_tokens_total
+        self.seen["accepted tokens"] += stats.num_accepted_tokens_total
         self.seen["steps"] += self.decoder.num_steps
 
     def report(self, report):

@@ -5,6 +5,8 @@ from collections import Counter
 
 import pytest
 
+from engine.core.drafts import DraftLimits
+
 OPERATIONS_PER_WORLD = 150
 NUM_WORLDS = 40
 
@@ -48,12 +50,20 @@ def test_every_answer_is_that_of_the_request_alone_and_every_event_occurs(simula
     assert (seen["unresolved ids"] > 10 * NUM_WORLDS) == (max_steps_in_flight > 1)
 
 
-def run_worlds(simulate, first_seed, max_steps_in_flight):
+def test_so_it_is_with_drafts(simulate):
+    """Half of the requests may have drafts; in a tiny cache there are few blocks for them."""
+    limits = {"max_num_seqs": 12, "max_num_batched_tokens": 20, "num_blocks": 100}
+    seen = run_worlds(simulate, 0, 1, drafts=DraftLimits(3, 2, 1), **limits)
+    assert seen["drafted tokens"] > 4 * NUM_WORLDS
+    assert seen["accepted tokens"] > NUM_WORLDS
+
+
+def run_worlds(simulate, first_seed, max_steps_in_flight, **config):
     """Runs `NUM_WORLDS` worlds, which check their answers, and returns their events; an error names its world."""
     seen = Counter()
     for seed in range(first_seed, first_seed + NUM_WORLDS):
         try:
-            seen += simulate(seed, OPERATIONS_PER_WORLD, max_steps_in_flight=max_steps_in_flight).seen
+            seen += simulate(seed, OPERATIONS_PER_WORLD, max_steps_in_flight=max_steps_in_flight, **config).seen
         except BaseException as error:
             error.add_note(f"world {seed}, {max_steps_in_flight} steps in flight")
             raise
