@@ -1,4 +1,4 @@
-"""Thirty large requests over both endpoints, valid and invalid, do not block the event loop.
+"""Large requests over both endpoints, valid and invalid, do not block the event loop.
 
 Measures the CPU time of the loop's longest iteration, and of other threads' longest calls into C, which hold the GIL.
 The limits of a slow machine are scaled by a reference computation. Neighbours that share a core's caches only add CPU

@@ -41,8 +41,11 @@ def chat_constraint(
     if not tools or chat_format.tools == "none":  # the latter is refused where the prompt is made
         return constraint
     field = "tools" if constraint is None else constraint.field
+    callable_tools = [_callable(tool["function"]) for tool in tools]
+    num_bytes = sum(len(json.dumps(tool.parameters)) for tool in callable_tools)
+    check_at_most(field, num_bytes, MAX_CONSTRAINT_BYTES, "bytes")
     rules = chat_format.call_rules(
-        [_callable(tool["function"]) for tool in tools],
+        callable_tools,
         tokenizer.special_token_id,
         # A model that is not shown its tools has no reason to end a row of calls.
         one_only=tool_use.one_call or not tokenizer.chat.shows_tools,

@@ -1,4 +1,4 @@
-"""`python -m tests.support.frontend.isolation`: measures how long each of 31 large requests delays all others.
+"""`python -m tests.support.frontend.isolation`: measures how long each of many large requests delays all others.
 
 Starts a frontend in front of an engine without a model, sends the requests one after the other from another process,
 and prints for each the CPU time of the event loop's longest callback, and how late a probe was that wanted its turn
@@ -74,7 +74,7 @@ async def _frontend() -> AsyncIterator[FrontendApp]:
     engine = spawn.Process(target=_serve_engine, args=(theirs,), daemon=True)
     engine.start()
     address = await asyncio.to_thread(ours.recv)
-    app = FrontendApp(FrontendConfig(port=0, http_port=0, engine=(address,), nice=0))
+    app = FrontendApp(FrontendConfig(port=0, http_port=0, engine=(address,), nice=0, tool_call_parser="qwen3_coder"))
     thresholds = gc.get_threshold()
     try:
         await app.start()

@@ -1,4 +1,4 @@
-"""Thirty requests that are as large as they may be, or larger: what one client could send to hold up all others.
+"""Requests that are as large as they may be, or larger: what one client could send to hold up all others.
 
 `send` sends one and returns the outcome; meant for a process of its own, so that only the server's work is measured.
 """
@@ -64,6 +64,11 @@ def _chat(**body: Any) -> bytes:
     return _json(**{"messages": _HELLO, "max_tokens": 1, **body})
 
 
+def _required_call(**parameters: Any) -> bytes:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    return _chat(tools=[tool], tool_choice="required")
+
+
 def _generate(**spec: Any) -> bytes:
     stop = {"stop": pb.StopOptions(max_tokens=1)}
     return pb.GenerateRequest(spec=pb.GenerationSpec(**{**stop, **spec})).SerializeToString()
@@ -109,6 +114,19 @@ LARGE_REQUESTS = {
         _CHATS, lambda: _chat(tools=[{**_TOOL, "description": "d" * 60_000}] * 128, tool_choice="none"), 400
     ),
     "tools": LargeRequest(_CHATS, lambda: _filled(b'{"messages":[],"tools":[', json.dumps(_TOOL).encode(), b"]}"), 400),
+    "arguments that refer to all others": LargeRequest(
+        _CHATS,
+        lambda: _required_call(properties={"a0": {}, **{f"a{i}": {"$ref": "#/properties/a0"} for i in range(1, 1500)}}),
+        400,
+    ),
+    "arguments and definitions": LargeRequest(
+        _CHATS,
+        lambda: _required_call(
+            properties={f"a{i}": {"type": "integer"} for i in range(1500)},
+            definitions={f"d{i}": {"type": "integer"} for i in range(3000)},
+        ),
+        400,
+    ),
     "500,000 biases": LargeRequest(
         _COMPLETIONS, lambda: _completion(logit_bias={str(i): 1.0 for i in range(500_000)}), 400
     ),

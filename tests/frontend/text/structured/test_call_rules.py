@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from chairlift.service.structured.grammars import grammar_of
 from chairlift.service.structured.output_constraint import ConstraintKind
 from frontend.errors import InvalidRequest
+from frontend.limits import MAX_CONSTRAINT_BYTES
 from frontend.text.chat import CallableTool, ToolCallArguments, ToolCallStart, chat_format
 from frontend.text.chat.families import CALL_FAMILIES
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
@@ -225,6 +226,39 @@ def test_argument_may_refer_to_any_part_of_the_parameters(style, write, case, ke
     for value in (*right, *wrong):
         assert validator.is_valid({"a": value}) == (value in right)
         assert keeps_to(held, write({"a": json.dumps(value)})) == (value in right), value
+
+
+def test_rules_contain_only_the_definitions_that_an_argument_reaches():
+    definitions = {"d": {"type": "array", "items": {"$ref": "#/$defs/e"}}, "e": {"type": "integer"}, "f": {}}
+    properties = {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/d"}, "c": {"$ref": "#/definitions/g/items"}}
+    parameters = {"properties": properties, "$defs": definitions, "definitions": {"g": {"items": {}}, "h": {}}}
+    rules = chat_format(TEMPLATES["glm45"]).call_rules(
+        [CallableTool("f", parameters)], no_special_tokens, one_only=True
+    )
+    assert list(rules.schemas.values()) == [
+        properties["a"],
+        {**properties["b"], "$defs": {"d": definitions["d"], "e": definitions["e"]}},
+        {**properties["c"], "definitions": {"g": {"items": {}}}},
+    ]
+
+
+REPEATED = {
+    "the parameters": {"properties": {"a0": {}, **{f"a{i}": {"$ref": "#/properties/a0"} for i in range(1, 500)}}},
+    "a definition": {"$defs": {"d": {"enum": list(range(300))}}}
+    | {"properties": {f"a{i}": {"$ref": "#/$defs/d"} for i in range(300)}},
+    "a type of text": {"$defs": {"d": {"anyOf": [{"type": "string"}] * 300}}}
+    | {"properties": {f"a{i}": {"$ref": "#/$defs/d"} for i in range(300)}},
+    "their rules": {"required": [f"a{i}" for i in range(2000)]},
+}
+
+
+@pytest.mark.parametrize(("style", "write"), MARKED)
+@pytest.mark.parametrize("case", REPEATED)
+def test_arguments_that_repeat_too_much_are_refused_before_all_are_written(style, write, case):
+    parameters = REPEATED[case]
+    assert len(json.dumps(parameters)) < MAX_CONSTRAINT_BYTES // 2
+    with pytest.raises(InvalidRequest, match="the rules for their arguments have more than 65536 bytes"):
+        marked_grammar(style, parameters)
 
 
 A_OR_B = {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
