@@ -12,6 +12,7 @@
         |-- TargetsInfeasible  the latency targets cannot be met now; a slot may be booked for a retry
         |-- DeadlineExceeded   the call's deadline passed
         |-- EngineUnavailable  no engine is available; try again later
+        |-- WorkerUnavailable  a worker process cannot be started now; try again later
         |-- ServerDraining     this frontend is shutting down
         |-- ClientStalled      the client stopped reading its answer
         `-- EngineFault        the engine failed this request, or broke the protocol
@@ -118,6 +119,12 @@ class EngineUnavailable(RequestError):  # noqa: N818
     """No engine accepts requests: none is connected, or all are draining."""
 
     reason = "ENGINE_UNAVAILABLE"
+
+
+class WorkerUnavailable(RequestError):  # noqa: N818
+    """The process for chat templates or grammars could not be started, such as for lack of memory on the machine."""
+
+    reason = "WORKER_UNAVAILABLE"
 
 
 class ServerDraining(RequestError):  # noqa: N818

@@ -60,6 +60,7 @@ class ChatRenderer:
 
         Raises:
             InvalidRequest: the model has no usable template, or the template rejects these messages or exceeds a limit.
+            WorkerUnavailable: no process can be started now.
             ServerDraining: this frontend has stopped.
         """
         options = options or ChatOptions()

@@ -22,6 +22,7 @@ from frontend.errors import (
     ServerDraining,
     TargetsInfeasible,
     Unauthenticated,
+    WorkerUnavailable,
     error_reason,
 )
 
@@ -46,6 +47,7 @@ _CODES: dict[type[RequestError], grpc.StatusCode] = {
     TargetsInfeasible: grpc.StatusCode.RESOURCE_EXHAUSTED,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     EngineUnavailable: grpc.StatusCode.UNAVAILABLE,
+    WorkerUnavailable: grpc.StatusCode.UNAVAILABLE,
     ServerDraining: grpc.StatusCode.UNAVAILABLE,
     ClientStalled: grpc.StatusCode.ABORTED,
     EngineFault: grpc.StatusCode.INTERNAL,

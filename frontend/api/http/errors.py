@@ -21,6 +21,7 @@ from frontend.errors import (
     ServerDraining,
     TargetsInfeasible,
     Unauthenticated,
+    WorkerUnavailable,
 )
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -77,6 +78,7 @@ _TABLE: dict[type[RequestError], _Row] = {
     TargetsInfeasible: _Row(429, "rate_limit_error", "targets_infeasible"),
     DeadlineExceeded: _Row(504, "server_error", "deadline_exceeded"),
     EngineUnavailable: _Row(503, "server_error", "engine_unavailable"),
+    WorkerUnavailable: _Row(503, "server_error", "worker_unavailable"),
     ServerDraining: _Row(503, "server_error", "server_draining"),
     ClientStalled: _Row(408, _INVALID, "client_stalled"),
     EngineFault: _Row(500, "server_error", "engine_fault"),

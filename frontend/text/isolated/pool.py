@@ -1,11 +1,17 @@
 """Pool of processes for one kind of job: started on demand, reused, replaced when they end."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from frontend.errors import WorkerUnavailable
 from frontend.text.isolated.process import IsolatedProcess, JobLimits
 from frontend.text.isolated.worker import Frame
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
 
 Hello = Callable[[], Awaitable[bytes]]
 """Makes the first frame for a process."""
@@ -62,7 +68,7 @@ class ProcessPool:
 
         Raises:
             LimitExceeded, StartRefused: see `IsolatedProcess`.
-            OSError, EOFError, TimeoutError: no process can be started.
+            WorkerUnavailable: no process can be started now.
             PoolStopped: `stop` was called.
         """
         return await self._run_in_process(lambda worker: worker.process.ask(job), key, hello, on_begin)
@@ -134,4 +140,10 @@ class ProcessPool:
             await worker.process.stop()
         if self._hello is None or self._hello[0] != key:
             self._hello = key, await hello()
-        return _Worker(await IsolatedProcess.start(self._module, self._hello[1], self.limits), key)
+        try:
+            return _Worker(await IsolatedProcess.start(self._module, self._hello[1], self.limits), key)
+        except (OSError, EOFError, TimeoutError) as error:
+            logger.warning("cannot start %s: %s", self._module, error or type(error).__name__)
+            raise WorkerUnavailable(
+                "this server cannot start the process that it needs for this request", retry_after_s=_RETRY_S
+            ) from error

@@ -76,8 +76,8 @@ class IsolatedProcess:
             limits: the limits in `hello`.
 
         Raises:
-            StartRefused: the process rejects the first frame, or exceeds a limit.
-            OSError, EOFError, TimeoutError: the process cannot be started.
+            StartRefused: the process rejects the first frame, or ends itself at a limit.
+            OSError, EOFError, TimeoutError: the process cannot be started now; something else may have ended it.
         """
         # -P: ignore a folder with the package's name in the current directory.
         process = await ChildProcess.start([sys.executable, "-P", "-m", module])
@@ -90,7 +90,9 @@ class IsolatedProcess:
             else:
                 answer = await worker._ask(hello, timeout_s)
         except LimitExceeded as error:
-            raise StartRefused(str(error)) from error
+            if worker._has_ended_itself:
+                raise StartRefused(str(error)) from error
+            raise EOFError(f"it ended with status {process.returncode} while it started") from error
         except BaseException:
             await worker.stop()
             raise
@@ -142,6 +144,12 @@ class IsolatedProcess:
             raise EOFError
         answer: dict[str, Any] = json.loads(await self._process.stdout.readexactly(length))
         return answer
+
+    @property
+    def _has_ended_itself(self) -> bool:
+        """Whether a limit that it set itself was exceeded. Anyone may kill it, such as the kernel for memory."""
+        code = self._process.returncode
+        return code is not None and (code == OUT_OF_MEMORY_STATUS or -code in TIMER_SIGNALS)
 
     def _too_slow(self, timeout_s: float) -> str:
         return f"takes more than {_seconds(timeout_s, self._limits.clock)}"

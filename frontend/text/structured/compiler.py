@@ -56,6 +56,7 @@ class GrammarCompiler:
         Raises:
             InvalidRequest: the constraint cannot be served; names its field.
             QueueFull: too many are queued.
+            WorkerUnavailable: no worker can be started now.
             ServerDraining: this frontend has stopped.
         """
         key = _key(constraint, model)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from frontend.errors import InvalidRequest, ServerDraining
+from frontend.errors import InvalidRequest, ServerDraining, WorkerUnavailable
 from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall
 from frontend.text.chat_renderer import LIMITS, NUM_PROCESSES, ChatRenderer
+from frontend.text.isolated.child import ChildProcess
 from frontend.text.isolated.worker import Clock
 from frontend.text.tokenizer import Tokenizer
 
@@ -159,6 +160,36 @@ async def test_template_that_exceeds_a_limit_while_it_is_compiled_refuses_chat(
     renderer, tokenizer = make_renderer(SHORT_LIMITS), make_tokenizer(source)
     await renderer.prepare(tokenizer)
     assert says in await refusal(renderer, tokenizer)
+
+
+async def test_process_that_something_else_kills_while_it_starts_refuses_one_conversation(
+    renderer, make_tokenizer, monkeypatch, caplog
+):
+    async def start_and_kill(command):
+        process = await start(command)
+        process.kill()
+        return process
+
+    start, tokenizer = ChildProcess.start, make_tokenizer("{{ messages[0].content }}")
+    monkeypatch.setattr(ChildProcess, "start", start_and_kill)
+    with pytest.raises(WorkerUnavailable) as caught:
+        await renderer.render(tokenizer, QUESTION)
+    assert caught.value.retry_after_s == 1.0
+    assert "cannot start frontend.text.chat_template_worker" in caplog.text
+    monkeypatch.undo()
+    assert await renderer.render(tokenizer, QUESTION) == "the dog"
+
+
+async def test_machine_without_room_for_a_process_refuses_one_conversation(renderer, make_tokenizer, monkeypatch):
+    def fail(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    tokenizer = make_tokenizer("{{ messages[0].content }}")
+    monkeypatch.setattr("frontend.text.isolated.child.subprocess.Popen", fail)
+    with pytest.raises(WorkerUnavailable):
+        await renderer.render(tokenizer, QUESTION)
+    monkeypatch.undo()
+    assert await renderer.render(tokenizer, QUESTION) == "the dog"
 
 
 async def test_requests_with_tools_use_the_models_template_for_tools(renderer, make_tokenizer):

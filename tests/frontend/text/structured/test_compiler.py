@@ -12,7 +12,8 @@ import pytest
 import tokenizers
 
 from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
-from frontend.errors import InvalidRequest, QueueFull, ServerDraining
+from frontend.errors import InvalidRequest, QueueFull, ServerDraining, WorkerUnavailable
+from frontend.text.isolated.child import ChildProcess
 from frontend.text.isolated.process import JobLimits
 from frontend.text.structured.compiler import MAX_WAITING, GrammarCompiler
 from frontend.text.tokenizer import Tokenizer
@@ -186,6 +187,22 @@ async def test_worker_that_was_killed_while_idle_is_replaced(make_compiler, mode
     await compiler._pool._idle[0].process._process.wait()
     await compiler.compile(good(1), model)
     assert worker_ids() not in (set(), {before})
+
+
+async def test_worker_that_is_killed_while_it_starts_refuses_only_the_requests_that_wait(
+    make_compiler, model, monkeypatch
+):
+    async def start_and_kill(command):
+        process = await start(command)
+        process.kill()
+        return process
+
+    start, compiler = ChildProcess.start, make_compiler()
+    monkeypatch.setattr(ChildProcess, "start", start_and_kill)
+    outcomes = await asyncio.gather(*(compiler.compile(good(), model) for _ in range(2)), return_exceptions=True)
+    assert [type(error) for error in outcomes] == [WorkerUnavailable] * 2
+    monkeypatch.undo()
+    assert await compiler.compile(good(), model)
 
 
 async def test_signals_to_the_process_group_end_no_worker(make_compiler, model):
