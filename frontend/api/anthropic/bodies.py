@@ -8,7 +8,7 @@ from chairlift.service.sampling_fields import STOPPING
 from chairlift.service.structured.output_constraint import OutputConstraint
 from frontend.api.anthropic.input_messages import Content, Message, turns
 from frontend.api.anthropic.tools import tool_use
-from frontend.api.http.bodies import Body, ParameterObject, SamplingBody
+from frontend.api.http.bodies import Body, FreeObject, ParameterObject, SamplingBody
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.http.tool_use import ToolUse
@@ -34,7 +34,7 @@ class OutputFormat(ParameterObject):
     """Structured-output format."""
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: FreeObject = Field(alias="schema")
 
 
 class OutputConfig(ParameterObject):
@@ -51,11 +51,11 @@ class PromptBody(Body):
 
     messages: Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
     system: Content | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    tool_choice: dict[str, Any] | None = None
+    tools: Annotated[list[FreeObject], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: FreeObject | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: FreeObject | None = None
 
     mcp_servers: Any = None
     container: Any = None

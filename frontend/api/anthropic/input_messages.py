@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from frontend.api.http.bodies import ConversationObject
+from frontend.api.http.bodies import ConversationObject, FreeObject
 from frontend.api.http.conversation import Conversation
 from frontend.api.http.errors import BodyError
 from frontend.api.http.opaque_reasoning import decoded
@@ -28,7 +28,7 @@ class Block(ConversationObject):
     signature: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: FreeObject | None = None
     tool_use_id: str | None = None
     content: Any = None  # of a tool_result: a string, or text blocks
 

@@ -1,5 +1,7 @@
 """Response of /v1/messages: GenerationSpec, events and message."""
 
+import math
+import re
 from typing import Any
 
 from pydantic_core import from_json
@@ -17,6 +19,11 @@ from frontend.text.served_model import ServedModel
 
 _SIGNATURE = "unsigned"
 """Signature of visible thinking, never checked. Clients drop thinking without a signature."""
+
+_HALF_CHARACTER = re.compile(
+    r"(?P<whole>\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+"""An escape of JSON for half of a surrogate pair; what only contains one is `whole`."""
 
 
 class MessageBuilder(SingleAnswerBuilder):
@@ -141,12 +148,27 @@ class MessageBuilder(SingleAnswerBuilder):
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Parses arguments; those of a call that was cut off are partial."""
+    """Parses arguments; those of a call that was cut off are partial.
+
+    What a model can write and JSON cannot hold is replaced: half a character by U+FFFD, a number like 1e999 by null.
+    """
+    whole = _HALF_CHARACTER.sub(lambda found: found["whole"] or r"\ufffd", text)
     try:
-        arguments = from_json(text or "{}", allow_partial=True)
+        arguments = from_json(whole or "{}", allow_partial=True)
     except ValueError:
         return {}
-    return arguments if isinstance(arguments, dict) else {}
+    return _finite(arguments) if isinstance(arguments, dict) else {}
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _finite(member) for name, member in value.items()}
+        case list():
+            return [_finite(entry) for entry in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
 
 
 def _usage(usage: pb.Usage) -> JsonObject:

@@ -5,11 +5,13 @@ and `"5"` for 5), as clients in other languages write them. `unserved_parameters
 ignored by name, `UnknownParameters` is the policy for all others.
 """
 
+import json
 from array import array
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,6 +23,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from chairlift.service import sampling_fields as fields
 from frontend.api.http.errors import BodyError
@@ -28,6 +31,9 @@ from frontend.api.http.unserved_parameters import UNSERVED, WITHOUT_EFFECT, is_n
 from frontend.limits import MAX_JSON_DEPTH
 
 UINT32_MAX = 2**32 - 1
+
+_encode_finite = json.JSONEncoder(allow_nan=False).encode
+_NOT_FINITE = "not_finite"
 
 TokenId = Annotated[int, Field(ge=0, le=UINT32_MAX)]
 
@@ -49,6 +55,19 @@ StrictTokenIds = Annotated[
 ]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Count = Annotated[int, Field(ge=0, le=UINT32_MAX)]
+
+
+def _finite(value: Any) -> Any:
+    """Refuses numbers that no JSON can hold: parsers read 1e999 and NaN as floats."""
+    try:
+        _encode_finite(value)
+    except ValueError:
+        raise PydanticCustomError(_NOT_FINITE, "a number is not finite") from None
+    return value
+
+
+FreeObject = Annotated[dict[str, Any], AfterValidator(_finite)]
+"""An object of any members, which is passed on or sent back as JSON."""
 
 
 def _bias_by_token(value: Any) -> Any:
@@ -73,6 +92,8 @@ class ParameterObject(BaseModel):
     """An object of parameters inside a body; its unknown names count as unknown parameters."""
 
     model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
+
+    __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_finite)]]
 
 
 class ConversationObject(BaseModel):
@@ -188,6 +209,9 @@ def body_error(error: ValidationError) -> BodyError:
         if "recursion limit" in first["msg"]:  # pydantic's own, which is somewhat above ours
             return BodyError(400, f"the body's JSON is nested more than {MAX_JSON_DEPTH} levels deep")
         return BodyError(400, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
+    if beside := [error for error in errors if error["type"] == _NOT_FINITE]:  # it may be one form of a union
+        param = str(beside[0]["loc"][0])
+        return BodyError(400, f"{param} has a number that is not finite, such as 1e999 or NaN", param=param)
     path = [str(part) for part in first["loc"]]
     if not path:
         return BodyError(400, "the body must be a JSON object")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
-from frontend.api.http.bodies import Body, ConversationObject, Count, NoneIfEmpty
+from frontend.api.http.bodies import Body, ConversationObject, Count, FreeObject, NoneIfEmpty
 from frontend.api.http.errors import BodyError
 from frontend.api.http.tool_use import ToolUse, allowed_tools, required_tools
 from frontend.api.http.unserved_parameters import is_off
@@ -52,7 +52,7 @@ class CalledFunction(ConversationObject):
     """A function call; the arguments are a JSON object, usually as a string."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: str | FreeObject | None = None
 
     @property
     def arguments_json(self) -> str:
@@ -128,7 +128,7 @@ def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return tool
 
 
-Tool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
+Tool = Annotated[FreeObject, AfterValidator(_checked_tool)]
 
 
 class ConversationBody(Body):
@@ -138,9 +138,9 @@ class ConversationBody(Body):
 
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[Any, NoneIfEmpty] = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: FreeObject | None = None
     reasoning_effort: Annotated[str, Field(max_length=MAX_ID_CHARS)] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: list[FreeObject] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
-from frontend.api.http.bodies import ParameterObject
+from frontend.api.http.bodies import FreeObject, ParameterObject
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.http.unserved_parameters import is_off
 from frontend.request.convert_structured import choice_constraint, text_constraint
 
-Schema = str | dict[str, Any]
+Schema = str | FreeObject
 
 
 class JsonSchema(ParameterObject):
@@ -20,7 +20,7 @@ class JsonSchema(ParameterObject):
 
     name: str = ""
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: FreeObject | None = Field(None, alias="schema")
     strict: bool | None = None
 
 

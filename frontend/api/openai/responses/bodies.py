@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
-from frontend.api.http.bodies import Body, Count, ParameterObject, SamplingBody, Texts
+from frontend.api.http.bodies import Body, Count, FreeObject, ParameterObject, SamplingBody, Texts
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.http.tool_use import ToolUse
@@ -34,7 +34,7 @@ _INCLUDABLE = frozenset(
 )
 """Values of `include`. Most concern hosted tools, which are not served."""
 
-Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Objects = Annotated[list[FreeObject], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 class TextFormat(ParameterObject):
@@ -43,7 +43,7 @@ class TextFormat(ParameterObject):
     type: Literal["text", "json_object", "json_schema"]
     name: str = "answer"
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: FreeObject | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -70,11 +70,11 @@ class ConversationBody(Body):
     input: str | Annotated[list[Item], Field(fail_fast=True, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     tools: Objects | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | FreeObject | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: FreeObject | None = None
 
     previous_response_id: Any = None
     conversation: Any = None
@@ -135,12 +135,12 @@ class ResponsesBody(ConversationBody, SamplingBody):
     max_output_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     top_logprobs: Count | None = None
     include: Texts | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: FreeObject | None = None
     user: str | None = None
     service_tier: Any = None
     store: bool | None = None
     background: bool | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: FreeObject | None = None
     max_tool_calls: int | None = None
     stop: str | Texts | None = None
 

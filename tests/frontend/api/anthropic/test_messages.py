@@ -228,6 +228,21 @@ async def test_incomplete_call_has_its_complete_arguments(shared_pairs):
     assert answer.content[0].input["city"] == "Rom"
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (r'{"x": 1e999, "y": [-1e999, 1.5]}', {"x": None, "y": [None, 1.5]}),
+        (r'{"x": "a\ud83d", "y": 1}', {"x": "a\ufffd", "y": 1}),
+        (r'{"x": "\ud83d\ude00", "\ude00": "\\ud83d"}', {"x": "\U0001f600", "\ufffd": "\\ud83d"}),
+    ],
+)
+async def test_arguments_that_json_cannot_hold_are_replaced(shared_pairs, written, read):
+    client = (await shared_pairs(HERMES))[1]
+    call = f'<tool_call>\n{{"name": "weather", "arguments": {written}}}\n</tool_call>'
+    answer = await client.messages.create(**ask(call, tools=[WEATHER]))
+    assert [block.input for block in answer.content if block.type == "tool_use"][-1] == read
+
+
 async def test_tokens_are_counted(shared_client):
     count = await shared_client.messages.count_tokens(model="fake", messages=ask()["messages"], system="be")
     assert count.input_tokens == len("<system>be<user>hi<assistant>")

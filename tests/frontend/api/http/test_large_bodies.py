@@ -5,11 +5,13 @@ from array import array
 
 import pytest
 
+from frontend.api.anthropic.bodies import MessagesBody
 from frontend.api.http import request_body as incoming
 from frontend.api.http.errors import BodyError
 from frontend.api.http.request_body import parsed_body
 from frontend.api.openai.chat_bodies import ChatBody
 from frontend.api.openai.completion_bodies import CompletionBody
+from frontend.api.openai.responses.bodies import ResponsesBody
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -60,6 +62,33 @@ async def test_large_body_gets_the_error_of_a_small_one(name, monkeypatch):
         await parsed_body(data, kind)
     message = small.value.message.replace("valid array", "valid list")  # pydantic's word for it in JSON
     assert (large.value.message, large.value.param) == (message, small.value.param)
+
+
+CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 0.5}}}]}
+USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 0.5}}]}
+WITH_NUMBERS = [
+    (ChatBody, {"messages": [], "tools": [{**TOOL, "x": [0.5]}]}),
+    (ChatBody, {"messages": [], "chat_template_kwargs": {"x": {"y": 0.5}}}),
+    (ChatBody, {"messages": [*MESSAGES, CALLED]}),
+    (CompletionBody, {"prompt": "a", "guided_json": {"maximum": 0.5}}),
+    (ResponsesBody, {"input": "a", "metadata": {"x": 0.5}}),
+    (ResponsesBody, {"input": "a", "text": {"format": {"type": "json_schema", "schema": {"maximum": 0.5}}}}),
+    (ResponsesBody, {"input": "a", "text": {"format": {"type": "text", "x": 0.5}}}),
+    (MessagesBody, {"max_tokens": 1, "messages": [USED]}),
+]
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(("kind", "body"), WITH_NUMBERS)
+async def test_numbers_that_json_cannot_hold_are_refused(kind, body, large, request):
+    if large:
+        request.getfixturevalue("everything_is_large")
+    data = json.dumps(body).encode()
+    assert await parsed_body(data, kind)
+    for number in (b"1e999", b"-1e999", b"NaN", b"Infinity"):
+        with pytest.raises(BodyError, match="has a number that is not finite") as caught:
+            await parsed_body(data.replace(b"0.5", number), kind)
+        assert caught.value.param == list(body)[-1]
 
 
 async def test_long_lists_of_ids_are_arrays_in_the_body():
