@@ -13,7 +13,7 @@ from frontend.api.http.disconnect import cancelled_on_disconnect
 from frontend.api.http.errors import REQUEST_ID_HEADER, BodyError
 from frontend.api.http.event_stream import EventStream
 from frontend.api.http.fan_out import collect_all, stream_all
-from frontend.api.http.json_response import ChunkedJsonResponse, rendered, rendered_object
+from frontend.api.http.json_response import ChunkedJsonResponse, rendered, rendered_answer
 from frontend.api.http.latency_headers import latency_targets
 from frontend.api.http.request_body import BodyT, read_body
 from frontend.api.http.response_builder import EventBuilder, ResponseBuilder, SingleAnswerBuilder
@@ -120,7 +120,7 @@ class CallRunner:
 
         async def body() -> list[bytes]:
             await stream_all(self.generations, builder, deadline, take, streamed=False)
-            return [rendered_object(builder.answer())]
+            return await rendered_answer(builder)
 
         return await self._unary(request, builder, body)
 

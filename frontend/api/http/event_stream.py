@@ -17,7 +17,7 @@ from frontend.api.active_calls import ActiveCalls
 from frontend.api.http.disconnect import ClientGone, cancelled_on_disconnect
 from frontend.api.http.errors import error_object
 from frontend.api.http.fan_out import stream_all
-from frontend.api.http.json_response import rendered_events, rendered_prompt
+from frontend.api.http.json_response import rendered_events, rendered_message, rendered_prompt
 from frontend.api.http.response_builder import EventBuilder, JsonObject
 from frontend.api.stall_guard import StallGuard
 from frontend.errors import ClientStalled
@@ -86,11 +86,9 @@ class EventStream(Response):
 
     async def _run(self, send: Send) -> None:
         async def take(prompt_index: int, message: pb.StreamGenerateResponse) -> None:
-            if message.HasField("started"):
-                for chunk in await rendered_prompt(self._builder, prompt_index, message):
-                    await self._write(send, chunk)
-            else:
-                await self._write(send, self._events(self._builder.events(prompt_index, message)))
+            rendered = rendered_prompt if message.HasField("started") else rendered_message
+            for chunk in await rendered(self._builder, prompt_index, message):
+                await self._write(send, chunk)
 
         try:
             await stream_all(self._generations, self._builder, self._deadline, take)

@@ -9,8 +9,17 @@ from starlette.types import Receive, Scope, Send
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.json_writer import chunks, encoded, json_pieces
-from frontend.api.http.response_builder import EventBuilder, EventFormat, JsonObject, ResponseBuilder
+from frontend.api.http.response_builder import (
+    EventBuilder,
+    EventFormat,
+    JsonObject,
+    ResponseBuilder,
+    SingleAnswerBuilder,
+)
 from frontend.slices import Sliced, at_once, in_slices
+
+_DEPTHS = {"item": 6, "response": 8}
+"""Levels of events with such a member that are split, down to the rows of log-probabilities; others have 5."""
 
 
 class ChunkedJsonResponse(Response):
@@ -45,14 +54,14 @@ async def rendered(builder: ResponseBuilder, responses: Sequence[pb.GenerateResp
     return await rendered_value(await in_slices(builder.response(responses)))
 
 
+async def rendered_answer(builder: SingleAnswerBuilder) -> list[bytes]:
+    """Returns the body of a response to one conversation."""
+    return await in_slices(_sliced(json_pieces(builder.answer(), _DEPTHS["response"] - 1)))
+
+
 async def rendered_value(content: Any) -> list[bytes]:
     """Serializes a body of any size."""
     return await in_slices(_sliced(json_pieces(content)))
-
-
-def rendered_object(content: JsonObject) -> bytes:
-    """Serializes a small body."""
-    return encoded(content).encode()
 
 
 def rendered_events(contents: Sequence[JsonObject], event_format: EventFormat) -> bytes:
@@ -66,15 +75,24 @@ async def rendered_prompt(builder: EventBuilder, prompt_index: int, message: pb.
     """Serializes the events that contain a prompt; see `rendered` for its log-probabilities."""
     if has_prompt_logprobs(builder):
         return await asyncio.to_thread(
-            lambda: _joined(_event_pieces(builder.events(prompt_index, message), builder.event_format))
+            lambda: _joined(event_pieces(builder.events(prompt_index, message), builder.event_format))
         )
-    return await in_slices(_sliced(_event_pieces(builder.events(prompt_index, message), builder.event_format)))
+    return await in_slices(_sliced(event_pieces(builder.events(prompt_index, message), builder.event_format)))
 
 
-def _event_pieces(contents: Sequence[JsonObject], event_format: EventFormat) -> Iterator[str]:
+async def rendered_message(builder: EventBuilder, prompt_index: int, message: pb.StreamGenerateResponse) -> list[bytes]:
+    """Serializes the events of any other message. Log-probabilities of many tokens may come with one."""
+    contents = builder.events(prompt_index, message)
+    if builder.specs[prompt_index].output.HasField("top_logprobs"):
+        return await in_slices(_sliced(event_pieces(contents, builder.event_format)))
+    return [rendered_events(contents, builder.event_format)]
+
+
+def event_pieces(contents: Sequence[JsonObject], event_format: EventFormat) -> Iterator[str]:
+    """Yields the text of server-sent events of any size."""
     for content in contents:
         yield f"{_event_name(content, event_format)}data: "
-        yield from json_pieces(content)
+        yield from json_pieces(content, max(_DEPTHS.get(name, 5) for name in content))
         yield "\n\n"
 
 

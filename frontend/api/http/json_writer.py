@@ -7,6 +7,7 @@ from typing import Any
 
 _encode_raw = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _ENTRIES = 128
+_FEW_ENTRIES = 8  # objects, such as the log-probabilities of a token: 0.5 ms with 20 alternatives
 _CHARS = 1 << 16
 _SMALL_CHARS = 256
 _BYTES = 1 << 20
@@ -56,9 +57,11 @@ def json_pieces(value: Any, depth: int = 5) -> Iterator[str]:
 
 
 def _entries(entries: Iterator[Any], depth: int) -> Iterator[str]:
-    comma = ""
-    while batch := list(islice(entries, _ENTRIES)):
-        if depth <= 1 or all(map(_is_small, batch)):
+    comma, most = "", _FEW_ENTRIES
+    while batch := list(islice(entries, most)):
+        are_small = all(map(_is_small, batch))
+        most = _ENTRIES if are_small else _FEW_ENTRIES
+        if depth <= 1 or are_small:
             yield comma + encoded(batch)[1:-1]
             comma = ","
             continue

@@ -17,7 +17,7 @@ from frontend.api.openai.logprobs import (
 )
 from frontend.limits import MAX_CALL_PROMPT_LOGPROBS, MAX_ECHO_BYTES
 from frontend.request.request import RequestExtras
-from frontend.slices import Sliced
+from frontend.slices import Sliced, at_once
 from frontend.text.served_model import ServedModel
 
 
@@ -59,7 +59,7 @@ class CompletionBuilder(ChoicesBuilder):
                 chunk = message.chunk
                 self._usage.num_output_tokens += chunk.num_tokens
                 index = first_choice + chunk.answer_index
-                choice = _choice(index, chunk.text, self._logprobs(index, chunk))
+                choice = _choice(index, chunk.text, at_once(self._logprobs(index, chunk)))
                 if self._body.return_token_ids:
                     choice["token_ids"] = list(chunk.token_ids)
                 elif not chunk.text and choice["logprobs"] is None and not self._usage_in_every_event:
@@ -78,7 +78,7 @@ class CompletionBuilder(ChoicesBuilder):
             for answer in answers(response):
                 index = len(choices)
                 self._offsets[index] = TextOffsets(len(echo))
-                logprobs = joined_columns(columns, self._logprobs(index, answer))
+                logprobs = joined_columns(columns, (yield from self._logprobs(index, answer)))
                 choice = _choice(index, echo + answer.text, logprobs) | of_prompt
                 if self._body.return_token_ids:
                     choice["token_ids"] = list(answer.token_ids)
@@ -97,11 +97,11 @@ class CompletionBuilder(ChoicesBuilder):
         of_prompt = prompt_fields(self._body, prompt, self._model.tokenizer)
         return [self._event(_choice(index, echo, columns) | of_prompt) for index in indices]
 
-    def _logprobs(self, index: int, part: pb.Chunk | pb.GenerateResponse | pb.Answer) -> JsonObject | None:
+    def _logprobs(self, index: int, part: pb.Chunk | pb.GenerateResponse | pb.Answer) -> Sliced[JsonObject | None]:
         if not part.HasField("logprobs"):
             return None
         token_ids = part.token_ids if self._body.return_tokens_as_token_ids else None
-        return completion_logprobs(part.logprobs, self._model.tokenizer, self._offsets[index], token_ids)
+        return (yield from completion_logprobs(part.logprobs, self._model.tokenizer, self._offsets[index], token_ids))
 
     def _echo(self, prompt_index: int, prompt: pb.PromptEcho) -> tuple[str, JsonObject | None]:
         """Returns the echoed text of a prompt and the columns of its log-probabilities, if requested.

@@ -5,8 +5,11 @@ from typing import Any, NamedTuple
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.routing.logprobs import LOWEST
+from frontend.slices import Sliced, at_once
 from frontend.text.token_text import utf8_decoder
 from frontend.text.tokenizer import Tokenizer
+
+_YIELD_EVERY = 8  # tokens
 
 
 class _Candidate(NamedTuple):
@@ -47,22 +50,27 @@ class TextOffsets:
 
 def completion_logprobs(
     logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, offsets: TextOffsets, token_ids: Sequence[int] | None = None
-) -> dict[str, Any]:
-    """Returns the columns of /v1/completions.
+) -> Sliced[dict[str, Any]]:
+    """Returns the columns of /v1/completions, in slices.
 
     Args:
         offsets: of the tokens before these.
         token_ids: of the tokens, which are then named by their ids; None: by their texts.
     """
-    tokens, tops = list(_tokens(logprobs, tokenizer, token_ids)), []
-    for token in tokens:
+    texts, values, tops, starts = [], [], [], []
+    for number, token in enumerate(_tokens(logprobs, tokenizer, token_ids)):
+        if number % _YIELD_EVERY == 0:
+            yield
+        texts.append(token.chosen.text)
+        values.append(token.chosen.logprob)
         top = {candidate.text: candidate.logprob for candidate in reversed(token.best)}  # of equal texts the best wins
         tops.append(top | {token.chosen.text: token.chosen.logprob} if token.best else None)
+        starts.append(offsets.add(token.chosen.data))
     return {
-        "tokens": [token.chosen.text for token in tokens],
-        "token_logprobs": [token.chosen.logprob for token in tokens],
+        "tokens": texts,
+        "token_logprobs": values,
         "top_logprobs": tops if logprobs.top_width else None,
-        "text_offset": [offsets.add(token.chosen.data) for token in tokens],
+        "text_offset": starts,
     }
 
 
@@ -77,7 +85,8 @@ def echo_logprobs(prompt: pb.PromptEcho, tokenizer: Tokenizer, text: str, *, by_
     offsets = TextOffsets()
     first = tokenizer.token_bytes(prompt.token_ids[0])
     starts = [offsets.add(first)]
-    columns = completion_logprobs(prompt.logprobs, tokenizer, offsets, prompt.token_ids[1:] if by_id else None)
+    token_ids = prompt.token_ids[1:] if by_id else None
+    columns = at_once(completion_logprobs(prompt.logprobs, tokenizer, offsets, token_ids))
     starts += columns["text_offset"]
     num_before = max(offsets.end - len(text), 0)
     return {
@@ -142,21 +151,28 @@ def chat_logprobs(
     logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, token_ids: Sequence[int] | None = None
 ) -> dict[str, Any]:
     """Returns the rows of /v1/chat/completions."""
-    return {"content": logprob_rows(logprobs, tokenizer, token_ids), "refusal": None}
+    return {"content": LogprobRows(logprobs, tokenizer, token_ids), "refusal": None}
 
 
-def logprob_rows(
-    logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, token_ids: Sequence[int] | None = None
-) -> list[dict[str, Any]]:
-    """Returns a row for each token.
+class LogprobRows:
+    """A row for each token of an answer. Like those of a prompt they are created during iteration.
 
     Args:
+        logprobs: the answer's.
+        tokenizer: the model's.
         token_ids: see `completion_logprobs`.
     """
-    return [
-        _row(token.chosen) | {"top_logprobs": [_row(candidate) for candidate in token.best]}
-        for token in _tokens(logprobs, tokenizer, token_ids)
-    ]
+
+    def __init__(
+        self, logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, token_ids: Sequence[int] | None = None
+    ) -> None:
+        self._logprobs = logprobs
+        self._tokenizer = tokenizer
+        self._token_ids = token_ids
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for token in _tokens(self._logprobs, self._tokenizer, self._token_ids):
+            yield _row(token.chosen) | {"top_logprobs": [_row(candidate) for candidate in token.best]}
 
 
 def _row(candidate: _Candidate) -> dict[str, Any]:
@@ -169,7 +185,7 @@ def _named(token_id: int) -> str:
 
 
 def _tokens(logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, token_ids: Sequence[int] | None) -> Iterator[_Token]:
-    width, top_ids, top_values = logprobs.top_width, list(logprobs.top_ids), list(logprobs.top_values)
+    width, top_ids, top_values = logprobs.top_width, logprobs.top_ids, logprobs.top_values
     for position, (data, value) in enumerate(zip(logprobs.chosen_bytes, logprobs.chosen, strict=True)):
         columns = slice(position * width, (position + 1) * width)
         best = [

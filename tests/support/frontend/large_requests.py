@@ -91,6 +91,9 @@ def _varint(value: int) -> bytes:
 
 _COMPLETIONS, _CHATS = "/v1/completions", "/v1/chat/completions"
 _GENERATE, _COUNT = _GRPC_PREFIX + "Generate", _GRPC_PREFIX + "CountTokens"
+_LINE = _TEXT * 70
+_LONG = [{"role": "user", "content": _LINE}]
+_LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 20, "max_output_tokens": 2500}
 _IDS = [i % 250 for i in range(1 << 19)]
 
 LARGE_REQUESTS = {
@@ -151,6 +154,16 @@ LARGE_REQUESTS = {
     ),
     "ids and their logprobs": LargeRequest(
         _COMPLETIONS, lambda: _completion(prompt=_IDS[:20_000], echo=True, logprobs=5), 200
+    ),
+    "logprobs of an answer": LargeRequest(
+        _COMPLETIONS, lambda: _completion(prompt=_LINE, max_tokens=2500, logprobs=20), 200
+    ),
+    "logprobs of a message": LargeRequest(
+        _CHATS, lambda: _chat(messages=_LONG, max_tokens=2500, logprobs=True, top_logprobs=20), 200
+    ),
+    "logprobs of a response": LargeRequest("/v1/responses", lambda: _json(input=_LINE, **_LOGPROBS), 200),
+    "logprobs of a streamed response": LargeRequest(
+        "/v1/responses", lambda: _json(input=_LINE, stream=True, **_LOGPROBS), 200
     ),
     "a prompt of 128 answers": LargeRequest(
         _COMPLETIONS, lambda: _completion(prompt=_IDS[:60_000], n=128, echo=True), 200

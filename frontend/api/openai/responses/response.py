@@ -9,7 +9,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.errors import RESPONSES_PARAMS, error_object
 from frontend.api.http.generation_spec import NO_LIMIT, sampling_spec
 from frontend.api.http.response_builder import JsonObject, SingleAnswerBuilder, finish_reason
-from frontend.api.openai.logprobs import logprob_rows
+from frontend.api.openai.logprobs import LogprobRows
 from frontend.api.openai.responses.bodies import ResponsesBody
 from frontend.api.openai.responses.output_items import OutputItems
 from frontend.api.openai.responses.tools import ignored_type
@@ -66,7 +66,7 @@ class ResponseObjectBuilder(SingleAnswerBuilder):
             case "chunk":
                 chunk = message.chunk
                 if chunk.HasField("logprobs"):
-                    self._items.add_logprobs(logprob_rows(chunk.logprobs, self._model.tokenizer))
+                    self._items.add_logprobs(list(LogprobRows(chunk.logprobs, self._model.tokenizer)))
                 events = [event for step in self._blocks.take(chunk) for event in self._items.events(step)]
             case _:
                 events = self._finish(message.finished)
