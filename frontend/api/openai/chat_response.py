@@ -53,7 +53,10 @@ class ChatBuilder(ChoicesBuilder):
             case "started":
                 started = message.started
                 self._usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
-                first = {"role": "assistant", "content": self._body.echoed}
+                echoed = self._body.echoed
+                num_echoed = self._num_answers * (len(echoed) + len(started.prompt.token_ids))
+                self._count_echo(num_echoed, echo=self._body.echo)
+                first = {"role": "assistant", "content": echoed}
                 choices = [_delta(index, first) for index in range(self._num_answers)]
                 of_prompt = prompt_fields(self._body, started.prompt, self._model.tokenizer)
                 return [self._event(choice) | of_prompt for choice in choices]
@@ -70,11 +73,13 @@ class ChatBuilder(ChoicesBuilder):
     def response(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
         """See ResponseBuilder.response."""
         (response,) = responses
+        echoed = self._body.echoed
+        self._count_echo(self._num_answers * len(echoed) + len(response.prompt.token_ids), echo=self._body.echo)
         choices = []
         for index, answer in enumerate(answers(response)):
             calls = answer.tool_calls[: 1 if self._one_call_only else None]
             message = _message_object(answer, calls, with_reasoning=self._shows_reasoning)
-            if echoed := self._body.echoed:
+            if echoed:
                 message["content"] = echoed + (message["content"] or "")
             choice: JsonObject = {"index": index, "message": message, "logprobs": self._logprobs(answer)}
             if self._body.return_token_ids:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.api.http.errors import error_object
+from frontend.api.http.errors import BodyError, error_object
 from frontend.api.http.response_builder import UNNAMED_EVENTS, JsonObject
 from frontend.api.openai.completion_bodies import GenerationBody
 from frontend.api.openai.logprobs import prompt_logprobs
+from frontend.limits import MAX_ECHO_BYTES
 from frontend.request.request import RequestExtras
 from frontend.slices import Sliced
 from frontend.text.served_model import ServedModel
@@ -81,6 +82,7 @@ class ChoicesBuilder:
         options = body.stream_options
         self._with_usage = options is not None and bool(options.include_usage)
         self._usage_in_every_event = options is not None and bool(options.continuous_usage_stats)
+        self._num_echoed_chars = 0
         self._head: JsonObject = {
             "id": request_id,
             "object": kind,
@@ -96,6 +98,25 @@ class ChoicesBuilder:
     def failure_events(self, error: Exception) -> list[JsonObject]:
         """See EventBuilder.failure_events: an error object, which OpenAI's clients raise."""
         return [error_object(error).body]
+
+    def _count_echo(self, num_chars: int, *, echo: bool | None) -> None:
+        """Counts characters and token ids of prompts that the response repeats.
+
+        Args:
+            echo: whether texts are repeated, not only token ids.
+
+        Raises:
+            BodyError: all its choices repeat too many.
+        """
+        self._num_echoed_chars += num_chars
+        if self._num_echoed_chars > MAX_ECHO_BYTES:
+            param = "echo" if echo else "return_token_ids"
+            raise BodyError(
+                400,
+                f"{param} requests {self._num_echoed_chars} characters and token ids of prompts in n choices; at most "
+                f"{MAX_ECHO_BYTES} are sent",
+                param=param,
+            )
 
     def _event(self, choice: JsonObject) -> JsonObject:
         """Returns an event with one choice."""

@@ -15,7 +15,7 @@ from frontend.api.openai.logprobs import (
     echo_logprobs,
     joined_columns,
 )
-from frontend.limits import MAX_CALL_PROMPT_LOGPROBS, MAX_ECHO_BYTES
+from frontend.limits import MAX_CALL_PROMPT_LOGPROBS
 from frontend.request.request import RequestExtras
 from frontend.slices import Sliced, at_once
 from frontend.text.served_model import ServedModel
@@ -45,7 +45,6 @@ class CompletionBuilder(ChoicesBuilder):
         self._body = body
         self._offsets: dict[int, TextOffsets] = {}  # by choice
         self._num_prompt_logprobs = 0
-        self._num_echoed_chars = 0
 
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:
         """See EventBuilder.events."""
@@ -116,19 +115,12 @@ class CompletionBuilder(ChoicesBuilder):
                 f"the prompts have more than {MAX_CALL_PROMPT_LOGPROBS} log-probabilities, the most for one call",
                 param="prompt",
             )
-        if not self._body.echo:
-            return "", None
         spec = self.specs[prompt_index]
         is_whole_text = spec.WhichOneof("prompt") == "text" and self._body.truncate_prompt_tokens is None
-        text = spec.text if is_whole_text else prompt.text
-        self._num_echoed_chars += self._num_answers * (len(text) + len(prompt.token_ids))
-        if self._num_echoed_chars > MAX_ECHO_BYTES:
-            raise BodyError(
-                400,
-                f"echo requests {self._num_echoed_chars} characters and token ids of prompts, once for each of n "
-                f"choices; at most {MAX_ECHO_BYTES} are sent",
-                param="echo",
-            )
+        text = (spec.text if is_whole_text else prompt.text) if self._body.echo else ""
+        self._count_echo(self._num_answers * (len(text) + len(prompt.token_ids)), echo=self._body.echo)
+        if not self._body.echo:
+            return "", None
         if self._body.logprobs is None or not prompt.HasField("logprobs"):
             return text, None
         by_id = bool(self._body.return_tokens_as_token_ids)

@@ -3,10 +3,12 @@
 import json
 import threading
 
+import aiohttp
 import openai
 import pytest
 import tokenizers
 
+from frontend.api.openai import choices_builder
 from frontend.api.openai import completion_response as completions
 from frontend.generation import generation
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
@@ -205,6 +207,35 @@ async def test_too_many_prompt_logprobs_for_one_call_are_refused(shared_client, 
     with pytest.raises(openai.BadRequestError, match="more than 20 log-probabilities") as caught:
         await shared_client.completions.create(prompt=["abcdef", "abcdef"], n=2, **body)
     assert caught.value.param == "prompt"
+
+
+CHAT = "<u>h<assistant>"
+REPEATED = [
+    ("completions", {"prompt": [7] * 5, "echo": True}, "echo", 2 * 5, 2 * 5),
+    ("completions", {"prompt": [7] * 5, "return_token_ids": True}, "return_token_ids", 2 * 5, 2 * 5),
+    (
+        *("chat/completions", {"messages": [{"role": "u", "content": "h"}], "return_token_ids": True}),
+        *("return_token_ids", len(CHAT), 2 * len(CHAT)),  # one response object has the prompt of a chat once
+    ),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body", "param", "whole", "streamed"), REPEATED)
+async def test_what_all_choices_repeat_of_prompts_is_limited(
+    shared_pair, monkeypatch, path, body, param, whole, streamed, stream
+):
+    num_repeated = streamed if stream else whole
+    url = f"http://127.0.0.1:{shared_pair.app.http_port}/v1/{path}"
+    async with aiohttp.ClientSession() as http:
+        for most, status in ((num_repeated, 200), (num_repeated - 1, 400)):
+            monkeypatch.setattr(choices_builder, "MAX_ECHO_BYTES", most)
+            async with http.post(url, json={"n": 2, "max_tokens": 1, "stream": stream, **body}) as answer:
+                assert answer.status == status
+                text = await answer.text()
+    error = json.loads(text)["error"]
+    assert error["param"] == param
+    assert f"at most {most} are sent" in error["message"]
 
 
 BAD = [
