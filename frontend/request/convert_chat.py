@@ -1,11 +1,12 @@
 """Converts conversations from the public proto, and parses their JSON texts."""
 
 import json
+from itertools import chain
 from typing import Any
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import InvalidRequest
-from frontend.limits import MAX_TOOLS
+from frontend.limits import MAX_JSON_DEPTH, MAX_TOOLS
 from frontend.request.checks import check_at_most
 from frontend.request.request import ChatPrompt
 from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall
@@ -18,7 +19,8 @@ def chat_prompt(message: pb.ChatPrompt, path: str) -> ChatPrompt:
         path: path of `message` in the request, such as "spec.chat.", for error messages.
 
     Raises:
-        InvalidRequest: a field is not a JSON object, fields exclude each other, or there are too many tools.
+        InvalidRequest: a field is not a JSON object or nested too deeply, fields exclude each other, or there are too
+            many tools.
     """
     check_at_most(path + "tools_json", len(message.tools_json), MAX_TOOLS, "entries")
     if message.continue_final_message and message.add_generation_prompt:
@@ -52,8 +54,27 @@ def _turn(turn: pb.ChatMessage) -> ChatMessage:
 def _object(field: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise _too_deep(field) from None
+    except ValueError as error:
         raise InvalidRequest(f"is not valid JSON: {error}", field=field) from error
     if not isinstance(value, dict):
         raise InvalidRequest(f"is a JSON {type(value).__name__}, must be an object", field=field)
+    _check_depth(field, value)
     return value
+
+
+def _check_depth(field: str, value: dict[str, Any]) -> None:
+    """Checks the depth, because what works on the object later recurses."""
+    depth = 0
+    containers: list[Any] = [value]
+    while containers:
+        depth += 1
+        if depth > MAX_JSON_DEPTH:
+            raise _too_deep(field)
+        inner = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in containers)
+        containers = [one for one in inner if isinstance(one, dict | list)]
+
+
+def _too_deep(field: str) -> InvalidRequest:
+    return InvalidRequest(f"is nested more than {MAX_JSON_DEPTH} levels deep", field=field)

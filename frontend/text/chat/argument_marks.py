@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+MOST_IN_KEY = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class ArgumentMarks:
@@ -33,6 +35,11 @@ class ArgumentMarks:
     written_end: str
     line_break: str = ""
     not_in_key: str = ""
+
+    def can_mark(self, key: str) -> bool:
+        """Returns whether an argument's name is read as it is written between its marks."""
+        is_whole = self.key_end not in key and not any(char in key for char in self.not_in_key)
+        return is_whole and key == key.strip() and len(key) < MOST_IN_KEY
 
     @property
     def texts(self) -> frozenset[str]:

@@ -36,7 +36,9 @@ class MarkedArgumentRules:
     def call(self, index: int, tool: CallableTool) -> str:
         """Returns the rule for a call of a tool.
 
-        Raises: InvalidRequest: its parameters restrict arguments together, or are too large with what each refers to.
+        Raises:
+            InvalidRequest: its parameters restrict arguments together, are too large with what each refers to, or have
+                names that the parser misreads.
         """
         schema = resolved(tool.parameters, tool.parameters)
         if refused := [keyword for keyword in _OF_ALL_ARGUMENTS if schema.get(keyword)]:
@@ -48,6 +50,12 @@ class MarkedArgumentRules:
         required = frozenset(names_in(schema.get("required")))
         arguments = []
         for number, (key, argument) in enumerate(properties_of(tool.parameters).items()):
+            if not self._marks.can_mark(key):
+                raise InvalidRequest(
+                    f"a call of {tool.name!r} cannot be enforced in this model's format: the argument {key[:64]!r} has "
+                    "a name that cannot be marked",
+                    field="spec.chat.tools_json",
+                )
             rule = f"argument_{index}_{number}"
             self._add(f"{rule}: {self._argument(rule, index, key, tool.parameters, argument)}")
             arguments.append(rule if key in required else f"{rule}?")

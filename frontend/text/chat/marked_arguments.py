@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from frontend.text.chat.argument_kinds import TEXT, as_json, kinds_of_argument, properties_of
-from frontend.text.chat.argument_marks import ArgumentMarks
+from frontend.text.chat.argument_marks import MOST_IN_KEY, ArgumentMarks
 from frontend.text.chat.call_family import CallableTool, CallRules, JsonSchema, TemplateSigns, TokenIdOf, lark_text
 from frontend.text.chat.call_ids import long_call_id
 from frontend.text.chat.call_output import CallOutput
@@ -28,7 +28,6 @@ from frontend.text.chat.marked_argument_rules import MarkedArgumentRules
 from frontend.text.chat.marks import mark_finder
 
 _MOST_IN_NAME = 200
-_MOST_IN_KEY = 1000
 _MOST_IN_NEXT_KEY = 100
 """After an unclosed value: all that is held back there may be part of the value."""
 
@@ -167,9 +166,9 @@ class MarkedArgumentCalls(CallParser):
 
     def _read_key(self) -> bool:
         written, end, rest = self._text.partition(self._marks.key_end)
-        if not end and len(written) < _MOST_IN_KEY:
+        if not end and len(written) < MOST_IN_KEY:
             return False
-        if not end or len(written) >= _MOST_IN_KEY or any(char in written for char in self._marks.not_in_key):
+        if not end or len(written) >= MOST_IN_KEY or any(char in written for char in self._marks.not_in_key):
             self._enter(_Place.CONTENT)
             return True
         self._key, self._text = written.strip(), rest

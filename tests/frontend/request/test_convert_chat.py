@@ -49,11 +49,21 @@ def test_assistants_message_is_opened_unless_the_last_one_continues(fields: dict
     assert options.continue_final_message is ("continue_final_message" in fields)
 
 
+def deep(num_levels: int) -> str:
+    return '{"a": ' + "[" * (num_levels - 1) + "]" * (num_levels - 1) + "}"
+
+
+def test_object_may_have_as_many_levels_as_a_body() -> None:
+    assert chat_prompt(pb.ChatPrompt(tools_json=[deep(128)], template_variables_json=deep(128)), "").options.tools
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "words"),
     [
         ({"tools_json": ["{"]}, "spec.chat.tools_json", "not valid JSON"),
-        ({"tools_json": ["[" * 100_000]}, "spec.chat.tools_json", "not valid JSON"),
+        ({"tools_json": ["[" * 100_000]}, "spec.chat.tools_json", "nested more than 128 levels deep"),
+        ({"tools_json": [deep(129)]}, "spec.chat.tools_json", "nested more than 128 levels deep"),
+        ({"template_variables_json": deep(975)}, "spec.chat.template_variables_json", "nested more than 128 levels"),
         ({"tools_json": ["{}", "[]"]}, "spec.chat.tools_json", "JSON list, must be an object"),
         ({"template_variables_json": "7"}, "spec.chat.template_variables_json", "JSON int, must be an object"),
         (

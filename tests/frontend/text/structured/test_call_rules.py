@@ -261,6 +261,23 @@ def test_arguments_that_repeat_too_much_are_refused_before_all_are_written(style
         marked_grammar(style, parameters)
 
 
+NAMES = ["a>b", "a<b", "a\nb", " a", "a\n", "a</arg_key>b", "a" * 1000, "a-b c", '"{}"', "ä" * 999]
+
+
+@pytest.mark.parametrize(("style", "write"), MARKED)
+@pytest.mark.parametrize("name", NAMES)
+def test_argument_is_refused_if_its_name_cannot_be_marked(style, write, name, keeps_to):
+    parameters = {"properties": {name: {"type": "integer"}}, "required": [name]}
+    parser = chat_format(TEMPLATES[style]).parser(tools={"f": parameters})
+    deltas = [*parser.feed(write({name: 5})), *parser.finish()]
+    read = "".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments))
+    if json.loads(read or "{}") == {name: 5}:
+        assert keeps_to(marked_grammar(style, parameters), write({name: 5}))
+    else:
+        with pytest.raises(InvalidRequest, match="has a name that cannot be marked"):
+            marked_grammar(style, parameters)
+
+
 A_OR_B = {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
 TOGETHER = [
     {"properties": {"a": {}, "b": {}}, **A_OR_B},
