@@ -8,7 +8,7 @@ from chairlift.service.sampling_fields import STOPPING
 from chairlift.service.structured.output_constraint import OutputConstraint
 from frontend.api.anthropic.input_messages import Content, Message, turns
 from frontend.api.anthropic.tools import tool_use
-from frontend.api.http.bodies import Body, FreeObject, ParameterObject, SamplingBody
+from frontend.api.http.bodies import Body, FreeObject, ParameterObject, PositiveCount, SamplingBody
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.http.tool_use import ToolUse
@@ -18,7 +18,6 @@ from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
 from frontend.text.chat.messages import ChatOptions, thinking_variables
 
-_UINT32_MAX = 2**32 - 1
 _MAX_STOP_TEXTS = STOPPING["stop_texts"].rule.max_entries
 
 
@@ -103,7 +102,7 @@ class PromptBody(Body):
 class MessagesBody(PromptBody, SamplingBody):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=_UINT32_MAX)]
+    max_tokens: PositiveCount
     stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=_MAX_STOP_TEXTS)] | None = None
     output_format: OutputFormat | None = None
 

@@ -55,6 +55,7 @@ StrictTokenIds = Annotated[
 ]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Count = Annotated[int, Field(ge=0, le=UINT32_MAX)]
+PositiveCount = Annotated[int, Field(ge=1, le=UINT32_MAX)]
 
 
 def _finite(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
-from frontend.api.http.bodies import Body, ConversationObject, Count, FreeObject, NoneIfEmpty
+from frontend.api.http.bodies import Body, ConversationObject, Count, FreeObject, NoneIfEmpty, PositiveCount
 from frontend.api.http.errors import BodyError
 from frontend.api.http.tool_use import ToolUse, allowed_tools, required_tools
 from frontend.api.http.unserved_parameters import is_off
@@ -16,8 +16,6 @@ from frontend.limits import MAX_CONTENT_PARTS, MAX_ID_CHARS, MAX_MESSAGES, MAX_T
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
 from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall, reasoning_variables
-
-_UINT32_MAX = 2**32 - 1
 
 
 class TextPart(ConversationObject):
@@ -213,7 +211,7 @@ class ChatBody(ConversationBody, GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1, le=_UINT32_MAX)] | None = None
+    max_completion_tokens: PositiveCount | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     echo: bool | None = None

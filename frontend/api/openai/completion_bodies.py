@@ -13,13 +13,14 @@ from frontend.api.http.bodies import (
     Count,
     NoneIfEmpty,
     ParameterObject,
-    SamplingBody,
+    PositiveCount,
     StrictTokenIds,
     Texts,
     TokenIds,
 )
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_constraint import schema_constraint
+from frontend.api.openai.sampling_body import OpenAISamplingBody
 from frontend.api.openai.structured_outputs import Choices, ResponseFormat, Schema, StructuredOutputs
 from frontend.request.convert_structured import choice_constraint, text_constraint
 from frontend.request.prompt_options import WHAT_FITS, PromptOptions
@@ -38,16 +39,14 @@ class StreamOptions(ParameterObject):
         return bool(self.include_usage or self.continuous_usage_stats or self.include_obfuscation)
 
 
-class GenerationBody(SamplingBody):
+class GenerationBody(OpenAISamplingBody):
     """Parameters of completions and chat completions."""
 
     max_tokens: Count | None = None
-    n: Annotated[int, Field(ge=1, le=UINT32_MAX)] | None = None
+    n: PositiveCount | None = None
     best_of: Annotated[Count | None, NoneIfEmpty] = None
-    stop: Annotated[str | Texts | None, NoneIfEmpty] = None
     stream_options: StreamOptions | None = None
     response_format: Annotated[ResponseFormat | None, NoneIfEmpty] = None
-    service_tier: Any = None
 
     return_token_ids: bool | None = None
     prompt_logprobs: Count | None = None
@@ -68,16 +67,6 @@ class GenerationBody(SamplingBody):
     cache_prompt: bool | None = None
     grammar: Annotated[str | None, NoneIfEmpty] = None
     json_schema: Annotated[Schema | None, BeforeValidator(lambda schema: None if schema == "" else schema)] = None
-
-    @property
-    def service_class(self) -> str:
-        """See Body. Any value is accepted, as long as the server has no classes."""
-        return "" if self.service_tier is None else str(self.service_tier)
-
-    @property
-    def stop_texts(self) -> list[str]:
-        """Strings that end the answer."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def prompt_options(self) -> PromptOptions:

@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
-from frontend.api.http.bodies import Body, Count, FreeObject, ParameterObject, SamplingBody, Texts
+from frontend.api.http.bodies import Body, Count, FreeObject, ParameterObject, PositiveCount, Texts
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.http.tool_use import ToolUse
 from frontend.api.http.unserved_parameters import is_off
 from frontend.api.openai.responses.input_items import Item, turns
 from frontend.api.openai.responses.tools import ignored_type, tool_use
+from frontend.api.openai.sampling_body import OpenAISamplingBody
 from frontend.limits import MAX_MESSAGES, MAX_TOOLS
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
@@ -129,20 +130,18 @@ class ConversationBody(Body):
         return reasoning_variables(effort or "") | (self.chat_template_kwargs or {})
 
 
-class ResponsesBody(ConversationBody, SamplingBody):
+class ResponsesBody(ConversationBody, OpenAISamplingBody):
     """POST /v1/responses."""
 
-    max_output_tokens: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    max_output_tokens: PositiveCount | None = None
     top_logprobs: Count | None = None
     include: Texts | None = None
     metadata: FreeObject | None = None
     user: str | None = None
-    service_tier: Any = None
     store: bool | None = None
     background: bool | None = None
     stream_options: FreeObject | None = None
     max_tool_calls: int | None = None
-    stop: str | Texts | None = None
 
     @model_validator(mode="after")
     def _check_options(self) -> "ResponsesBody":
@@ -157,16 +156,6 @@ class ResponsesBody(ConversationBody, SamplingBody):
             if value not in _INCLUDABLE:
                 raise BodyError(400, f"include has no value {value[:64]!r}", param="include")
         return self
-
-    @property
-    def service_class(self) -> str:
-        """See Body. Any value is accepted, as long as the server has no classes."""
-        return "" if self.service_tier is None else str(self.service_tier)
-
-    @property
-    def stop_texts(self) -> list[str]:
-        """Strings that end the answer."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def logprobs(self) -> int | None:
