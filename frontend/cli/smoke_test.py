@@ -20,7 +20,7 @@ async def run_smoke_test(target: str, api_key: str | None) -> None:
     """
     async with AsyncClient(target, api_key=api_key) as client:
         model = await client.get_model()
-        print(f"\nSmoke test. Prompt: {_PROMPT}\n")
+        print(f"\nSmoke test. Prompt: {_PROMPT}\n", flush=True)  # if nobody reads, nothing is generated
         num_tokens = 0
         started_s = time.monotonic()
         max_tokens = min(_MAX_TOKENS, model.max_model_len // 2)
