@@ -178,7 +178,7 @@ def token_text(backend: tokenizers.Tokenizer) -> TokenText:
     """Returns the token texts for the decoder in tokenizer.json."""
     steps = _decoder_steps(json.loads(backend.to_str())["decoder"])
     kinds = [step["type"] for step in steps]
-    if "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Fuse"}:
+    if kinds[:1] == ["ByteLevel"] and set(kinds[1:]) <= {"Fuse"}:
         return ByteTokenText(backend)
     return PieceTokenText(backend, _tail_rule(steps))
 

@@ -96,6 +96,19 @@ def without_decoder() -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def byte_level_after_fuse() -> tokenizers.Tokenizer:
+    """A token outside the alphabet turns the whole text into plain text."""
+    tokenizer = byte_level()
+    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])
+    return tokenizer
+
+
+def byte_level_twice() -> tokenizers.Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.ByteLevel()])
+    return tokenizer
+
+
 def unknown_decoder() -> tokenizers.Tokenizer:
     tokenizer = word_piece()
     tokenizer.decoder = decoders.CTC()
@@ -112,6 +125,8 @@ KINDS: dict[str, tuple[Callable[[], tokenizers.Tokenizer], TailRule | None, int]
     "bpe-suffix": (bpe_with_suffix, TailRule.LAST, 500),
     "no-decoder": (without_decoder, TailRule.NONE, 500),
     "unknown-decoder": (unknown_decoder, TailRule.ALL, 500),
+    "byte-level-after-fuse": (byte_level_after_fuse, TailRule.ALL, 500),
+    "byte-level-twice": (byte_level_twice, TailRule.ALL, 500),
 }
 
 
