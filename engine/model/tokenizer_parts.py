@@ -36,6 +36,8 @@ def check_parts(path: Path, tokenizer: dict[str, Any]) -> None:
                     growth *= _growth(part)
                 case {"type": "FixedLength", "length": int(length)} if length < 1:
                     _refuse(path, section, f"FixedLength has the length {length}, expected >= 1")
+                case {"type": "Strip", "stop": int(stop)} if section == "decoder" and stop > 0:
+                    _refuse(path, section, f"Strip has stop {stop}: the library fails for tokens that are shorter")
                 case {"type": "Strip", "start": int(start), "stop": int(stop)} if not (
                     0 <= start <= _MAX_STRIP and 0 <= stop <= _MAX_STRIP
                 ):

@@ -8,8 +8,9 @@ import asyncio
 import os
 import stat
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import tokenizers
@@ -69,12 +70,8 @@ class Tokenizer:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         if "tokenizer.json" not in files:
             raise ValueError(f"the model has no tokenizer.json, only: {', '.join(sorted(files)) or 'nothing'}")
-        try:
+        with _library_errors():
             self._backend = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
-        except BaseException as error:  # the library raises bare Exception, and panics as a BaseException
-            if not (isinstance(error, Exception) or _is_panic(error)):
-                raise
-            raise ValueError(f"tokenizer.json cannot be read: {error}") from error
         # The file may contain settings of a training run; prompts are neither truncated nor padded.
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -91,7 +88,8 @@ class Tokenizer:
         self._backend.encode_special_tokens = bool(
             load_object(files, "tokenizer_config.json").get("split_special_tokens")
         )
-        self._text = token_text(self._backend)
+        with _library_errors():  # it decodes tokens
+            self._text = token_text(self._backend)
         self.chat = ChatFiles.from_files(files)
         num_threads = min(4, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
@@ -178,6 +176,17 @@ class Tokenizer:
 
 def _compact(ids: list[int]) -> Sequence[int]:
     return ids if len(ids) <= _WINDOW else array("I", ids)
+
+
+@contextmanager
+def _library_errors() -> Iterator[None]:
+    """Raises errors of the library as ValueError: it raises bare Exception, and panics as a BaseException."""
+    try:
+        yield
+    except BaseException as error:
+        if not (isinstance(error, Exception) or _is_panic(error)):
+            raise
+        raise ValueError(f"tokenizer.json cannot be read: {error}") from error
 
 
 def _is_panic(error: BaseException) -> bool:

@@ -251,8 +251,9 @@ def test_a_tokenizer_without_valid_tokens_is_rejected(model_dir: Path, tokenizer
                     "decoders": [{"type": "Strip", "content": "a", "start": 0, "stop": 10**9}],
                 }
             },
-            "decoder: Strip has start 0 and stop 1000000000",
+            "decoder: Strip has stop 1000000000",
         ),
+        ({"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 1}}, "decoder: Strip has stop 1"),
         (
             {
                 "post_processor": {
@@ -264,7 +265,7 @@ def test_a_tokenizer_without_valid_tokens_is_rejected(model_dir: Path, tokenizer
             "post_processor: single has the special token '<s>', which special_tokens does not define",
         ),
     ],
-    ids=["charsmap", "no charsmap", "growth", "chunks", "strip", "template"],
+    ids=["charsmap", "no charsmap", "growth", "chunks", "strip", "strip one", "template"],
 )
 def test_a_tokenizer_that_would_crash_a_frontend_is_rejected(model_dir: Path, part: dict[str, Any], says: str) -> None:
     (model_dir / "tokenizer.json").write_text(json.dumps({**TOKENIZER, **part}))

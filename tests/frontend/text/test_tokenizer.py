@@ -120,9 +120,14 @@ async def test_panic_of_the_library_is_an_ordinary_error(files):
     with pytest.raises(RuntimeError, match="the tokenizer fails"):
         await tokenizer.encode("a")
     tokenizer.close()
-    odd = {**content, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "/w=="}}
-    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
-        Tokenizer({"tokenizer.json": json.dumps(odd).encode()})
+    nothing = {"type": "Replace", "pattern": {"Regex": "."}, "content": ""}
+    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 1}  # fails for a token without text
+    for part in (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/w=="}},
+        {"decoder": {"type": "Sequence", "decoders": [nothing, strip]}},
+    ):
+        with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
+            Tokenizer({"tokenizer.json": json.dumps({**content, **part}).encode()})
 
 
 def test_only_known_files_of_a_folder_are_read(tmp_path, files):
