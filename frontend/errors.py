@@ -49,8 +49,9 @@ class RequestError(FrontendError):
     reason: ClassVar[str]
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        # Names in JSON may contain half a surrogate pair, which neither API can send.
+        self.message = message.encode(errors="backslashreplace").decode()
+        super().__init__(self.message)
         self.retry_after_s = retry_after_s
 
 

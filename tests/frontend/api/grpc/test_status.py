@@ -45,6 +45,13 @@ def test_field_error_names_its_field():
     assert values == {}
 
 
+def test_half_a_surrogate_pair_in_a_message_is_escaped():
+    code, found, _ = unpacked(errors.InvalidRequest("properties.\ud800 has é", field="spec.structured_output"))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    (violation,) = found[error_details_pb2.BadRequest].field_violations
+    assert violation.description == "properties.\\ud800 has é"
+
+
 @pytest.mark.parametrize("letter", ["x", "\u00e9", "\u5b57", "\U0001f600"])
 def test_status_of_a_long_message_fits_into_the_metadata_that_clients_accept(letter):
     error = errors.InvalidRequest("bad: " + letter * 50_000, field="spec.structured_output.json_schema")
