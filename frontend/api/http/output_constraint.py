@@ -42,7 +42,7 @@ def chat_constraint(
         return constraint
     field = "tools" if constraint is None else constraint.field
     callable_tools = [_callable(tool["function"]) for tool in tools]
-    num_bytes = sum(len(json.dumps(tool.parameters)) for tool in callable_tools)
+    num_bytes = sum(len(_json(tool.parameters).encode()) for tool in callable_tools)
     check_at_most(field, num_bytes, MAX_CONSTRAINT_BYTES, "bytes")
     rules = chat_format.call_rules(
         callable_tools,
@@ -64,8 +64,8 @@ def chat_constraint(
         "closed": closed,
         "places": {name: _place(tools[index], tool_use.offered) for name, index in rules.places.items()},
     }
-    text = json.dumps(parts)
-    check_at_most(field, len(text), MAX_CONSTRAINT_BYTES, "bytes")
+    text = _json(parts)
+    check_at_most(field, len(text.encode()), MAX_CONSTRAINT_BYTES, "bytes")
     return OutputConstraint(ConstraintKind.PARTS, text, field)
 
 
@@ -79,8 +79,13 @@ def schema_constraint(schema: str | dict[str, Any], field: str, *, strict: bool 
     Raises:
         InvalidRequest: it is empty or too large.
     """
-    text = schema if isinstance(schema, str) else json.dumps(schema)
+    text = schema if isinstance(schema, str) else _json(schema)
     return text_constraint(ConstraintKind.STRICT_JSON_SCHEMA if strict else ConstraintKind.JSON_SCHEMA, text, field)
+
+
+def _json(value: Any) -> str:
+    r"""Returns the shortest JSON; half a surrogate pair, which UTF-8 cannot encode, stays \uXXXX."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace").decode()
 
 
 def _schema_beside_tools(constraint: OutputConstraint) -> Any:

@@ -8,6 +8,7 @@ import pydantic
 import pytest
 import tokenizers
 
+from frontend.api.http.output_constraint import schema_constraint
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
@@ -391,3 +392,20 @@ async def test_tools_of_a_model_without_calls_are_refused(connect_to):
     client, _ = await connect_to(ECHO)
     with pytest.raises(openai.BadRequestError, match="no known format of tool calls"):
         await client.chat.completions.create(model="fake", messages=user(), tools=[tool("f")], tool_choice="required")
+
+
+async def test_schema_is_measured_in_the_bytes_of_utf8(connect_to):
+    client, engine = await connect_to(HERMES)
+    schema = {**SCHEMA, "description": "字" * 21_000}
+    for body in ({"guided_json": schema}, {"tools": [tool("f", schema)], "tool_choice": "required"}):
+        await client.chat.completions.create(model="fake", messages=user(), extra_body=body)
+    assert len(engine.submissions) == 2
+
+
+async def test_half_a_surrogate_pair_in_a_refused_schema_is_escaped(shared_client):
+    schema = {"properties": {"\ud800": {"not": {"type": "null"}}}}
+    constraint = schema_constraint(schema, "guided_json")
+    assert json.loads(constraint.text) == schema
+    body = {"guided_json": constraint.text}
+    with pytest.raises(openai.BadRequestError, match=r"properties\.\\ud800\.not: a schema cannot be held to"):
+        await shared_client.chat.completions.create(model="fake", messages=user(), extra_body=body)
