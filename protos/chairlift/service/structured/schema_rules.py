@@ -31,10 +31,12 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
 }
 _TYPES = ("array", "boolean", "null", "number", "object", "string")
 
-# RFC 3339 allows a second 60, which date libraries and validators refuse; the library, February 29 in every year.
+# RFC 3339 allows a second 60 and the year 0, which date libraries and validators refuse; the library, February 29 in
+# every year.
+_BY_FOUR = "(0[48]|[2468][048]|[13579][26])"
 _DATE = (
-    r"(([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29"
-    r"|.{5}(0[13-9].{3}|1.{4}|02-[01].|02-2[0-8]))"
+    rf"(([0-9]{{2}}{_BY_FOUR}|{_BY_FOUR}00)-02-29"
+    r"|([1-9].{3}|0[1-9].{2}|00[1-9].|000[1-9])-(0[13-9].{3}|1.{4}|02-[01].|02-2[0-8]))"
 )
 _TIMES = {"date": f"^{_DATE}", "date-time": f"^{_DATE}.{{7}}[0-5]", "time": "^.{6}[0-5]"}
 

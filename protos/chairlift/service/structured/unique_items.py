@@ -94,7 +94,9 @@ def _found_values(root: Schema, schema: Schema, known: dict[int, list[Any] | Non
     found, said = _own_values(schema), {keyword for keyword in schema if keyword in _CONSTRAINTS}
     if found is None and len(said - {"type"}) == 1:
         (keyword,) = said - {"type"}
-        parts = [referred(root, schema["$ref"])] if keyword == "$ref" else schema[keyword]
+        parts = schema[keyword]
+        if keyword == "$ref":
+            parts = [referred(root, parts)] if isinstance(parts, str) else None
         if keyword in _COMBINATIONS and isinstance(parts, list) and (keyword != "allOf" or len(parts) == 1):
             values = [_values(root, part, known) for part in parts]
             if (num_found := sum(len(part) for part in values if part)) > MAX_ARRAYS:
@@ -103,7 +105,7 @@ def _found_values(root: Schema, schema: Schema, known: dict[int, list[Any] | Non
     if found is None:
         return None
     allowed = [value for value in found if _is_of_type(value, schema.get("type"))]
-    return list({json.dumps(_as_number(value), sort_keys=True): value for value in reversed(allowed)}.values())[::-1]
+    return list({json.dumps(_as_integer(value), sort_keys=True): value for value in reversed(allowed)}.values())[::-1]
 
 
 def _own_values(schema: Schema) -> list[Any] | None:
@@ -130,11 +132,13 @@ def _is_of_type(value: Any, kinds: Any) -> bool:
         case bool():
             kind = "boolean"
         case int() | float():
-            kind = "integer" if float(value).is_integer() else "number"
+            kind = "integer" if isinstance(_as_integer(value), int) else "number"
         case _:
             kind = "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    return kinds is None or kind in kinds or (kind == "integer" and "number" in kinds)
+    if not isinstance(kinds, list):
+        return kinds is None
+    return kind in kinds or (kind == "integer" and "number" in kinds)
 
 
 def _bound(schema: Schema, name: str, inwards: int) -> int | None:
@@ -149,6 +153,6 @@ def _bound(schema: Schema, name: str, inwards: int) -> int | None:
     return (max(bounds) if inwards > 0 else min(bounds)) if bounds else None
 
 
-def _as_number(value: Any) -> Any:
-    """Converts numbers to float, because 1 and 1.0 are equal in JSON Schema; true is not a number."""
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+def _as_integer(value: Any) -> Any:
+    """Converts whole numbers to integers, because 1 and 1.0 are equal in JSON Schema."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

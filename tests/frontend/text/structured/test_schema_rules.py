@@ -70,10 +70,11 @@ def test_time_has_no_leap_second(others, keeps_to):
 def test_date_is_in_the_calendar(kind, rest, keeps_to):
     grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "string", "format": kind}))
     days = [(year, 2, 29) for year in (1600, 1700, 1900, 1996, 1999, 2000, 2004, 2010, 2012, 2018, 2023, 2024, 2100)]
+    days += [(year, month, day) for year in (0, 1, 4, 10, 400) for month, day in ((1, 1), (2, 29), (12, 31))]
     days += [(2023, month, day) for month in range(1, 13) for day in (1, 9, 10, 19, 20, 28, 29, 30, 31)]
     for year, month, day in days:
-        is_day = day <= calendar.monthrange(year, month)[1]
-        assert keeps_to(grammar, f'"{year}-{month:02}-{day:02}{rest}"') == is_day, (year, month, day)
+        is_day = year > 0 and day <= calendar.monthrange(year, month)[1]
+        assert keeps_to(grammar, f'"{year:04}-{month:02}-{day:02}{rest}"') == is_day, (year, month, day)
 
 
 BOUNDS = [
@@ -138,6 +139,18 @@ def test_refusal_names_the_place(place):
 
 def test_unused_definition_has_no_effect():
     assert servable({"$defs": {"a": {"not": {"type": "null"}}}, "type": "null"})
+
+
+@pytest.mark.parametrize(
+    "items",
+    [{"$ref": [1]}, {"type": 1.5, "enum": ["a"]}, {"type": {}, "const": 1}, {"enum": [10**400, 1]}],
+)
+def test_malformed_schema_of_distinct_items_is_refused_or_left_to_the_library(items):
+    schema = {"type": "array", "uniqueItems": True, "items": items}
+    try:
+        grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
+    except ConstraintError:
+        pass
 
 
 KEYWORDS = ("type", "items", "properties", "required", "enum", "allOf", "anyOf", "oneOf", "$ref", "not", "uniqueItems")
