@@ -186,4 +186,6 @@ def _constraint(params: Any) -> OutputConstraint | None:
         case _:
             text = getattr(params, name)
     check_length(field, len(text), MAX_GRAMMAR_CHARS, "characters")
+    if name == "grammar" and "%json" in text:  # the library crashes for some schemas, which json_schema refuses
+        raise InvalidRequest(f"{field} contains %json, which is not supported: send a json_schema instead")
     return OutputConstraint(ConstraintKind(name), text, field)

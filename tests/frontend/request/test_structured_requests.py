@@ -13,7 +13,7 @@ from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
-ENDLESS = '{"type": "integer", "multipleOf": 1000003}'
+ENDLESS = 'start: %json {"type": "integer", "multipleOf": 1000003}'
 
 
 async def submitted(pair, **fields):
@@ -101,7 +101,7 @@ async def test_other_streams_run_while_a_schema_is_compiled_up_to_its_limit(make
     (idle,) = pair.app.grammars._pool._idle
     worker = idle.process._process
     worker.send_signal(signal.SIGSTOP)
-    spec = pb.GenerationSpec(text="abc", structured_output=pb.StructuredOutput(json_schema=ENDLESS))
+    spec = pb.GenerationSpec(text="abc", structured_output=pb.StructuredOutput(grammar=ENDLESS))
     slow = asyncio.ensure_future(pair.stub().Generate(pb.GenerateRequest(spec=spec)))
     while pair.app.grammars._pool._idle:
         await asyncio.sleep(0)
@@ -113,13 +113,13 @@ async def test_other_streams_run_while_a_schema_is_compiled_up_to_its_limit(make
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await slow
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.details() == "json_schema cannot be served: compiling it takes more than 0.4 s of CPU time"
+    assert caught.value.details() == "grammar cannot be served: compiling it takes more than 0.4 s of CPU time"
     assert len(pair.engine.submissions) == 4
 
 
 async def test_request_cancelled_during_compilation_leaves_the_queue(make_pair):
     pair = await make_pair(grammar_timeout_s=0.4)
-    spec = pb.GenerationSpec(text="abc", structured_output=pb.StructuredOutput(json_schema=ENDLESS))
+    spec = pb.GenerationSpec(text="abc", structured_output=pb.StructuredOutput(grammar=ENDLESS))
     call = pair.stub().Generate(pb.GenerateRequest(spec=spec))
     async with asyncio.timeout(HANG_S):
         while not len(pair.app.grammars._jobs):

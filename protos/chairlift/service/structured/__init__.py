@@ -4,6 +4,7 @@
     grammar_tokenizer.py   the model's tokenizer, as llguidance reads it
     grammars.py        constraints to grammars, in llguidance's JSON format
     schema_rules.py    JSON Schemas in keywords that llguidance knows; schema_walk.py finds their parts
+    number_rules.py    numbers that llguidance computes exactly
     closed_objects.py  objects without members that the schema does not name
     unique_items.py    arrays of distinct items
 

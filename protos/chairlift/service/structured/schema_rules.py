@@ -3,14 +3,20 @@
 The library refuses unknown keywords without naming their place. It also refuses some that have no effect or can be
 expressed differently: an unknown `format`, `uniqueItems` of few values, `propertyNames` of records, and `oneOf` with a
 discriminator. It counts two members with the same name as two, unlike validators, so that `minProperties` could be
-violated. It allows an exclusive bound itself if the other bound has the same integer part. It reads options from the
-schema, which only Chairlift may set.
+violated. It reads options from the schema, which only Chairlift may set. `number_rules` has what concerns numbers.
 """
 
 import math
 from collections.abc import Callable
 from typing import Any
 
+from chairlift.service.structured.number_rules import (
+    MAX_REMAINDERS,
+    exclude_bounds,
+    narrow_bounds,
+    num_remainders,
+    refuse_inexact_values,
+)
 from chairlift.service.structured.output_constraint import ConstraintError
 from chairlift.service.structured.schema_walk import Schema, Subschema, referred, subschemas
 from chairlift.service.structured.unique_items import NotEnumerable, distinct_arrays
@@ -40,9 +46,6 @@ _DATE = (
 )
 _TIMES = {"date": f"^{_DATE}", "date-time": f"^{_DATE}.{{7}}[0-5]", "time": "^.{6}[0-5]"}
 
-_NEAR_ZERO = 1e-18
-"""A bound beside 0. The library writes all its digits, and parses them as 64 bits."""
-
 # The library's regular expressions have no look-around; these are equivalent without it.
 _SAME_PATTERNS = {
     # pydantic's Decimal as a string
@@ -61,19 +64,17 @@ def servable(root: Schema) -> Schema:
         root: the parsed schema, which is modified.
     Raises: ConstraintError: the schema cannot be enforced; the message names the place.
     """
+    remainders = 1  # `allOf` and `$ref` may combine several
     for subschema in subschemas(root):
         for rule in _RULES:
             rule(root, subschema)
+        remainders = math.lcm(remainders, num_remainders(subschema.schema))
+        if remainders > MAX_REMAINDERS:
+            why = f"the values of multipleOf together have more than {MAX_REMAINDERS:,} remainders"
+            raise subschema.refusal(["multipleOf"], f"{subschema.schema['multipleOf']}: {why}")
         if refused := [keyword for keyword in _REFUSED if keyword in subschema.schema]:
-            raise _refusal(subschema, refused)
+            raise subschema.refusal(refused)
     return root
-
-
-def _refusal(subschema: Subschema, keywords: list[str], why: str = "") -> ConstraintError:
-    place = f"{subschema.at(keywords[0])}: " if subschema.path else ""
-    return ConstraintError(
-        f"{place}a schema cannot be held to with {', '.join(keywords)}{why and ' ' + why}: not supported"
-    )
 
 
 def _add_to_all(schema: Schema, part: Schema) -> None:
@@ -100,19 +101,6 @@ def _exclude_impossible_times(_root: Schema, subschema: Subschema) -> None:
     schema = subschema.schema
     if (pattern := _TIMES.get(schema.get("format", ""))) is not None:
         _add_to_all(schema, {"pattern": pattern})
-
-
-def _exclude_bounds(_root: Schema, subschema: Subschema) -> None:
-    """Moves exclusive bounds at whole numbers inwards by less than a decimal can show."""
-    schema = subschema.schema
-    if schema.get("type") == "integer":
-        return
-    for keyword, inwards in (("exclusiveMinimum", math.inf), ("exclusiveMaximum", -math.inf)):
-        of_flag = keyword.removeprefix("exclusive").lower()  # draft 4: a flag beside the bound
-        name = of_flag if schema.get(keyword) is True else keyword
-        bound = schema.get(name)
-        if isinstance(bound, int | float) and not isinstance(bound, bool) and abs(bound) < 2**52 and bound % 1 == 0:
-            schema[name] = math.nextafter(bound, inwards) if bound else math.copysign(_NEAR_ZERO, inwards)
 
 
 def _replace_pattern(_root: Schema, subschema: Subschema) -> None:
@@ -178,7 +166,7 @@ def _enumerate_distinct_items(root: Schema, subschema: Subschema) -> None:
         try:
             arrays = distinct_arrays(root, schema)
         except NotEnumerable as error:
-            raise _refusal(subschema, ["uniqueItems"], str(error)) from None
+            raise subschema.refusal(["uniqueItems"], str(error)) from None
         if arrays is not None:
             alternatives: list[Schema] = [{"const": array} for array in arrays]
             alternatives += [{"type": kind} for kind in kinds if kind != "array"]
@@ -193,14 +181,16 @@ def _refuse_min_properties(_root: Schema, subschema: Subschema) -> None:
     num_required = len(set(map(str, required))) if isinstance(required, list) else 0
     if isinstance(least, int) and least > max(1, num_required):
         why = f"{least}, more than 1 and more than the {num_required} members it requires"
-        raise _refusal(subschema, ["minProperties"], why)
+        raise subschema.refusal(["minProperties"], why)
 
 
 _RULES: tuple[Callable[[Any, Subschema], None], ...] = (
     _drop_keywords_without_effect,
     _drop_unknown_format,
     _exclude_impossible_times,
-    _exclude_bounds,
+    narrow_bounds,
+    exclude_bounds,
+    refuse_inexact_values,
     _replace_pattern,
     _rewrite_not_anything,
     _rewrite_property_names,

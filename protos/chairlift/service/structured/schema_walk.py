@@ -1,8 +1,10 @@
 """Finds all subschemas of a JSON Schema with their paths, at any depth. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
+
+from chairlift.service.structured.output_constraint import ConstraintError
 
 Schema = dict[str, Any]
 
@@ -25,6 +27,13 @@ class Subschema(NamedTuple):
     def at(self, keyword: str) -> str:
         """Returns the path of one of its keywords."""
         return f"{self.path}.{keyword}" if self.path else keyword
+
+    def refusal(self, keywords: Sequence[str], why: str = "") -> ConstraintError:
+        """Returns the error that names the place of keywords that cannot be enforced."""
+        place = f"{self.at(keywords[0])}: " if self.path else ""
+        return ConstraintError(
+            f"{place}a schema cannot be held to with {', '.join(keywords)}{why and ' ' + why}: not supported"
+        )
 
 
 def subschemas(root: Schema) -> Iterator[Subschema]:

@@ -304,6 +304,10 @@ async def test_a_prompt_that_never_fits_is_invalid(start: Any) -> None:
     assert "prompt has 50 tokens, max_model_len is 32" in error.details()
 
 
+LOWEST = '{"type": "integer", "minimum": -9223372036854775808, "maximum": -9223372036854775808}'
+"""llguidance 1.9.1 recurses until the process crashes."""
+
+
 @pytest.mark.parametrize(
     ("constraint", "words"),
     [
@@ -312,6 +316,9 @@ async def test_a_prompt_that_never_fits_is_invalid(start: Any) -> None:
         ({"regex": "("}, ["sampling_params.regex"]),
         ({"grammar": "start: nothing"}, ["sampling_params.grammar", 'unknown name: "nothing"']),
         ({"grammar": "x" * 300_000}, ["sampling_params.grammar", "300000 characters"]),
+        ({"grammar": f"start: %json {LOWEST}"}, ["sampling_params.grammar contains %json"]),
+        ({"json_schema": LOWEST}, ["sampling_params.json_schema", "with maximum -9223372036854775808, beyond 64 bits"]),
+        ({"json_schema": '{"multipleOf": 100000007}'}, ["sampling_params.json_schema", "with multipleOf 100000007"]),
         ({"choice": vllm_pb.ChoiceConstraint()}, ["sampling_params.choice.choices is empty"]),
     ],
 )

@@ -28,6 +28,11 @@ def schema(value) -> OutputConstraint:
     return OutputConstraint(ConstraintKind.JSON_SCHEMA, json.dumps(value), FIELD)
 
 
+def unchecked(value) -> OutputConstraint:
+    """A schema in a grammar, which the rules for schemas do not see."""
+    return OutputConstraint(ConstraintKind.GRAMMAR, f"start: %json {json.dumps(value)}", FIELD)
+
+
 def good(number: int = 0) -> OutputConstraint:
     return schema({"const": number})
 
@@ -127,30 +132,30 @@ async def test_schema_that_takes_too_long_ends_its_worker_and_the_refusal_is_cac
     await compiler.compile(good(), model)
     (before,) = worker_ids()
     async with asyncio.timeout(HANG_S):
-        message = await refusal(compiler, schema(ENDLESS), model)
+        message = await refusal(compiler, unchecked(ENDLESS), model)
     assert "takes more than 0.5 s" in message
     assert before not in worker_ids()
     await compiler.compile(good(1), model)
     monkeypatch.setattr(compiler, "_compiled", None)  # only the cache can answer
-    assert await refusal(compiler, schema(ENDLESS), model) == message
+    assert await refusal(compiler, unchecked(ENDLESS), model) == message
 
 
 async def test_worker_that_does_not_end_itself_is_killed(make_compiler, model, monkeypatch):
     monkeypatch.setattr("frontend.text.isolated.process._LATE_S", -1.0)
     compiler = make_compiler(timeout_s=1.1)
-    assert "takes more than 1.1 s" in await refusal(compiler, schema(ENDLESS), model)
+    assert "takes more than 1.1 s" in await refusal(compiler, unchecked(ENDLESS), model)
     assert not worker_ids()
 
 
 async def test_schema_that_takes_too_much_memory_is_refused(make_compiler, model):
     compiler = make_compiler(memory_bytes=32 << 20)
-    assert "takes more than 32 MiB of memory" in await refusal(compiler, schema(ENDLESS), model)
+    assert "takes more than 32 MiB of memory" in await refusal(compiler, unchecked(ENDLESS), model)
     await compiler.compile(good(), model)
 
 
 async def test_schema_that_crashes_the_library_is_refused(make_compiler, model):
     compiler = make_compiler()
-    crashing = schema({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)})  # llguidance 1.9.1: SIGSEGV
+    crashing = unchecked({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)})  # llguidance 1.9.1: SIGSEGV
     assert "ends its process (status -11)" in await refusal(compiler, crashing, model)
     await compiler.compile(good(), model)
 
@@ -248,7 +253,7 @@ async def test_requests_beyond_the_queue_limit_are_refused(make_compiler, model)
 
 async def test_job_without_waiting_requests_is_not_started(make_compiler, model):
     compiler = make_compiler()
-    slow = [asyncio.create_task(compiler.compile(schema({**ENDLESS, "title": str(i)}), model)) for i in range(2)]
+    slow = [asyncio.create_task(compiler.compile(unchecked({**ENDLESS, "title": str(i)}), model)) for i in range(2)]
     waiting = asyncio.create_task(compiler.compile(good(), model))
     while not all(job.has_begun for job in list(compiler._jobs.values())[:2]) or len(compiler._jobs) < 3:
         await asyncio.sleep(0)
@@ -298,7 +303,7 @@ async def test_cancelled_request_does_not_cancel_others_for_the_same_grammar(mak
 
 async def test_stop_fails_waiting_requests(make_compiler, model):
     compiler = make_compiler()
-    waiting = asyncio.create_task(compiler.compile(schema(ENDLESS), model))
+    waiting = asyncio.create_task(compiler.compile(unchecked(ENDLESS), model))
     while not worker_ids():
         await asyncio.sleep(0)
     await compiler.stop()

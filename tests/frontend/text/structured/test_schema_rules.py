@@ -1,6 +1,7 @@
 """Schemas in words that the library does not know: rewritten to mean the same, or refused with their place."""
 
 import calendar
+import contextlib
 import copy
 import json
 import random
@@ -102,6 +103,66 @@ def test_exclusive_bound_is_no_answer(bounds, keeps_to):
         assert keeps_to(grammar, text) == validator.is_valid(float(text)), text
 
 
+INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+WITHIN = [
+    ({"minimum": -(2**63)}, ("-9223372036854774784", "0"), ("-9223372036854775809",)),
+    (INT64, ("-9223372036854774784", "9223372036854774784"), ("-9223372036854775809", "9223372036854775808")),
+    ({"type": "number", "minimum": -1e19, "maximum": 1e300}, ("0.5", "9223372036854774784"), ()),
+    ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 5}, (str(2**53 + 2),), (str(2**53), str(2**53 + 6))),
+    (
+        {"type": "integer", "exclusiveMinimum": 2**53, "exclusiveMaximum": 2**53 + 6},
+        (str(2**53 + 4),),
+        (str(2**53), str(2**53 + 6)),
+    ),
+    (
+        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer"}
+        | {"minimum": 2**60, "exclusiveMinimum": True, "maximum": 2**61},
+        (str(2**60 + 512), str(2**61)),
+        (str(2**60), str(2**61 + 1)),
+    ),
+    ({"type": "integer", "minimum": float("-inf"), "maximum": 5}, ("5", "-5"), ("6",)),
+]
+
+
+@pytest.mark.parametrize(("schema", "allowed", "others"), WITHIN)
+def test_large_bounds_move_inwards(schema, allowed, others, keeps_to):
+    grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
+    assert [text for text in (*allowed, *others) if keeps_to(grammar, text)] == list(allowed)
+
+
+@pytest.mark.parametrize("value", [2**53, -(2**53) - 2, 2**62, 0.1, 1e22, 2**63 - 1024])
+def test_value_that_is_a_float_is_served(value):
+    grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"enum": [value, {"a": [value]}]}))
+
+
+@pytest.mark.parametrize("step", [1e12, 10**6, 0.01, 1e-7, 7, 32_768, 86_400, 0.25, float("inf"), 0, -3])
+def test_multiples_of_few_remainders_are_served(step):
+    grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "number", "multipleOf": step}))
+
+
+NUMBERS = {
+    "maximum": {"minimum": -(2**63), "maximum": -(2**63)},
+    "minimum": {"type": "integer", "minimum": 2**64},
+    "exclusiveMinimum": {"exclusiveMinimum": float("inf")},
+    "exclusiveMaximum": {"type": "integer", "exclusiveMaximum": -(2**63) + 1024},
+    "properties.a.exclusiveMaximum": {"properties": {"a": {"exclusiveMaximum": -(10**400)}}},
+    "const": {"const": 9007199254740993},
+    "enum": {"enum": ["a", {"id": [10**400]}]},
+    "properties.a.const": {"properties": {"a": {"const": -(2**63)}}},
+    "items.allOf[0].anyOf[1].const": {"items": {"type": "array", "uniqueItems": True, "items": {"enum": [2**53 + 1]}}},
+    "multipleOf": {"multipleOf": 100_000_007},
+    "properties.a.multipleOf": {"properties": {"a": {"multipleOf": 0.0099991}}, "multipleOf": 2},
+    "allOf[1].multipleOf": {"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
+}
+
+
+@pytest.mark.parametrize("place", NUMBERS)
+def test_number_that_the_library_cannot_compute_with_is_refused(place):
+    with pytest.raises(ConstraintError, match=f"with {place.rpartition('.')[2]} ") as caught:
+        grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(NUMBERS[place]))
+    assert str(caught.value).startswith(f"{place}: " if "." in place else "a schema cannot")
+
+
 def test_email_pattern_of_zod_is_equivalent(keeps_to):
     pattern = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
     grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "string", "pattern": pattern}))
@@ -147,10 +208,8 @@ def test_unused_definition_has_no_effect():
 )
 def test_malformed_schema_of_distinct_items_is_refused_or_left_to_the_library(items):
     schema = {"type": "array", "uniqueItems": True, "items": items}
-    try:
+    with contextlib.suppress(ConstraintError):
         grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
-    except ConstraintError:
-        pass
 
 
 KEYWORDS = ("type", "items", "properties", "required", "enum", "allOf", "anyOf", "oneOf", "$ref", "not", "uniqueItems")
