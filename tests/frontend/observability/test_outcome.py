@@ -18,6 +18,7 @@ from frontend.observability.outcome import failed_outcome, is_refusal
         (errors.DeadlineExceeded("-"), "deadline", "deadline"),
         (errors.QueueFull("-"), "shed", "shed"),
         (errors.EngineUnavailable("-"), "error", "error"),
+        (errors.WorkerUnavailable("-"), "error", "error"),
         (errors.ServerDraining("-"), "error", "error"),
         (errors.EngineFault("-"), "error", "error"),
         (ZeroDivisionError(), "error", "error"),
@@ -41,7 +42,7 @@ def test_every_request_error_is_in_the_table():
     known = {
         *(errors.InvalidRequest, errors.RequestTooLong, errors.ModelNotFound, errors.QueueFull),
         *(errors.TargetsInfeasible, errors.DeadlineExceeded, errors.ClientStalled),
-        *(errors.EngineUnavailable, errors.ServerDraining, errors.EngineFault),
+        *(errors.EngineUnavailable, errors.WorkerUnavailable, errors.ServerDraining, errors.EngineFault),
     }
     uncounted = {errors.RequestError, errors.Unauthenticated}  # the latter is raised before a request is counted
     assert {kind for kind in below(errors.RequestError) if kind.__module__ == "frontend.errors"} == known | uncounted
