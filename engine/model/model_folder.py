@@ -32,7 +32,9 @@ def local_model(name: str, *, is_dummy: bool = False) -> Path | None:
         if path.is_dir() or (is_gguf(path) and exists(path)):
             return path
         if path.exists():
-            raise CheckpointError(f"{name}: is a file, expected a checkpoint folder{format_of(path.name)}")
+            raise CheckpointError(
+                f"{name}: is a file, expected a checkpoint folder or a GGUF file{format_of(path.name)}"
+            )
     except OSError as error:
         raise CheckpointError(f"{name}: cannot be accessed: {error.strerror}") from error
     if name.startswith(_BEGINNINGS_OF_PATHS):

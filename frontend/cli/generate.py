@@ -76,9 +76,9 @@ def _print_stream(
                 sys.stdout.write(new_text)
                 sys.stdout.flush()
                 last_text = new_text or last_text
-    except GenerationError:
+    except (GenerationError, KeyboardInterrupt):
         if last_text and not last_text.endswith("\n"):
-            print(flush=True)  # the error starts a new line
+            print(flush=True)  # the error, or the shell's prompt, starts a new line
         raise
     if not last_text.endswith("\n"):
         print(flush=True)

@@ -76,7 +76,11 @@ class _UpConfig:
     """The flags that are neither the frontend's nor only the engine's."""
 
     model: str | None = flag(
-        None, text(), "model folder or Hugging Face hub id", group="up", default_text="the bundled demo model"
+        None,
+        text(),
+        "model folder, GGUF file or Hugging Face hub id",
+        group="up",
+        default_text="the bundled demo model",
     )
     smoke_test: bool = flag(False, switch(), "stream one completion to stdout when the server is ready")
 

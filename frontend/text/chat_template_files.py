@@ -11,7 +11,10 @@ ADDITIONAL_TEMPLATES = f"{TEMPLATE_FOLDER}/"
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SENTENCEPIECE_DEFAULTS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _QWEN2_DEFAULTS = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
-_NO_TEMPLATE = "the model has no chat template; send a prompt instead, as text or token ids"
+_NO_TEMPLATE = (
+    "the model has no chat template; send a prompt instead, as text or token ids, or give the engine one by "
+    "--chat-template"
+)
 
 
 @dataclass(frozen=True, slots=True)

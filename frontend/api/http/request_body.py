@@ -73,7 +73,8 @@ def _check_content_type(request: Request) -> None:
         return  # curl and others that are no browsers
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
-        raise BodyError(415, f"content-type is {media_type[:64]!r}, it must be application/json")
+        problem = f"content-type is {media_type[:64]!r}, it must be application/json"
+        raise BodyError(415, f"{problem} (curl: -H 'content-type: application/json')")
 
 
 async def parsed_body(data: bytes, kind: type[BodyT]) -> BodyT:

@@ -59,7 +59,10 @@ class PromptBatch:
         max_in_flight: int = 256,
         timeout_s: float | None = None,
         progress: bool | None = None,
+        **others: object,
     ) -> None:
+        if others:
+            raise TypeError(f"{', '.join(others)}: options of requests go into params, a dictionary")
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight is {max_in_flight}, it must be at least 1")
         self.requests = _requests(prompts, params)

@@ -111,6 +111,8 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if text is not None:
+        if not isinstance(text, str):
+            raise TypeError(f"text is of type {type(text).__name__}; give token ids as token_ids, a chat as chat")
         given["text"] = text
     for name in _TEXT_LISTS:
         if isinstance(given.get(name), str):  # protobuf would store its letters

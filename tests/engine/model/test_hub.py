@@ -159,7 +159,9 @@ def test_a_failed_download_is_an_error_with_the_reason(fetch, error, message):
 def test_a_file_is_rejected_with_its_format(tmp_path, name, words):
     file = tmp_path / name
     file.touch()
-    with pytest.raises(CheckpointError, match=rf"{name}: is a file, expected a checkpoint folder{words}"):
+    with pytest.raises(
+        CheckpointError, match=rf"{name}: is a file, expected a checkpoint folder or a GGUF file{words}"
+    ):
         resolve_model(str(file), allow)
 
 

@@ -188,6 +188,11 @@ def test_mistakes_are_found_before_anything_is_sent(prompts, params, says):
         PromptBatch(prompts, params, max_in_flight=1, return_errors=False)
 
 
+def test_options_of_requests_are_no_options_of_the_batch():
+    with pytest.raises(TypeError, match="max_tokens: options of requests go into params, a dictionary"):
+        PromptBatch(["a"], None, return_errors=False, max_tokens=3)
+
+
 def test_bound_below_one_is_refused():
     with pytest.raises(ValueError, match="max_in_flight is 0"):
         PromptBatch(["a"], None, max_in_flight=0, return_errors=False)

@@ -137,6 +137,7 @@ def test_prompt_forms():
         ("x", {"bad_words": "ab"}, "bad_words is one text"),
         ("x", {"stop_texts": "ab"}, "stop_texts is one text"),
         (None, {"token_ids": ["5"]}, "token_ids: 'str' object"),
+        ([("user", "hi")], {}, "text is of type list; give token ids as token_ids, a chat as chat"),
         (
             None,
             {"chat": [{"role": "user", "content": "hi"}]},

@@ -31,9 +31,7 @@ class Subschema(NamedTuple):
     def refusal(self, keywords: Sequence[str], why: str = "") -> ConstraintError:
         """Returns the error that names the place of keywords that cannot be enforced."""
         place = f"{self.at(keywords[0])}: " if self.path else ""
-        return ConstraintError(
-            f"{place}a schema cannot be held to with {', '.join(keywords)}{why and ' ' + why}: not supported"
-        )
+        return ConstraintError(f"{place}cannot enforce a schema with {', '.join(keywords)}{why and ' ' + why}")
 
 
 def subschemas(root: Schema) -> Iterator[Subschema]:

@@ -220,7 +220,7 @@ async def test_refused_keyword_of_a_tool_is_named_with_the_tool_and_the_property
     tools = [tool("weather"), tool("news"), tool("book", SEATS)]
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(model="fake", messages=user(), tools=tools, tool_choice=choice)
-    assert "tools[2].function 'book': properties.seats.uniqueItems: a schema cannot" in caught.value.message
+    assert "tools[2].function 'book': properties.seats.uniqueItems: cannot enforce a schema" in caught.value.message
     assert not engine.submissions
 
 
@@ -334,7 +334,7 @@ NO_FORM = [
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {"type": "null"}}}}},
         "response_format",
-        "^Error code: 400 - response_format cannot be served: a schema cannot be held to with not",
+        "^Error code: 400 - response_format cannot be served: cannot enforce a schema with not",
     ),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "not 2"),
@@ -373,7 +373,11 @@ NO_CALL = [
     ({"tool_choice": allowed("auto") | {"tools": [1]}, "tools": [tool("f")]}, "tool_choice", "there are no tools"),
     ({"tool_choice": "required", "tools": [tool("f"), tool("ä b")]}, "tools", "letters, digits"),
     ({"tool_choice": "required", "tools": [tool("f", [1])]}, "tools", "JSON object"),
-    ({"tool_choice": "required", "tools": [tool("f", {"not": {"type": "null"}})]}, "tools", "with not: not supported"),
+    (
+        {"tool_choice": "required", "tools": [tool("f", {"not": {"type": "null"}})]},
+        "tools",
+        "cannot enforce a schema with not",
+    ),
     ({"tool_choice": "required", "tools": [tool("f", {"title": "x" * 65536})]}, "tools", "at most 65536"),
     ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex", "only with JSON output"),
 ]
@@ -407,5 +411,5 @@ async def test_half_a_surrogate_pair_in_a_refused_schema_is_escaped(shared_clien
     constraint = schema_constraint(schema, "guided_json")
     assert json.loads(constraint.text) == schema
     body = {"guided_json": constraint.text}
-    with pytest.raises(openai.BadRequestError, match=r"properties\.\\ud800\.not: a schema cannot be held to"):
+    with pytest.raises(openai.BadRequestError, match=r"properties\.\\ud800\.not: cannot enforce a schema with not"):
         await shared_client.chat.completions.create(model="fake", messages=user(), extra_body=body)
