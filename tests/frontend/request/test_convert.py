@@ -118,7 +118,7 @@ BAD = {
     "schema keyword": (
         structured(json_schema='{"not": {"type": "null"}}'),
         "spec.structured_output.json_schema",
-        "with not: not supported",
+        "cannot enforce a schema with not",
     ),
     "schema unsatisfiable": (
         structured(json_schema='{"type": "integer", "minimum": 5, "maximum": 3}'),
