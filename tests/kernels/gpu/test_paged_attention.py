@@ -7,14 +7,18 @@ import pytest
 import torch
 
 from kernels.gpu import tiles
-from kernels.gpu.decode_attention import decode_attention
-from kernels.gpu.decode_plan import decode_plan
-from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.paged_attention import paged_attention
 from kernels.gpu.prefill_attention import prefill_attention
-from kernels.metadata import AttentionMetadata
-from kernels.reference.paged_attention import paged_attention as reference_paged_attention
 from tests.support.kernels.batches import assert_close, make_ragged_batch, poison_front, score_error
+from tests.support.kernels.gpu_attention import (
+    NUM_PROCESSORS,
+    expect,
+    largest_score,
+    make_cache,
+    padded,
+    run_kernel,
+    to_device,
+)
 
 MIXES = {
     "decodes": ([1, 1, 1, 1], [1, 16, 17, 133]),
@@ -25,60 +29,7 @@ MIXES = {
     "block borders": ([1, 1, 1, 15, 16, 17, 16], [15, 16, 17, 15, 16, 17, 32]),
     "tile borders": ([1, 1, 1, 63, 64, 65], [63, 64, 65, 127, 128, 129]),
 }
-NUM_PROCESSORS = 132
 PREFILL = {"first_row": 0, "num_processors": NUM_PROCESSORS}
-DECODE_TILE = tiles.AttentionTile(16, 32, 4, 1)
-
-
-def make_cache(batch, kv_dtype, device, poison=torch.nan):
-    """Returns a GPU cache of the batch's keys and values, and what it stores for each row, in fp32.
-
-    Slots that belong to no row hold `poison`.
-    """
-    num_kv_heads, head_dim = batch.k[0].shape[1:]
-    shape = (batch.num_blocks, num_kv_heads, batch.metadata.block_size)
-    is_quantized = kv_dtype.itemsize == 1
-    parts = [torch.full((*shape, head_dim), poison).to(kv_dtype) for _ in range(2)]
-    scales = [torch.full(shape if is_quantized else (0,), poison) for _ in range(2)]
-    stored = [[], []]
-    for row in range(len(batch.k)):
-        slots = batch.slots(row)
-        blocks, offsets = slots // batch.metadata.block_size, slots % batch.metadata.block_size
-        for i, values in enumerate((batch.k[row], batch.v[row])):
-            if is_quantized:
-                scale = values.abs().amax(-1) / torch.finfo(kv_dtype).max
-                scales[i][blocks, :, offsets] = scale
-                values = (values / scale[..., None]).to(kv_dtype)
-                parts[i][blocks, :, offsets] = values
-                stored[i].append(values.float() * scale[..., None])
-            else:
-                parts[i][blocks, :, offsets] = values.to(kv_dtype)
-                stored[i].append(values.to(kv_dtype).float())
-    return GpuKVCache(*(part.to(device) for part in (*parts, *scales))), stored
-
-
-def expect(batch, q, stored, **options):
-    """Returns the reference in float64 on the stored keys and values."""
-    k, v = stored
-    rows = []
-    for row in range(len(k)):
-        start, stop = batch.metadata.query_start_loc[row : row + 2].tolist()
-        one = AttentionMetadata(
-            query_start_loc=torch.tensor([0, stop - start], dtype=torch.int32),
-            seq_lens=torch.tensor([len(k[row])], dtype=torch.int32),
-            block_table=torch.zeros(1, 1, dtype=torch.int32),
-            slot_mapping=torch.zeros(stop - start, dtype=torch.int64),
-            block_size=len(k[row]),
-            max_query_len=stop - start,
-            max_seq_len=len(k[row]),
-        )
-        rows.append(reference_paged_attention(q[start:stop].double(), (k[row][None], v[row][None]), one, **options))
-    return torch.cat(rows)
-
-
-def to_device(metadata, device):
-    names = ("query_start_loc", "seq_lens", "block_table", "slot_mapping")
-    return replace(metadata, **{name: getattr(metadata, name).to(device) for name in names})
 
 
 def check(
@@ -102,28 +53,6 @@ def check(
     )
     assert actual.dtype is dtype
     assert_close(actual.cpu(), expect(batch, q, stored, scale=batch.scale, **options), extra_atol=extra_atol)
-
-
-def run_kernel(kernel, q, cache, metadata, device, tile, **options):
-    """Calls the decode or the prefill kernel; elements of the result that it does not write are NaN."""
-    out = torch.full((len(q), q[0].numel()), torch.nan, device=device)
-    options = {"sliding_window": None, "soft_cap": None, "sinks": None, **options}
-    on_device = {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in options.items()}
-    kernel(out, q.to(device), cache, to_device(metadata, device), tile=tile, **on_device)
-    return out.cpu()
-
-
-def largest_score(batch):
-    """Returns the largest absolute score of any query and key of the same row."""
-    rows = zip(batch.q.split(batch.metadata.query_start_loc.diff().tolist()), batch.k, strict=True)
-    group_size = batch.q.shape[1] // batch.k[0].shape[1]
-    return (
-        max(
-            float(torch.einsum("qhd,khd->hqk", q.double(), k.double().repeat_interleave(group_size, 1)).abs().max())
-            for q, k in rows
-        )
-        * batch.scale
-    )
 
 
 @pytest.mark.sampled
@@ -251,77 +180,6 @@ def test_random_batches_equal_reference(device, target, seed, batch_index):
     check(batch, device, target, sliding_window=draw(1, 120) if draw(0, 2) else None)
 
 
-def run_decode(q, cache, metadata, device, *, num_processors=NUM_PROCESSORS, **options):
-    """Calls the decode kernel on all rows."""
-    metadata = to_device(metadata, device)
-    options = {"sliding_window": None, **options}
-    plan = decode_plan(
-        metadata,
-        num_rows=metadata.num_reqs,
-        num_heads=q.shape[1],
-        num_kv_heads=cache.num_kv_heads,
-        head_dim=q.shape[2],
-        sliding_window=options["sliding_window"],
-        num_processors=num_processors,
-    )
-    return run_kernel(decode_attention, q, cache, metadata, device, DECODE_TILE, plan=plan, **options)
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("num_processors", [1, NUM_PROCESSORS])
-@pytest.mark.parametrize("sliding_window", [None, 150])
-def test_chunks_of_a_row_are_merged_to_its_attention(device, float8, monkeypatch, num_processors, sliding_window):
-    """Rows of one to four chunks of 128 or 256 keys beside each other; chunks are merged two at a time."""
-    monkeypatch.setattr("kernels.gpu.decode_attention._CHUNKS_AT_ONCE", 2)
-    batch = make_ragged_batch([1] * 5, [1, 400, 128, 129, 300], num_heads=3, num_kv_heads=1, head_dim=80)
-    options = {"scale": batch.scale, "sliding_window": sliding_window, "sinks": torch.tensor([-1.0, 2.0, 1000.0])}
-    for kv_dtype in (torch.float32, float8):
-        cache, stored = make_cache(batch, kv_dtype, device)
-        out = run_decode(batch.q, cache, batch.metadata, device, num_processors=num_processors, **options)
-        assert_close(out, expect(batch, batch.q, stored, **options))
-
-
-def test_a_sink_may_be_far_above_the_scores_of_the_chunk_that_adds_it(device):
-    """The last of two chunks adds the sink, which is near the scores of the first."""
-    batch = make_ragged_batch([1], [256], num_heads=1, num_kv_heads=1)
-    (k,) = batch.k
-    direction = batch.q[0] / batch.q[0].square().sum() / batch.scale
-    k = torch.cat((k[:128] * 0.01 + 60 * direction, k[128:] * 0.01 - 60 * direction))
-    batch = replace(batch, k=(k,))
-    cache, stored = make_cache(batch, torch.float32, device)
-    options = {"scale": batch.scale, "sinks": torch.tensor([62.0])}
-    out = run_decode(batch.q, cache, batch.metadata, device, **options)
-    extra_atol = score_error(batch.q.shape[2], largest_score(batch))
-    assert_close(out, expect(batch, batch.q, stored, **options), extra_atol=extra_atol)
-
-
-def test_a_long_row_beside_short_ones_equals_reference(device):
-    """The long row has several chunks of 256 keys; scores are capped."""
-    batch = make_ragged_batch([1] * 4, [20, 1500, 1, 130], num_heads=4, num_kv_heads=1, head_dim=64)
-    cache, stored = make_cache(batch, torch.float32, device)
-    options = {"scale": batch.scale, "soft_cap": 2.0}
-    out = run_decode(batch.q, cache, batch.metadata, device, num_processors=1, **options)
-    assert_close(out, expect(batch, batch.q, stored, **options))
-
-
-def test_padding_does_not_change_a_bit_of_decode_rows(device):
-    batch = make_ragged_batch([1] * 3, [40, 700, 133])
-    cache, _ = make_cache(batch, torch.float32, device)
-    alone = run_decode(batch.q, cache, batch.metadata, device, num_processors=1, scale=batch.scale)
-    q, metadata = torch.cat((batch.q, torch.randn(5, 4, 64))), replace(padded(batch.metadata, 5), max_seq_len=10_000)
-    out = run_decode(q, cache, metadata, device, num_processors=1, scale=batch.scale)
-    assert torch.equal(out[:3], alone)
-
-
-def test_padded_decode_rows_are_zeros_and_read_nothing(device):
-    batch = make_ragged_batch([1, 1], [40, 133])
-    cache, stored = make_cache(batch, torch.float32, device)
-    q, metadata = torch.cat((batch.q, torch.randn(3, 4, 64))), padded(batch.metadata, 3)
-    out = run_decode(q, cache, metadata, device, scale=batch.scale)
-    assert_close(out[:2], expect(batch, batch.q, stored, scale=batch.scale))
-    assert torch.equal(out[2:], torch.zeros(3, 4 * 64))
-
-
 @pytest.mark.parametrize("sliding_window", [None, 8])
 def test_padded_rows_of_a_mixed_step_are_zeros_and_read_nothing(device, sliding_window):
     batch = make_ragged_batch([5, 35], [40, 67])
@@ -361,23 +219,6 @@ def test_a_few_tokens_behind_a_prefix_are_divided_by_keys(device, float8, name):
     out = run_kernel(prefill_attention, q, cache, metadata, device, tile, **PREFILL, **options)
     assert_close(out[:15], expect(batch, batch.q, stored, **options))
     assert torch.equal(out[15:], torch.zeros(2, 3 * 80))
-
-
-def padded(metadata, num_rows):
-    """Adds rows of padding: one token, no sequence, and a block table of invalid ids."""
-
-    def grown(tensor, value):
-        return torch.cat((tensor, torch.full((num_rows, *tensor.shape[1:]), value, dtype=tensor.dtype)))
-
-    last = int(metadata.query_start_loc[-1])
-    starts = torch.arange(last + 1, last + 1 + num_rows, dtype=torch.int32)
-    return replace(
-        metadata,
-        query_start_loc=torch.cat((metadata.query_start_loc, starts)),
-        seq_lens=grown(metadata.seq_lens, 0),
-        block_table=grown(metadata.block_table, 1 << 30),
-        slot_mapping=grown(metadata.slot_mapping, -1),
-    )
 
 
 @pytest.mark.slow
