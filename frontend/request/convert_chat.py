@@ -1,11 +1,11 @@
 """Converts conversations from the public proto, and parses their JSON texts."""
 
 import json
-from itertools import chain
 from typing import Any
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import InvalidRequest
+from frontend.json_levels import json_levels
 from frontend.limits import MAX_JSON_DEPTH, MAX_TOOLS
 from frontend.request.checks import check_at_most
 from frontend.request.request import ChatPrompt
@@ -66,14 +66,9 @@ def _object(field: str, text: str) -> dict[str, Any]:
 
 def _check_depth(field: str, value: dict[str, Any]) -> None:
     """Checks the depth, because what works on the object later recurses."""
-    depth = 0
-    containers: list[Any] = [value]
-    while containers:
-        depth += 1
-        if depth > MAX_JSON_DEPTH:
+    for depth, level in enumerate(json_levels(value), 1):
+        if depth > MAX_JSON_DEPTH and any(isinstance(one, dict | list) for one in level):
             raise _too_deep(field)
-        inner = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in containers)
-        containers = [one for one in inner if isinstance(one, dict | list)]
 
 
 def _too_deep(field: str) -> InvalidRequest:

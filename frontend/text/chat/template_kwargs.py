@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from frontend.json_levels import json_levels
 from frontend.limits import MAX_JSON_DEPTH, MAX_JSON_VALUES, MAX_NUMBER_CHARS, MAX_TOOLS_BYTES
 
 OWN_NAMES = ("messages", "tools", "add_generation_prompt")
@@ -31,13 +32,12 @@ def are_template_kwargs(value: object) -> bool:
     """Returns whether a value is a JSON object that a request could have as its `chat_template_kwargs`."""
     if not isinstance(value, dict) or any(name in OWN_NAMES for name in value):
         return False
-    num_values, depth, level = 0, 0, [value]
-    while level:
-        num_values, depth = num_values + len(level), depth + 1
-        containers = [one for one in level if isinstance(one, dict | list)]
-        if num_values > MAX_JSON_VALUES or (containers and depth >= MAX_JSON_DEPTH):
+    num_values = 0
+    for depth, level in enumerate(json_levels(value), 1):
+        num_values += len(level)
+        has_containers = any(isinstance(one, dict | list) for one in level)
+        if num_values > MAX_JSON_VALUES or (has_containers and depth >= MAX_JSON_DEPTH):
             return False
-        level = [inner for one in containers for inner in (one.values() if isinstance(one, dict) else one)]
     try:
         return len(json.dumps(value, ensure_ascii=False).encode()) <= MAX_TOOLS_BYTES
     except UnicodeEncodeError:  # half a character
