@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from chairlift.service.health import Health, add_health
-from chairlift.service.process_limits import ProcessLimitError, check_process_limits
+from chairlift.service.process_limits import ProcessLimitError, check_process_limits, raise_file_limit
 from chairlift.service.service_classes import ServiceClass, ServiceClassError, read_service_classes
 from chairlift.v1 import generation_service_pb2
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
@@ -150,6 +150,7 @@ class FrontendApp:
         Raises:
             ConfigError: a port cannot be opened, or the limits on threads or files are too low.
         """
+        raise_file_limit()
         try:
             check_process_limits()
         except ProcessLimitError as error:

@@ -1,10 +1,12 @@
 """Checks that this process may have the threads and files it will need: C libraries crash without them."""
 
+import contextlib
 import resource
 import threading
 
 NUM_FILES = 64
 NUM_THREADS = 24  # at least; those that compute come on top
+MOST_FILES = 1 << 16  # of a server: not more, as libraries may walk over all that could be open
 
 
 class ProcessLimitError(Exception):
@@ -33,6 +35,18 @@ def check_process_limits(num_threads: int = NUM_THREADS) -> None:
             f"this process may start {num_started} more threads, it needs {num_threads}: raise the limit ({limits}, "
             "or a container's pids limit)"
         )
+
+
+def raise_file_limit() -> None:
+    """Lets this process open as many files as the system allows it to ask for, up to `MOST_FILES`.
+
+    Every connection is a file, and the usual soft limit of 1,024 is made for programs that call select().
+    """
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has another limit below the one that it reports
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _start_threads(num_threads: int) -> int:

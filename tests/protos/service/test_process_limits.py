@@ -9,7 +9,13 @@ import threading
 
 import pytest
 
-from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, check_process_limits
+from chairlift.service.process_limits import (
+    MOST_FILES,
+    NUM_THREADS,
+    ProcessLimitError,
+    check_process_limits,
+    raise_file_limit,
+)
 
 
 class Threads:
@@ -71,3 +77,32 @@ def test_too_few_threads_are_said_and_those_that_started_have_ended(threads: Thr
         check_process_limits()
     assert len(threads.started) == 5
     assert not any(thread.is_alive() for thread in threads.started)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((1024, 4096), (4096, 4096)),
+        ((1024, 1 << 30), (MOST_FILES, 1 << 30)),
+        ((256, resource.RLIM_INFINITY), (MOST_FILES, resource.RLIM_INFINITY)),
+        ((1 << 20, 1 << 20), None),
+        ((resource.RLIM_INFINITY,) * 2, None),
+    ],
+)
+def test_a_server_may_open_as_many_files_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], after: tuple[int, int] | None
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: before)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
+    raise_file_limit()
+    assert limits == ([] if after is None else [after])
+
+
+def test_a_limit_that_cannot_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int, new: tuple[int, int]) -> None:
+        raise ValueError(f"current limit exceeds maximum limit: {new}")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    raise_file_limit()
