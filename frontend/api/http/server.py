@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from frontend.api.http.connection import HEAD_TIMEOUT_S, HttpConnection
+from frontend.api.http.listener import Listener
 from frontend.api.ports import open_port
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class HttpServer:
         self._config.load()  # now, not with the first connection
         logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._state = ServerState()
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._date_task: asyncio.Task[None] | None = None
         self.port = 0
 
@@ -81,13 +82,8 @@ class HttpServer:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((self._stall_timeout_s + 10) * 1000))
         self.port = listener.getsockname()[1]
         self._date_task = asyncio.create_task(self._renew_date())
-        self._listener = await asyncio.get_running_loop().create_server(
-            self._new_connection,
-            sock=listener,
-            ssl=self._tls,
-            ssl_handshake_timeout=HEAD_TIMEOUT_S if self._tls is not None else None,
-            backlog=self._config.backlog,
-        )
+        listener.listen(self._config.backlog)
+        self._listener = Listener(listener, self._new_connection, tls=self._tls, handshake_timeout_s=HEAD_TIMEOUT_S)
 
     def close_port(self) -> None:
         """Takes no new connections; those that are open go on."""

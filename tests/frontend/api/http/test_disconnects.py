@@ -173,8 +173,7 @@ async def test_reader_that_stalls_is_cut_off(make_pair, caplog):
 async def test_reader_of_named_events_that_stalls_is_cut_off(make_pair, path):
     pair = await make_pair(http=True, stall_timeout_s=0.3, coalesce=False)  # an event per token: 400 KB
     pair.engine.tokens_per_step = 64
-    for listener in pair.app._http._listener.sockets:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    pair.app._http._listener._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     _, writer = await open_request(pair, path, receive_buffer=4096, **STREAMS[path][0], stream=True, ignore_eos=True)
     await pair.engine.wait_for(lambda: pair.engine.cancels)
     assert pair.engine.cancels[0][1] == engine_pb.CANCEL_REASON_STALLED
@@ -203,8 +202,7 @@ async def test_drain_lets_running_calls_finish_and_takes_nothing_new(http_pair, 
 async def test_drain_waits_until_the_client_has_taken_its_answer(make_pair):
     pair = await make_pair(http=True)
     pair.engine.tokens_per_step = 64
-    for listener in pair.app._http._listener.sockets:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of connections too: the rest waits with us
+    pair.app._http._listener._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of connections too
     reader, writer = await open_request(pair, receive_buffer=4096, prompt="x" * 2000, max_tokens=2000, logprobs=5)
     async with asyncio.timeout(HANG_S):
         await reader.readuntil(b"\r\n")
