@@ -175,7 +175,8 @@ class Router:
             is_expected = self._is_pending(adapter) or self._is_away(adapter.name)
             if adapter.name and self._engines_for(request.model) and not is_expected:
                 raise ModelNotFound(f"model {adapter.name!r} is not served here: its adapter has been unloaded")
-            self._failover.add(request, self._unavailable())
+            error = self._unavailable("no engine takes requests for this model any more" if self._usable else "")
+            self._failover.add(request, error)
             return None
         return attachment.engine
 
@@ -366,9 +367,10 @@ class Router:
         left = [one.adapters.by_name.get(name) for one in self._known.values() if one.model.matches(served)]
         return any(adapter is not None and not self.adapter_control.was_unloaded(adapter) for adapter in left)
 
-    def _unavailable(self) -> EngineUnavailable:
-        states = sorted({connection.state for connection, _ in self._attached_connections()})
-        message = f"the engine is {' or '.join(states)}" if states else "no engine is attached"
+    def _unavailable(self, message: str = "") -> EngineUnavailable:
+        # One that serves is another model's, or its address is no longer in DNS.
+        states = sorted({one.state for one, _ in self._attached_connections() if not one.serving})
+        message = message or (f"the engine is {' or '.join(states)}" if states else "no engine is attached")
         return EngineUnavailable(message, retry_after_s=MAX_BACKOFF_S)
 
     def _attached_connections(self) -> list[_Usable]:

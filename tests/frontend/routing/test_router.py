@@ -12,7 +12,7 @@ from frontend.routing import resolver
 from frontend.routing.resolver import name_and_port
 from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
-from tests.support.frontend.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine, paused_engine
 
 
 async def test_requests_are_distributed_to_all_engines(make_world, read, ids):
@@ -160,6 +160,23 @@ async def test_running_answer_fails_over_only_to_an_engine_with_its_model(make_w
     assert [submission.epoch for submission in old.submissions] == [1]
     await read(world, "abc").complete(ids("abc"))
     assert len(new.submissions) == 1
+
+
+async def test_second_answer_whose_model_has_no_engine_any_more_is_told_so(make_world, read_request, text_request):
+    world = await make_world(2, absent=1, make_engine=paused_engine, failover_timeout_s=0.05)
+    old = world.engines[0]
+    request = text_request("abc", max_tokens=100)
+    request.spec.num_answers = 2
+    reading = read_request(world, request)
+    await old.wait_for(lambda: old.num_open == 1)
+    new = await world.start(1, weights_revision="new")
+    await world.until(lambda: new.instance_id in world.attached())
+    old.set_state(engine_pb.ENGINE_STATE_DRAINING)
+    await world.until(lambda: world.app.engines._connections[old.address].state == "draining")
+    await old.step()
+    await reading.end()
+    assert reading.error.code() is grpc.StatusCode.UNAVAILABLE
+    assert reading.error.details() == "no engine takes requests for this model any more"
 
 
 async def test_engine_with_two_addresses_counts_once(make_world, read, ids, tmp_path):
@@ -313,3 +330,21 @@ async def test_name_resolves_to_all_its_addresses_as_they_change(make_world, rea
     await world.app.stop()
     await first.kill()
     await second.kill()
+
+
+async def test_engine_that_only_finishes_its_requests_is_not_called_serving(make_world, read, ids, names):
+    engine = paused_engine(address="127.0.0.1:0")
+    port = (await engine.start()).rpartition(":")[2]
+    world = await make_world(0, engine=(f"dns:engines:{port}",))
+    names.hosts = ["127.0.0.1"]
+    await world.until_usable(1)
+    held = read(world, "held")
+    await engine.wait_for(lambda: engine.num_open == 1)
+    names.hosts = ["127.0.0.3"]  # nobody listens there
+    await world.until_usable(0)
+    refused = await read(world, "abc").end()
+    assert refused.error.details() == "no engine is attached"
+    engine.resume()
+    await held.complete(ids("held"))
+    await world.app.stop()
+    await engine.kill()
