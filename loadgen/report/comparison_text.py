@@ -14,7 +14,6 @@ from loadgen.report.figures import milliseconds, number, share
 
 SCHEMA = "loadgen.comparison/v1"
 SAME = "no significant difference"
-_DOCUMENTED = ("name", "unit", "contrast", "better", "block", "note", "significant")
 _WIDTH = 112
 _ONE_RUN = (
     "One run of each: the intervals do not include what differs from run to run, such as a restart or other load on "

@@ -4,7 +4,6 @@ Pure. `templates/result.schema.json`, a JSON Schema (draft 2020-12), says what e
 """
 
 from dataclasses import fields
-from importlib.resources import files
 from typing import Any
 
 from loadgen.causes import Cause, causes_of, refusals_of
@@ -23,11 +22,6 @@ from loadgen.trace.stats import ArrivalStatistics
 
 SCHEMA = "loadgen.result/v1"
 _SERVICE = ("service_ttft", "service_e2e", "client_wait", "server_queued", "server_prefill", "elsewhere")
-
-
-def schema_text() -> str:
-    """The JSON Schema of result.json."""
-    return (files("loadgen.report") / "templates" / "result.schema.json").read_text(encoding="utf-8")
 
 
 def result_document(run: RunData, metrics: Metrics, verdict: Verdict, samples: Samples) -> dict[str, Any]:

@@ -33,11 +33,6 @@ class StepShape(NamedTuple):
     num_kv_tokens: int
     num_pairs: int
 
-    @property
-    def has_prompts(self) -> bool:
-        """Whether a row has more than one token."""
-        return self.num_tokens > self.num_rows
-
 
 class Coefficients(NamedTuple):
     """Seconds per step, per token, per row, per token of context of one-token rows, and per pair of query and key."""

@@ -14,14 +14,11 @@ from chairlift.service.engine_protocol import PROTOCOL_MINOR
 from engine.interfaces import DrainReport, Inbox, LoopSnapshot
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.listener import Listener
-from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.server import EngineService
 from tests.hang import HANG_S
 from tests.support.engine.client import AttachClient, engine_status
 from tests.support.engine.fake_engine import FAKE_TOKENIZER, RunningEngine, fake_engine_parts, run_engine
 from tests.support.engine.fake_model import FakeModel
-
-NO_GRAMMARS = MatcherCompiler(TokenizerFiles(()), 64, frozenset())
 
 
 @pytest.fixture

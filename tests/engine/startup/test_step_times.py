@@ -61,10 +61,10 @@ def test_the_measured_prior_predicts_steps_like_the_truth_and_the_runner_is_left
 def test_shapes_vary_in_rows_contexts_chunks_and_offsets() -> None:
     runner = TimedRunner(limits(), TRUTH)
     measure_prior(runner, runner.config, 100, lambda: runner.now_s)
-    decodes = [shape for shape in runner.shapes if not shape.has_prompts]
+    decodes = [shape for shape in runner.shapes if shape.num_pairs == 0]
     assert {shape.num_rows for shape in decodes} == {1, 8, 32}
     assert max(shape.num_kv_tokens for shape in decodes) > 32 * 200
-    chunks = {shape.num_tokens for shape in runner.shapes if shape.has_prompts}
+    chunks = {shape.num_tokens for shape in runner.shapes if shape.num_pairs}
     assert chunks == {16, 32, 64, 128, 256, 512}
     assert max(shape.num_pairs for shape in runner.shapes) > 512 * 1500
 

@@ -12,7 +12,6 @@ from frontend import app
 from frontend.generation.answer import prompt_echo
 from tests.hang import HANG_S
 
-MANY_IDS = list(range(300))
 TOOL = json.dumps({"type": "function", "function": {"name": "f"}})
 
 

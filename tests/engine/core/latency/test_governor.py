@@ -72,7 +72,7 @@ def test_the_budget_is_in_seconds_chunks_shrink_as_a_prompt_gets_longer() -> Non
     world = World(max_step_s=0.02)
     world.add(1, 16_000)
     world.run()
-    chunks = [shape.num_tokens for _, shape, _ in world.steps if shape.has_prompts]
+    chunks = [shape.num_tokens for _, shape, _ in world.steps if shape.num_pairs]
     assert chunks[0] > 1.5 * chunks[-2]
     assert all(duration_s == pytest.approx(0.02, rel=0.05) for duration_s, _, _ in world.steps[:-1])
 

@@ -186,7 +186,5 @@ def test_shape_of_a_plan_counts_contexts_of_narrow_rows_and_pairs_of_wide_ones()
         ScheduledRow(RequestId(2), 1, 9, (), True),
         ScheduledRow(RequestId(3), 4, 100, (), False),
     )
-    plan = SchedulerOutput(1, (), (), rows, 6)
-    assert shape_of(plan) == StepShape(6, 3, 100 + 10, 101 + 102 + 103 + 104)
-    assert shape_of(plan).has_prompts
-    assert not shape_of(SchedulerOutput(2, (), (), rows[:2], 2)).has_prompts
+    assert shape_of(SchedulerOutput(1, (), (), rows, 6)) == StepShape(6, 3, 100 + 10, 101 + 102 + 103 + 104)
+    assert shape_of(SchedulerOutput(2, (), (), rows[:2], 2)) == StepShape(2, 2, 100 + 10, 0)
