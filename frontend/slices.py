@@ -13,6 +13,9 @@ from weakref import WeakKeyDictionary
 SLICE_S = 0.001
 """Duration of one slice. Work must yield several times as often."""
 
+IDS_AT_ONCE = 1 << 14
+"""Token ids that are copied or checked in one go, which takes less than a slice."""
+
 T = TypeVar("T")
 Sliced = Generator[None, None, T]
 

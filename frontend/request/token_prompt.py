@@ -8,10 +8,8 @@ from frontend.errors import RequestTooLong
 from frontend.request.checks import check_token_ids
 from frontend.request.prompt_options import Truncation
 from frontend.request.request import TokenPrompt
-from frontend.slices import Sliced
+from frontend.slices import IDS_AT_ONCE, Sliced
 from frontend.text.served_model import ServedModel
-
-_IDS_AT_ONCE = 1 << 14
 
 
 def token_prompt(
@@ -46,8 +44,8 @@ def checked_ids(field: str, given: Sequence[int], model: ServedModel) -> "Sliced
         InvalidRequest: an id is not in the vocabulary.
     """
     ids = array("I")
-    for start in range(0, len(given), _IDS_AT_ONCE):
-        piece = given[start : start + _IDS_AT_ONCE]
+    for start in range(0, len(given), IDS_AT_ONCE):
+        piece = given[start : start + IDS_AT_ONCE]
         check_token_ids(field, piece, model.vocab_size)
         ids.extend(piece)
         yield

@@ -9,12 +9,10 @@ from frontend.api.http.generation_spec import sampling_spec
 from frontend.api.openai.chat_bodies import ChatBody
 from frontend.api.openai.completion_bodies import CompletionBody, GenerationBody
 from frontend.limits import MAX_PROMPTS
-from frontend.slices import Sliced
+from frontend.slices import IDS_AT_ONCE, Sliced
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's and vLLM's default max_tokens of completions."""
-
-_IDS_AT_ONCE = 1 << 14
 
 
 def completion_specs(body: CompletionBody, request_id: str) -> Sliced[list[pb.GenerationSpec]]:
@@ -39,8 +37,8 @@ def completion_specs(body: CompletionBody, request_id: str) -> Sliced[list[pb.Ge
         if isinstance(prompt, str):
             spec.text = prompt
         else:
-            for start in range(0, len(prompt), _IDS_AT_ONCE):
-                spec.token_ids.ids.extend(prompt[start : start + _IDS_AT_ONCE])
+            for start in range(0, len(prompt), IDS_AT_ONCE):
+                spec.token_ids.ids.extend(prompt[start : start + IDS_AT_ONCE])
                 yield
             spec.token_ids.SetInParent()  # an empty list is an empty prompt, not a missing one
         if body.echo:
