@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.engine_protocol import MAX_TENANT_BYTES
 from chairlift.service.sampling_fields import ENGINE_SAMPLING, STOPPING
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import InvalidRequest
 from engine.serving.checks import check_length, check_parameter, check_vocabulary
 from engine.serving.convert_constraint import check_constraint, constraint_from_submission
-from engine.serving.convert_targets import MAX_TENANT_BYTES, targets_from_submission
+from engine.serving.convert_targets import targets_from_submission
 
 MAX_CACHE_SALT_BYTES = 1024
 MAX_REQUEST_ID_CHARS = 256

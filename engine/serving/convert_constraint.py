@@ -1,6 +1,7 @@
 """Protocol to `Constraint`: which tokens a submission allows. Errors name field, value and allowed range."""
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.engine_protocol import MAX_GRAMMAR_CHARS
 from chairlift.service.sampling_fields import SAMPLING
 from engine.constraints.constraint import Constraint, HeldBackEnds, Matcher
 from engine.errors import InvalidRequest
@@ -10,7 +11,6 @@ MAX_BAD_SEQUENCES = 2 * SAMPLING["bad_words"].rule.max_entries
 """Each bad word makes two: as it is and behind a space."""
 MAX_BAD_SEQUENCE_IDS = 4 * SAMPLING["bad_words"].rule.max_entry_bytes
 """A byte has at most one token, unless the tokenizer normalizes a text to a longer one."""
-MAX_GRAMMAR_CHARS = 1 << 18
 
 
 def check_constraint(submission: pb.Submission, vocab_size: int) -> None:

@@ -7,7 +7,6 @@ from engine.core.latency.targets import LatencyTargets, Pacing, WhenInfeasible
 from engine.errors import InvalidRequest
 from engine.serving.checks import check_length
 
-MAX_TENANT_BYTES = 64
 MAX_SERVICE_CLASS_BYTES = 64
 
 _PACING = {

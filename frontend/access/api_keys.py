@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontend.access.caller import ANYBODY, MAX_TENANT_BYTES, Caller, is_tenant
+from chairlift.service.engine_protocol import MAX_TENANT_BYTES
+from frontend.access.caller import ANYBODY, Caller, is_tenant
 from frontend.errors import ConfigError, Unauthenticated
 
 MAX_KEY_CHARS = 1024

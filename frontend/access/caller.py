@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
+from chairlift.service.engine_protocol import MAX_TENANT_BYTES
 from frontend.errors import InvalidRequest
 
 TENANT_HEADER = "x-gateway-inference-fairness-id"
-MAX_TENANT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)

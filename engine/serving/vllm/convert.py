@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.engine_protocol import MAX_GRAMMAR_CHARS
 from chairlift.service.sampling_fields import ENGINE_SAMPLING, STOPPING, seed_of_answer
 from chairlift.service.structured.output_constraint import ConstraintKind, OutputConstraint
 from engine.errors import InvalidRequest, RequestTooLong
 from engine.serving.checks import check_length, check_parameter, check_vocabulary
 from engine.serving.convert import MAX_REQUEST_ID_CHARS, RequestLimits
-from engine.serving.convert_constraint import MAX_GRAMMAR_CHARS
 
 MAX_ANSWERS = 128
 """Answers to one request (`n`)."""

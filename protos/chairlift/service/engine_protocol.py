@@ -12,6 +12,12 @@ BYTES_PER_TOKEN_ID = 4
 MAX_FRONTEND_MESSAGE_BYTES = 16 << 20
 """Largest message that a frontend sends to an engine or takes from it."""
 
+MAX_GRAMMAR_CHARS = 1 << 18
+"""Longest grammar of a submission."""
+
+MAX_TENANT_BYTES = 64
+"""Longest name of a tenant."""
+
 TOKENIZER_FILE_NAMES = (
     "added_tokens.json",
     "chat_template.jinja",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.engine_protocol import MAX_GRAMMAR_CHARS
 from engine.constraints.token_bits import all_words, num_words, words_of
 from engine.core.request import RequestId
 from engine.errors import InvalidRequest
@@ -11,7 +12,6 @@ from engine.serving.convert import RequestLimits, request_from_submission
 from engine.serving.convert_constraint import (
     MAX_BAD_SEQUENCE_IDS,
     MAX_BAD_SEQUENCES,
-    MAX_GRAMMAR_CHARS,
     constraint_from_submission,
 )
 from tests.support.engine.client import submission

@@ -8,12 +8,10 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
+from chairlift.service.engine_protocol import MAX_GRAMMAR_CHARS
 from chairlift.service.structured.closed_objects import close_objects
 from chairlift.service.structured.output_constraint import ConstraintError, ConstraintKind
 from chairlift.service.structured.schema_rules import servable
-
-MAX_GRAMMAR_CHARS = 1 << 18
-"""Maximum size that the engine accepts."""
 
 _JSON_OPTIONS = {
     "item_separator": ",",
