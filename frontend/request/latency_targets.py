@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from google.protobuf.duration_pb2 import Duration
 
-from chairlift.service.service_classes import ServiceClass
+from chairlift.service.service_classes import MAX_TARGET_MS, ServiceClass
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.access.caller import Caller
 from frontend.errors import InvalidRequest
@@ -13,7 +13,7 @@ from frontend.limits import MAX_ID_CHARS
 from frontend.request.checks import duration_s
 from frontend.types import LatencyTargets
 
-MAX_TARGET_S = 86_400.0
+MAX_TARGET_S = MAX_TARGET_MS / 1000
 MAX_TOKENS_PER_SECOND = 1e6
 MAX_TICKET_BYTES = 256
 SERVERS_CHOICE = ("", "auto", "default")
