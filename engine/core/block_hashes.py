@@ -24,14 +24,14 @@ class BlockHashes:
         self._chains: dict[RequestId, list[bytes]] = {}
 
     def of(self, request: Request, num_blocks: int) -> list[bytes]:
-        """Returns the hashes of at least so many leading blocks, whose tokens are known."""
+        """Returns the hashes of at least the first `num_blocks` blocks, whose tokens must be known."""
         chain = self._chains.setdefault(request.request_id, [])
         while len(chain) < num_blocks:
             chain.append(self._next(request, chain))
         return chain
 
     def walk(self, request: Request, num_blocks: int) -> Iterator[bytes]:
-        """Yields the hashes of so many leading blocks, and computes none before it is asked for."""
+        """Yields the hashes of the first `num_blocks` blocks; computes each one when it is reached."""
         chain = self.of(request, 0)
         for index in range(num_blocks):
             if index == len(chain):
@@ -43,7 +43,7 @@ class BlockHashes:
         self._chains.pop(request.request_id, None)
 
     def others(self, requests: Iterable[Request]) -> list[RequestId]:
-        """Returns the requests with a chain that are not among these, in order."""
+        """Returns the ids of requests that have a chain and are not among these, sorted."""
         return sorted(self._chains.keys() - {request.request_id for request in requests})
 
     def _next(self, request: Request, chain: list[bytes]) -> bytes:

@@ -42,13 +42,13 @@ class CacheGroups:
         return -(-(self.window + step_tokens) // block_size) + 2
 
     def most_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
-        """Returns the most blocks that a request of so many tokens holds at once, in all groups."""
+        """Returns the most blocks that a request of `num_tokens` tokens holds at once, in all groups."""
         num_blocks = -(-num_tokens // block_size)
         num_windowed = min(num_blocks, self.most_windowed_blocks(step_tokens, block_size))
         return self.num_full * num_blocks + self.num_windowed * num_windowed
 
     def longest(self, num_blocks: int, step_tokens: int, block_size: int) -> int | None:
-        """Returns the tokens of the longest request that fits in so many blocks; None: there is no longest one."""
+        """Returns the tokens of the longest request that fits in `num_blocks` blocks; None: any length fits."""
         num_most = self.most_windowed_blocks(step_tokens, block_size)
         if num_blocks < self.num_groups * num_most:
             return num_blocks // self.num_groups * block_size

@@ -1,8 +1,8 @@
 """Speculative decoding: rows of running requests carry drafts, which the model verifies in the same step.
 
 Drafts only use what a step has left. There are none while a prompt is computed, a request waits to run, or blocks run
-out; then they have the rest of the token budget and of the positions with logits (`max_num_seqs`). So they delay no
-prompt and no admission, and preempt nobody.
+out. Otherwise they share the rest of the token budget and of the positions with logits (`max_num_seqs`). So they delay
+no prompt and no admission, and cause no preemption.
 
 A row with a draft of k tokens computes 1 + k tokens and draws as many. Draws up to the first that differs from its
 draft are the answer, token by token as without drafts. The next row overwrites the slots of rejected drafts:
@@ -115,9 +115,9 @@ class DraftScheduler(Scheduler):
         self._has_room = not prompts and batch.may_admit and self._waiting.head is None
 
     def _propose(self, requests: Sequence[Request], num_tokens: int) -> list[tuple[int, ...]]:
-        """Returns a draft of each request, of at most num_tokens together; none at all if there is no room for one.
+        """Returns a draft for each request, together at most num_tokens tokens; an empty list if there is no room.
 
-        Long ones are cut to the same length, but for one token more where that fits, in other rows in each step.
+        Drafts that do not fit are cut to one common length. What is then left gives some one more token, in turns.
         """
         num_left = min(num_tokens, self._config.max_num_seqs - len(requests))
         if num_left <= 0:
@@ -145,7 +145,7 @@ class DraftScheduler(Scheduler):
         return lookup.propose(request, num_allowed - 1)
 
     def _may_allocate(self, request: Request, num_tokens: int) -> bool:
-        """Whether so many tokens need blocks, and enough stay free for the next block of every running request."""
+        """Whether `num_tokens` need new blocks, and every running request could still get its next block afterwards."""
         if num_tokens <= request.num_slots:
             return False
         num_missing = self._cache.num_missing_blocks(request, num_tokens)
@@ -182,9 +182,9 @@ class DraftScheduler(Scheduler):
 
 
 def _may_have_drafts(request: Request) -> bool:
-    """Whether a token of a request depends on those before only by their keys and values.
+    """Whether drafts can be verified: a drawn token depends on earlier ones only through their keys and values.
 
-    Penalties and masks depend on them otherwise. Log-probabilities are reported for one token per step.
+    Penalties and masks read the earlier tokens themselves. Log-probabilities are reported for one token per step.
     """
     params = request.params
     has_penalty = params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1

@@ -15,7 +15,7 @@ from typing import Protocol
 
 _TOKEN_BYTES = array("i").itemsize
 _MAX_WAIT = 31
-_MAX_MISALIGNED = 256  # matches between tokens; bounds the cost of a lookup
+_MAX_MISALIGNED = 256  # byte matches that begin inside a token; bounds the cost of a lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class PromptLookup:
     def _find_continuation(self) -> int | None:
         """Returns the offset of what followed the longest of the looked-up suffixes when it occurred last; None: none.
 
-        All lengths take one pass together: an earlier occurrence of a longer suffix ends no later than that of a
-        shorter one. A text with many matches between its tokens may have none that is found.
+        All lengths together search the text once, backwards: a longer suffix last occurred no later than a shorter one.
+        A suffix counts as not found after `_MAX_MISALIGNED` matches that begin inside a token.
         """
         packed = self._packed
         found, stop = None, len(packed) - _TOKEN_BYTES  # an occurrence must have a continuation

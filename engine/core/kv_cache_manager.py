@@ -25,8 +25,8 @@ class _BlockTable:
         block_ids: in order of position; those of a position in all groups follow each other.
         num_published: leading blocks of each group in the hash table, or equal to one there.
         first: of each group with a window, the blocks before this one are no longer held.
-        borrowed: blocks with a window that it holds and that other requests held before: they are not free after it.
-        num_lost: blocks with a window that were not free behind it, because others had come to share them.
+        borrowed: blocks with a window that other requests held when it took them; releasing them frees nothing.
+        num_lost: its own blocks with a window that were not free once released, because others share them now.
         num_reserved: blocks of each group, held or promised.
         num_promised: blocks of the pool that no other request may take.
         is_private: whether its blocks with a window are never shared.
@@ -101,9 +101,9 @@ class KVCacheManager:
         return self.pool.num_free_blocks - self._num_promised
 
     def block_ids(self, request: Request) -> tuple[BlockId, ...]:
-        """Returns the block tables of a running request: of each position, the block of each group.
+        """Returns the block tables of a running request: for each position, one block per group.
 
-        Entries in front of a window name any block.
+        Entries in front of a window are stale: the request no longer owns these blocks.
         """
         return tuple(self._tables[request.request_id].block_ids)
 
@@ -119,7 +119,7 @@ class KVCacheManager:
         return num_needed - self.num_available_blocks - table.num_promised + self._num_outstanding(table, num_blocks)
 
     def leaves_free(self, request: Request, num_blocks: float) -> bool:
-        """Returns whether at least so many blocks stay free if a waiting request is admitted with its known tokens.
+        """Returns whether `num_blocks` blocks stay free if a waiting request is admitted with its known tokens.
 
         Cached blocks count as free until a request takes them. Those of its prefix that others hold are shared.
         """
@@ -162,9 +162,13 @@ class KVCacheManager:
         return self._with_windows(block_ids, self._hashes.of(request, num_hits)[:num_hits])
 
     def resume_state(self, request: Request, num_tokens: int) -> int | None:
-        """Returns the slot of the state from which a request goes on that was admitted with a prefix of `num_tokens`.
+        """Returns the slot of the state copy from which an admitted request resumes; None: it starts without one.
 
-        Also determines where steps of its prompt end so that its state is copied. None: there is no such state.
+        Also sets `state_points`: where steps of its prompt end so that the state there can be copied.
+
+        Args:
+            request: a request that was just admitted.
+            num_tokens: tokens of its cached prefix.
         """
         if not self._keeps_state:
             return None
@@ -173,7 +177,11 @@ class KVCacheManager:
         return self.states.use(self._hash_before(request, num_tokens)) if num_tokens else None
 
     def save_states(self, saves: Mapping[Request, int]) -> tuple[SavedState, ...]:
-        """Takes slots for the states of requests behind so many tokens, full blocks; the plan copies them."""
+        """Takes slots for copies of states; the plan makes the copies.
+
+        Args:
+            saves: request -> tokens before the state, a multiple of the block size.
+        """
         if not self._keeps_state:
             return ()
         saved = (
@@ -239,7 +247,7 @@ class KVCacheManager:
             return ()
         table = self._tables.get(request.request_id) or _BlockTable()
         pool, block_ids = self.pool, table.block_ids
-        num_blocks = -(-num_tokens // self.block_size)
+        num_blocks = self._num_blocks_for(num_tokens)
         num_new_blocks = self._num_groups * num_blocks - len(block_ids) - len(computed_blocks)
         if computed_blocks:
             num_hits_taken = sum(1 for block_id in computed_blocks if pool.is_idle(block_id))
@@ -338,7 +346,7 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def _first_block(self, num_hits: int) -> int:
-        """Returns the first block of a prefix of so many that its next token sees in groups with a window."""
+        """Returns the first block with a window that the token after a prefix of `num_hits` blocks sees."""
         return self._groups.first_block(num_hits * self.block_size, self.block_size) if self._windowed else 0
 
     def _held(self, block_ids: Sequence[BlockId], first: int) -> Sequence[BlockId]:
@@ -402,8 +410,11 @@ class KVCacheManager:
         return [table.block_ids[index * self._num_groups + group] for index in indices for group in self._windowed]
 
     def _num_outstanding(self, table: _BlockTable, num_blocks: int) -> int:
-        """Returns how many blocks a request may still take, at most, of those reserved for it, after it has had
-        `num_blocks` of each group.
+        """Returns the most blocks that a request may still take of those reserved for it.
+
+        Args:
+            table: its table.
+            num_blocks: blocks of each group that it has taken so far.
         """
         num_left = table.num_reserved - num_blocks
         if num_left <= 0:
@@ -428,7 +439,7 @@ class KVCacheManager:
 
 
 def _key_of(block_hash: bytes, group: int) -> bytes:
-    """Returns what the pool knows the block of a group by."""
+    """Returns the pool's key of a block: the hash and, except in the first group, the group."""
     return block_hash + bytes([group]) if group else block_hash
 
 

@@ -28,7 +28,7 @@ class SchedulingPolicy(Protocol):
     def order_key(self, request: Request) -> float:
         """Place in the queue: the lowest key comes first, ties go by arrival.
 
-        Constant for the life of a request, so that a preempted request returns ahead of those never admitted.
+        Constant for the life of a request, so that a preempted request returns to its place.
         """
         ...
 

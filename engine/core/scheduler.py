@@ -292,9 +292,10 @@ class Scheduler:
     def _add_chunk(self, request: Request, batch: PlanBuilder, max_tokens: int | None = None) -> int:
         """Schedules the next chunk of a running prompt, at most max_tokens.
 
-        Its blocks were allocated on admission, or promised if the model has windows.
+        Its blocks were allocated on admission; with windows they were only promised.
 
-        Returns: its tokens; 0 without a budget for logits, or if others share blocks that the promise relied on.
+        Returns: number of scheduled tokens. 0 if the budget of logits is used up, or if promised blocks are missing
+            because other requests share them.
         """
         num_tokens, samples, num_prompt_logits = batch.next_chunk(request, max_tokens)
         new_block_ids: Sequence[BlockId] | None = ()
@@ -318,9 +319,9 @@ class Scheduler:
         self._policy.end_admission(num_admitted, out_of_budget=batch.budget == 0)
 
     def _try_admit(self, request: Request, batch: PlanBuilder) -> bool:
-        """Makes a waiting request run, without a row yet; returns False, without a change, if it lacks blocks.
+        """Moves a waiting request to the running ones, without a row; returns False, without a change, if it must wait.
 
-        A preempted request lacks those of its rows that are still in flight.
+        It waits for blocks, or after a preemption for its rows in flight.
         """
         if request.num_rows_in_flight:
             return False
@@ -353,7 +354,8 @@ class Scheduler:
     def _allocate(self, request: Request, num_tokens: int, batch: PlanBuilder) -> Sequence[BlockId] | None:
         """Allocates blocks for the first `num_tokens` tokens of a running request.
 
-        Preempts others, or the request itself, if there are none. Then no request is admitted in this step.
+        If too few are free, preempts other requests or this one, and the step admits no request. It preempts none if
+        the steps in flight will release enough.
 
         Returns: the new blocks; None if the request waits for blocks of steps in flight, or was preempted.
         """
@@ -362,7 +364,7 @@ class Scheduler:
             num_missing = self._cache.num_missing_blocks(request, num_tokens)
             if num_missing <= self._cache.pool.num_deferred_blocks:
                 break
-            # Includes the request itself: at the bound it would hold all its blocks. So no better class is preempted.
+            # The request itself is a candidate (one at the bound never lacks blocks): no better class is preempted.
             here = (one for one in self._running.values() if not self._waits_for_sample(one))
             candidates = (one for one in here if one.num_preemptions < self._config.max_preemptions)
             victim = choose_victim(candidates, self._policy, self._cache)

@@ -73,7 +73,7 @@ class StateSnapshots:
             block_size: tokens per block.
         """
         points, last = [], num_restored
-        last_point = (request.num_tokens - 2) // block_size * block_size  # what follows it is no decode
+        last_point = (request.num_tokens - 2) // block_size * block_size  # at least two tokens follow: no decode
         for point in (min(num_cached, last_point), (request.num_tokens - _TURN_TOKENS) // block_size * block_size):
             if point - last >= _MIN_SAVED_TOKENS:
                 points.append(point)
@@ -81,7 +81,7 @@ class StateSnapshots:
         return tuple(points)
 
     def begin(self, request: Request, position: int, block_hash: bytes, num_running: int) -> SavedState | None:
-        """Takes a slot for a copy that the step being planned makes; None: there is one, or no slot.
+        """Takes a slot for a copy that the step being planned makes; None: none is due, it exists, or no slot is left.
 
         Args:
             request: the request.
