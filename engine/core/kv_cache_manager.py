@@ -162,13 +162,9 @@ class KVCacheManager:
         return self._with_windows(block_ids, self._hashes.of(request, num_hits)[:num_hits])
 
     def resume_state(self, request: Request, num_tokens: int) -> int | None:
-        """Returns the slot of the state copy from which an admitted request resumes; None: it starts without one.
+        """Returns the slot of the state after an admitted request's cached prefix; None: it has no prefix, or no state.
 
         Also sets `state_points`: where steps of its prompt end so that the state there can be copied.
-
-        Args:
-            request: a request that was just admitted.
-            num_tokens: tokens of its cached prefix.
         """
         if not self._keeps_state:
             return None
@@ -177,11 +173,7 @@ class KVCacheManager:
         return self.states.use(self._hash_before(request, num_tokens)) if num_tokens else None
 
     def save_states(self, saves: Mapping[Request, int]) -> tuple[SavedState, ...]:
-        """Takes slots for copies of states; the plan makes the copies.
-
-        Args:
-            saves: request -> tokens before the state, a multiple of the block size.
-        """
+        """Takes slots for copies of states; `saves` has the tokens before each, a multiple of the block size."""
         if not self._keeps_state:
             return ()
         saved = (
@@ -410,12 +402,7 @@ class KVCacheManager:
         return [table.block_ids[index * self._num_groups + group] for index in indices for group in self._windowed]
 
     def _num_outstanding(self, table: _BlockTable, num_blocks: int) -> int:
-        """Returns the most blocks that a request may still take of those reserved for it.
-
-        Args:
-            table: its table.
-            num_blocks: blocks of each group that it has taken so far.
-        """
+        """Returns the most blocks that a request with `num_blocks` of each group may still take of those reserved."""
         num_left = table.num_reserved - num_blocks
         if num_left <= 0:
             return 0

@@ -290,12 +290,9 @@ class Scheduler:
             self._admit(batch)
 
     def _add_chunk(self, request: Request, batch: PlanBuilder, max_tokens: int | None = None) -> int:
-        """Schedules the next chunk of a running prompt, at most max_tokens.
+        """Schedules the next chunk of a running prompt, at most max_tokens. Admission allocated or promised its blocks.
 
-        Its blocks were allocated on admission; with windows they were only promised.
-
-        Returns: number of scheduled tokens. 0 if the budget of logits is used up, or if promised blocks are missing
-            because other requests share them.
+        Returns: number of tokens; 0 if no budget of logits is left, or if other requests share the promised blocks.
         """
         num_tokens, samples, num_prompt_logits = batch.next_chunk(request, max_tokens)
         new_block_ids: Sequence[BlockId] | None = ()
