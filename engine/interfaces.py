@@ -165,7 +165,7 @@ class LoopSnapshot:
     """State of the step loop, published after every iteration and read by other threads without a lock.
 
     Attributes:
-        engine_step: steps collected since start.
+        engine_step: steps with rows collected since start.
         loop_turns: iterations of the loop since start, including idle ones; constant only if the loop hangs.
         step_us, execute_us: duration of the last step, and of its time in the runner; see `StepTimes`.
         num_batched_tokens: tokens in the last step.

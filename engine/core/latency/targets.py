@@ -37,7 +37,7 @@ class LatencyTargets:
         pacing: how gaps are judged.
         when_infeasible: what happens if `ttft_s` cannot be met.
         value: of meeting the targets, relative to other requests; the weight of its service class.
-        service_class: name, for metrics and logs.
+        service_class: name; lengths of answers are learned by class.
     """
 
     ttft_s: float | None = None
