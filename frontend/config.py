@@ -131,8 +131,9 @@ class FrontendConfig:
         "step. 0 disables",
     )  # fmt: skip
     failover_timeout_s: float = flag(
-        30.0, number(0), "seconds that a request whose engine was lost waits for another engine; 0: it fails at once"
-    )
+        30.0, number(0),
+        "seconds that a request whose engine was lost waits for another engine; 0: only one that is attached takes it",
+    )  # fmt: skip
     max_moves: int = flag(
         3, integer(0),
         "number of engines that a request may lose in a row without progress before it fails as a poison request",
@@ -154,8 +155,9 @@ class FrontendConfig:
         True, switch(), "send tokens that are ready together in one message; off: one message per token, at more CPU"
     )
     stall_timeout_s: float = flag(
-        60.0, number(0.001), "seconds after which a client that does not read its answer is disconnected"
-    )
+        60.0, number(0.001),
+        "seconds after which a client that does not read its answer, or does not send its request, is disconnected",
+    )  # fmt: skip
     # The default equals the timeout of OpenAI's clients.
     default_timeout_s: float = flag(
         600.0, number(0), "deadline in seconds of generations whose client sets none; 0: no deadline"

@@ -27,8 +27,8 @@ def make_parser(prog: str) -> FlagParser:
     """Returns the parser of the verb."""
     parser = FlagParser(
         prog,
-        description="Finds how many messages a second this machine can take in before its own load shows in the "
-        "latencies, and how exactly known latencies are found again. Leave it alone meanwhile: a minute or two.",
+        description="Measures how many messages per second this machine receives before its own load distorts "
+        "latencies, and the error in recovering known latencies. Takes a minute or two on an idle machine.",
     )
     add_flags(parser, _FLAGS)
     return parser

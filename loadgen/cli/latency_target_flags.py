@@ -25,7 +25,7 @@ LATENCY_TARGET_FLAGS: Sequence[Flag] = (
     Flag("--target-itl", "inter-token target of every request, without a class (default: none)", DURATION),
     Flag(
         "--max-retries",
-        "times that a request refused for its targets comes back, when the server says (default: %(default)s)",
+        "retries of a request refused for its targets, each at the time that the server names (default: %(default)s)",
         integer(0),
         default=0,
     ),

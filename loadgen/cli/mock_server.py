@@ -45,7 +45,7 @@ def make_parser(prog: str) -> FlagParser:
     """Returns the parser of the verb."""
     parser = FlagParser(
         prog,
-        description="Serves answers at times that are chosen here. DURATION is as 50ms, 2s; without a unit, seconds.",
+        description="Serves answers without a model, with given latencies. DURATION: 50ms, 2s, or in seconds.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_flags(parser, _FLAGS)

@@ -11,7 +11,7 @@ def make_parser(prog: str) -> FlagParser:
     """Returns the parser of the verb."""
     parser = FlagParser(
         prog,
-        description="Runs a trace on its own clock, whatever the server does; latency counts from when it was due.",
+        description="Replays a trace open loop: a slow server delays no request. Latency counts from the due time.",
     )
     add_trace_arguments(parser)
     add_run_arguments(parser)

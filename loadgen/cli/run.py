@@ -12,7 +12,7 @@ def make_parser(prog: str) -> FlagParser:
     """Returns the parser of the verb."""
     parser = FlagParser(
         prog,
-        description="Runs drawn requests at a rate (open loop), or a fixed number at once (closed loop).",
+        description="Sends a synthetic workload, by rate (open loop) or a fixed number at once (closed loop).",
     )
     add_synthetic_arguments(parser)
     add_flags(parser, [CONCURRENCY_FLAG])

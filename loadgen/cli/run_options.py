@@ -96,8 +96,8 @@ _LOAD_FLAGS = (
     Flag("--cancel-rate", "share of calls to cancel deliberately, 0 to 1 (default: 0)", SHARE, default=0.0),
     Flag(
         "--drain-timeout",
-        "time for answers to finish after the last request was due, in a closed loop the last so far (default: "
-        "%(default)g s)",
+        "time for answers to finish after the last request was due; in a closed loop also the longest wait for an "
+        "answer to end (default: %(default)g s)",
         DURATION,
         default=600.0,
     ),

@@ -17,10 +17,10 @@ def make_parser(prog: str) -> FlagParser:
     parser = FlagParser(prog)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for name, action, what in (
-        ("inspect", _inspect, "print its statistics"),
-        ("convert", _convert, "write it as JSON lines, every request as it is"),
-        ("slice", _slice, "write a part of it, cut and scaled as `replay` would run it"),
-        ("dequantize", _dequantize, "write it with requests spread over the ticks of its coarse clock"),
+        ("inspect", _inspect, "print the statistics of a trace"),
+        ("convert", _convert, "write a trace as JSON lines, every request as it is"),
+        ("slice", _slice, "write a part of a trace, cut and scaled as `replay` would run it"),
+        ("dequantize", _dequantize, "write a trace with requests spread over the ticks of its coarse clock"),
     ):
         verb = verbs.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
         verb.add_argument("file", type=Path, help="azure, mooncake, burstgpt, bailian, servegen or jsonl; .gz too")

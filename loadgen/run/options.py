@@ -21,13 +21,13 @@ class RunOptions:
         salt: of the prompts; "" draws a fresh one.
         seed: of what is drawn here (which calls to cancel).
         cancel_rate: share of the calls that are cancelled on purpose, after some tokens, 0 to 1.
-        drain_timeout_s: how long answers may take after the last request was due; then they are broken off. In a closed
-            loop that is the last so far: the run ends if no answer does for so long.
+        drain_timeout_s: how long answers may take after the last request was due; then they are aborted. In a closed
+            loop, the run also ends if no answer ends for this long.
         vocab_size: ids prompts are made of; None is what the server says.
         vocabulary: all of these ids, whatever the server says; None is made of its special ids and `vocab_size`.
         probe_timeout_s: for a server to say what it serves.
         targets: latency targets of the requests, drawn with `seed`; None: they have none.
-        max_retries: how often a request that is refused for its targets comes back, each time when it was told.
+        max_retries: retries of a request that is refused for its targets, each at the time that the server names.
 
     Raises: OptionError: a value out of range, or options that contradict each other.
     """

@@ -329,6 +329,13 @@ async def test_without_a_failover_timeout_no_request_waits_for_a_restart(make_qu
     assert request.stream._failure is GONE
 
 
+async def test_without_a_failover_timeout_another_engine_takes_it(make_queue, engines):
+    (request,) = make_requests(1)
+    lose(make_queue(timeout_s=0.0), [request])
+    assert engines.take() == [request]
+    assert not request.stream.closed
+
+
 async def test_kills_from_outside_make_suspects_only_after_many(queue, supervisor, engines):
     """A memory watcher in user space may kill engines because of a request."""
     supervisor.end = EngineEnd.KILLED
