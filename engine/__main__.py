@@ -49,7 +49,7 @@ _log = logging.getLogger("engine")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the engine until it is told to stop; returns the exit status."""
+    """Runs the engine until it is stopped; returns the exit status."""
     began_at_s = time.monotonic()
     open_closed_streams()
     config = parse_config(sys.argv[1:] if argv is None else argv)

@@ -35,9 +35,8 @@ class SchedulerConfig:
         max_preemptions: bound per request. A request at the bound is not preempted while it can run, and is resumed
             only with blocks for its maximum length. 0 reserves all blocks on admission.
         max_steps_in_flight: plans that may be scheduled before the first is updated.
-        num_stages: pipeline stages that the model is divided into. With several, a step in flight passes through one
-            after the other, so that a request has no row while a sample of it is in flight, and the rows of a step are
-            the requests' share of one stage.
+        num_stages: pipeline stages that the model is divided into. With several, steps in flight are in different
+            stages. A request has no row while its sample is in flight, and a step takes its share of the requests.
         drafts: add drafts to rows, see `draft_scheduler.py`; None: rows have none.
         step_time: prior of the step-time model, needed by `slo`.
         best_effort_share: under `slo`, share of the prompt tokens and of the slots for requests without targets while

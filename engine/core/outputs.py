@@ -21,8 +21,8 @@ class NewRequest(NamedTuple):
         block_ids: the complete block table so far, prefix-cache hits first.
         constraint: structured-output constraint; may lag behind by tokens drawn before a preemption.
         adapter: index of the adapter that computes it; None: the base model.
-        snapshot: slot of a copy of the state that it goes on from; None: its first row begins at position 0, or the
-            model keeps no state besides keys and values.
+        snapshot: slot of the state copy that it resumes from; None: its first row begins at position 0, or the model
+            keeps no state besides keys and values.
     """
 
     request_id: RequestId

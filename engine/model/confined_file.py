@@ -1,4 +1,4 @@
-"""Opens files that must lie in given folders, although their paths come from somebody else."""
+"""Opens files at untrusted paths, only if they lie in given folders."""
 
 import os
 from collections.abc import Sequence

@@ -146,7 +146,7 @@ class RopeConfig:
                 )
 
     def uses_long_factors(self, max_positions: int) -> bool:
-        """Tells which factors of longrope apply to all requests of a model that serves so many positions."""
+        """Whether the long factors of longrope apply to all requests of a model with `max_positions` positions."""
         return max_positions > self.original_max_position_embeddings
 
 

@@ -325,7 +325,7 @@ def join_nodes(
 
 
 def free_port(host: str) -> int:
-    """Returns a port of an address of this machine that nobody listens on now."""
+    """Returns a port that is free now at an address of this machine."""
     family, kind, _, _, place = _resolve(f"[{host}]:0" if ":" in host else f"{host}:0")[0]
     with socket.socket(family, kind) as probe:
         probe.bind(place)

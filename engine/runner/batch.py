@@ -25,7 +25,7 @@ class Batch:
 
     Attributes:
         inputs: input of the model. Logits are computed for the last known tokens of S sampling rows, then for D drafted
-            tokens or the tokens before F prompt tokens.
+            tokens or for F positions whose next prompt token needs a log-probability.
         sampling_rows: [S], rows of the plan that sample.
         prompts: the F prompt rows.
         drafts: the D draft rows.

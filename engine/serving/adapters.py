@@ -144,7 +144,7 @@ class EngineAdapters:
     def _end_change(self, task: asyncio.Task[object]) -> None:
         self._changes.discard(task)
         if not task.cancelled():
-            task.exception()  # the call that waited for it may have been cancelled, and nobody else asks
+            task.exception()  # read here, because the call that waited for it may have been cancelled
 
     async def _loaded(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         name, load = request.name, self._changeable()

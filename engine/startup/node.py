@@ -75,8 +75,8 @@ class Node:
 def on_rank_failure(link: NodeLink, lost: threading.Event, end: Callable[[EngineError], None]) -> OnFailure:
     """Returns what handles an error of a rank here: tells node 0, and ends this process.
 
-    If node 0 has gone, which makes ranks here fail too, `Node.run` says so, and nothing else is done. Node 0 is told
-    afterwards: the report makes it go. It must come within the time that node 0 waits for the cause of a failed step.
+    If node 0 has gone, ranks here fail too: `Node.run` reports that, and this handler does nothing. Therefore it waits
+    first, but less than node 0 waits for the cause of a failed step: the report makes node 0 exit.
 
     Args:
         link: the connection to node 0.

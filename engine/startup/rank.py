@@ -118,9 +118,9 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
 
 
 def _agreed(kv_plan: KVCachePlan, group: ParallelGroup, model: StepModel) -> KVCachePlan:
-    """Returns the plan with as many blocks as all ranks have memory for: the scheduler has one table for all.
+    """Returns the plan with as many blocks and state snapshots as every rank has memory for.
 
-    Also with as many snapshots of states, or none if the model does not go on from them at once.
+    The scheduler has one table for all ranks. There are no snapshots if the model cannot resume from them at once.
     """
     agreed = replace(
         kv_plan,

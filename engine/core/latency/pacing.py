@@ -37,15 +37,15 @@ tokens are late at times.
 """
 
 _OF_LATE, _MAX_RELAXED = 2.0, 4.0
-"""Then gaps may be twice as long as the late ones, so 2 to 4 times the target: half of a step is left to prompts. If
-that is missed too, the request limits no step. Without the second chance a slow second of the device was enough for
-streams to have gaps of four times their target ever after."""
+"""Then the request may have gaps twice as long as its late ones, 2 to 4 times the target: half of a step is left to
+prompts. If it misses those too, it limits no step. Without this second chance, one slow second of the device left
+streams with gaps of four times their target until their end."""
 
 _RETRY_TOKENS = 128
-"""After so many tokens in time, the target counts again."""
+"""The target counts again after this many tokens in time."""
 
 _NEVER = math.inf
-_AGE_OF_TOKEN_S = 0.02  # best effort: as much later as a token more to compute places a request
+_AGE_OF_TOKEN_S = 0.02  # best effort: each token to compute places a request this much later
 _AHEAD_S = 2.0**32  # places a request ahead of all others; leaves microseconds of a float
 
 

@@ -11,8 +11,8 @@ Slots and blocks are kept in reserve for requests on time. Best effort is shared
 
 With two steps in flight a step is planned while another one runs: it starts when that one is expected to end.
 
-Every request makes progress, as in `scheduler.py`: the head of a lane that lacks blocks is overtaken by no request of
-the other lane that would take them, best effort only once it has waited long; reserves hold only while others run.
+Every request makes progress, as in `scheduler.py`. If the head of the lane on time cannot start, the step admits no
+other request. So it is with the head of best effort once it has waited long. Reserves hold only while others run.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ _RUNNING, _FINISHED, _PREEMPTED = RequestStatus.RUNNING, RequestStatus.FINISHED,
 _OF_BLOCKS = (0.05, 0.20)  # share of the blocks that an admission leaves free, by lane
 _OF_SLOTS = 0.20  # the same of the slots, of best effort while it has its share of them
 _ON_TIME_MEMORY_S = 30.0  # best effort may use everything if no request had targets for this long
-_TURN_TOKENS = 256  # of its share, from which best effort goes first in a step
+_TURN_TOKENS = 256  # once its unused share has this many tokens, best effort goes first in a step
 _MIN_CREDIT, _MAX_CREDIT = -1024.0, 8192.0
 _MIN_TURN_CHUNK = 64
 _MAX_PASSED = 64  # bounds the cost of a step
@@ -294,9 +294,9 @@ class LatencyScheduler(Scheduler):
     def _is_held_by_gap(self, request: Request, turn: _Turn) -> bool:
         """Whether an inter-token target, of the rows or its own, keeps a request on time waiting.
 
-        If its own target is tighter than those of the rows, the others of its lane pass it: it would hold them up until
-        few enough requests run, which may take as long as their answers. When its first token is late it is given up,
-        like any other. One in the middle of its answer starts without this check.
+        If its own target is tighter than those of the rows, others of its lane pass it. Otherwise they would wait until
+        few enough requests run, which may take as long as their answers. It is given up when its first token is late,
+        like any other. A request in the middle of its answer starts without this check.
         """
         is_full = len(self._running) >= self._config.max_num_seqs
         if is_full or not self._exceeds_gap(request, min(pace(request).gap_s, turn.slack.min_gap_s), turn):

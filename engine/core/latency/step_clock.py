@@ -77,7 +77,7 @@ class StepClock:
     def prompt_tokens_per_s(self, now_s: float, free_share: float) -> float:
         """Returns the prompt tokens computed per second while prompts wait for their time; 0: not measured yet.
 
-        An old measurement, which may have been of a stall, gives way to what `expected_pace` assumes, see there.
+        A measurement older than `_STALE_S` may have been of a stall: the estimate of `expected_pace` replaces it.
         """
         measured = self._prompt_rate.per_s
         if measured is None or now_s - self._speed_measured_s <= _STALE_S:

@@ -4,7 +4,7 @@ Method: virtual token counter (Sheng et al. 2024, arXiv:2401.00588). A tenant is
 a request arrives: a token for each prompt token that is computed, two for each output token, and the KV cache it holds
 over time, all divided by its weight. The tenant with the lowest counter is served next.
 
-A tenant that becomes active is lifted to the lowest counter of those that wait, so that nobody saves up service while
+A tenant that becomes active is lifted to the lowest counter of those that wait, so that none saves up service while
 idle. An active one that begins to wait is lifted to `MAX_AHEAD_TOKENS` below it, so that an answer that runs for long
 saves up no more than that. Counters never decrease.
 
