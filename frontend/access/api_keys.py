@@ -42,7 +42,7 @@ class ApiKeys:
         self.replace(keys)
 
     def replace(self, keys: Sequence[ApiKey]) -> None:
-        """Replaces all keys; running calls go on."""
+        """Replaces all keys; running calls continue."""
         self._digests = [_digest(key.text.encode()) for key in keys]
         self._callers = [key.caller for key in keys]
 
@@ -103,7 +103,7 @@ class Access:
         self.replace(keys, admin_keys)
 
     def replace(self, keys: Sequence[ApiKey], admin_keys: Sequence[ApiKey]) -> None:
-        """Replaces all keys; running calls go on."""
+        """Replaces all keys; running calls continue."""
         self.clients.replace([*keys, *admin_keys] if keys else ())
         self.administration.replace(admin_keys or keys)
 

@@ -52,7 +52,7 @@ def note_caller(caller: Caller, tenants: Sequence[str | bytes] = ()) -> None:
         if not is_tenant(name):
             raise InvalidRequest(f"{TENANT_HEADER} must have 1 to {MAX_TENANT_BYTES} printable ASCII characters")
         caller = replace(caller, tenant=name)
-    _caller.set(caller)  # nobody's too: the context may be that of the connection's call before
+    _caller.set(caller)  # also an anonymous one: the context may still hold an earlier call's
 
 
 def is_tenant(name: str) -> bool:

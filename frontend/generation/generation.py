@@ -115,7 +115,7 @@ class Generation:
         accepted: the checked request.
         permits: one for each answer.
         deadline: of the call.
-        watch: is told of the submission.
+        watch: notified of the submission.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ class RetryCalendar:
     def booked_tokens(self, end_s: float, now_s: float) -> float:
         """Returns the tokens that are booked from the previous slot, whose requests may still come, until `end_s`.
 
-        They count by `kept_share`: if clients do not come back, slots would stay empty that others were refused for.
+        They are multiplied by `kept_share`: slots of clients that do not come back would stay empty.
         """
         self._forget_past(now_s)
         if not self._tokens:

@@ -16,7 +16,7 @@ class EngineLabels:
 
     Args:
         folder: shared by all workers. A number is taken while a worker holds a lock on its file, which has the engine's
-            address; a worker that dies lets go. None: a single process.
+            address; the lock ends with the worker. None: a single process.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -62,7 +62,7 @@ class EngineLabels:
 
 
 def _is_held(file: int) -> bool:
-    """Returns whether another worker has the number of this file; otherwise nobody else can lock it now."""
+    """Returns whether another worker has the number of this file; otherwise locks the file."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -167,7 +167,7 @@ class AdapterControl:
         Raises:
             ModelNotFound: no engine has it.
             InvalidRequest: an engine does not change its adapters.
-            EngineUnavailable: there is no engine, or one does not answer. It is told when it attaches again.
+            EngineUnavailable: there is no engine, or one does not answer, which unloads it when it attaches again.
         """
         return await self._finish(self._unload_all(name))
 
@@ -192,7 +192,7 @@ class AdapterControl:
             return len(holders)
 
     async def _finish(self, change: Coroutine[object, object, _T]) -> _T:
-        """Waits for a change, which goes on if the caller is cancelled: otherwise only some engines would have it."""
+        """Waits for a change, which continues if the caller is cancelled: otherwise only some engines would have it."""
         task = asyncio.create_task(change, name="adapter-update")
         self._changes.add(task)
         task.add_done_callback(self._end_change)

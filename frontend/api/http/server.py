@@ -86,7 +86,7 @@ class HttpServer:
         self._listener = Listener(listener, self._new_connection, tls=self._tls, handshake_timeout_s=HEAD_TIMEOUT_S)
 
     def close_port(self) -> None:
-        """Takes no new connections; those that are open go on."""
+        """Accepts no new connections; open ones continue."""
         if self._listener is not None:
             self._listener.close()
 

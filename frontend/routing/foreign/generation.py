@@ -164,7 +164,7 @@ class Generation:
             if not self.has_ended:  # gRPC's, of a call that the engine's side cancelled
                 self._drop("cancelled a stream")
             raise
-        except Exception as error:  # a defect here must not leave the request open for ever
+        except Exception as error:  # a defect here must not leave the request open
             logger.exception("a response of the engine cannot be processed")
             self._fault(f"a response cannot be processed: {error!r}")
         finally:
@@ -333,7 +333,7 @@ class Generation:
         self._host.warn("dropped", f"{what}; its request continues elsewhere")
         if self._first_token_at_s is not None:
             self._complete(pb.COMPLETION_REASON_CANCELLED)
-        else:  # without progress, so that it is tried again with pauses, and not for ever
+        else:  # rejected, since it made no progress: it is tried again with pauses, up to a timeout
             self._reject(pb.REJECTION_REASON_DRAINING, f"the engine {what}")
 
     def _fault(self, detail: str) -> None:
