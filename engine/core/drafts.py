@@ -11,7 +11,8 @@ This module knows no steps, blocks or budgets; `draft_scheduler.py` does.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+from engine.core.request import Request
 
 _TOKEN_BYTES = array("i").itemsize
 _MAX_WAIT = 31
@@ -24,21 +25,12 @@ class DraftLimits:
 
     Attributes:
         num_speculative_tokens: most tokens of a draft.
-        prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that are looked up; the most are tried first.
+        prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that are looked up; the longest match counts.
     """
 
     num_speculative_tokens: int
     prompt_lookup_max: int
     prompt_lookup_min: int
-
-
-class _Text(Protocol):
-    """The tokens of a request."""
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    def token_ids(self, start: int, stop: int) -> Sequence[int]: ...
 
 
 class PromptLookup:
@@ -62,19 +54,19 @@ class PromptLookup:
         self._num_misses = 0  # drafts in sequence of which nothing was right
         self._resumes_at = 0  # number of tokens from which on it guesses again
 
-    def propose(self, text: _Text, max_drafts: int) -> tuple[int, ...]:
+    def propose(self, request: Request, max_drafts: int) -> tuple[int, ...]:
         """Returns a draft of at most `max_drafts` tokens, often none.
 
         Args:
-            text: the request; its tokens since the last call are appended ones.
+            request: the same one in every call; meanwhile tokens may only have been appended.
             max_drafts: a limit besides the request's own.
         """
-        num_tokens = text.num_tokens
+        num_tokens = request.num_tokens
         num_drafts = min(max_drafts, self._length)
         if num_drafts <= 0 or num_tokens < self._resumes_at:
             return ()
         packed = self._packed
-        packed += array("i", text.token_ids(len(packed) // _TOKEN_BYTES, num_tokens)).tobytes()
+        packed += array("i", request.token_ids(len(packed) // _TOKEN_BYTES, num_tokens)).tobytes()
         start = self._find_continuation()
         if start is None:
             return ()
