@@ -71,7 +71,7 @@ class ReportOutbox:
         self._timer: asyncio.TimerHandle | None = None  # of the event loop's thread
 
     def put(self, report: Report) -> None:
-        """Sends a report, or holds it until one of the next, because that is due within its delay."""
+        """Sends a report, or holds it for a later one that is expected within its delay."""
         self._reports.append(report)
         step_s = report.snapshot.step_us / 1e6 if isinstance(report, StepReport) else 0.0  # the estimate for the next
         delay_s = self._delay_s(report, step_s)
