@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": "qwen3moe", "GptOssForCausalLM": "gpt-oss", "Qwen3_5ForCausalLM": "qwen35",
     "Qwen2MoeForCausalLM": "qwen2moe", "Qwen3NextForCausalLM": "qwen3next", "Qwen3_5MoeForCausalLM": "qwen35moe",
 }  # fmt: skip
+_ALIGNMENT = 32  # of files that do not set general.alignment
 _ROTATED_IN_PAIRS = ("llama", "mistral3", "smollm3", "granite")
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -90,7 +91,7 @@ def plain(tensor: torch.Tensor, kind: str) -> Tensor:
     return Tensor(kind, tuple(tensor.shape), data)
 
 
-def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], *, alignment: int = 32) -> None:
+def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Writes a file: integers as u32 or i32, floats as f32."""
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     for key, value in metadata.items():
@@ -100,11 +101,11 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Te
         header += _string(name) + struct.pack("<I", len(tensor.shape))
         header += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))
         header += struct.pack("<IQ", TYPE_NUMBERS[tensor.kind], offset)
-        offset += -(-len(tensor.data) // alignment) * alignment
+        offset += -(-len(tensor.data) // _ALIGNMENT) * _ALIGNMENT
     with path.open("wb") as file:
         for part in (header, *(tensor.data for tensor in tensors.values())):
             file.write(part)
-            file.write(bytes(-len(part) % alignment))
+            file.write(bytes(-len(part) % _ALIGNMENT))
 
 
 def _string(text: str) -> bytes:

@@ -148,8 +148,8 @@ def all_commands() -> list[Command]:
     return [command for block in blocks() for command in commands(block)]
 
 
-def inline_code(pages: list[str] = PAGES) -> Iterator[Inline]:
-    for page in pages:
+def inline_code() -> Iterator[Inline]:
+    for page in PAGES:
         for token in tokens(page):
             for child in token.children or ():
                 if child.type == "code_inline":

@@ -9,8 +9,8 @@ from frontend.routing.supervision import EngineEnd
 KILLED = -signal.SIGKILL
 
 
-def end(policy, status, now_s, ran_s=1.0, was_out_of_memory=False):
-    return policy.ended(status, ran_s, now_s, was_out_of_memory=was_out_of_memory)
+def end(policy, status, now_s, was_out_of_memory=False):
+    return policy.ended(status, 1.0, now_s, was_out_of_memory=was_out_of_memory)
 
 
 def test_engine_that_served_is_always_restarted_after_the_first_pause():

@@ -15,8 +15,8 @@ BLOCK_M, GROUP_SIZE = 128, 4
 TOKENS_PER_TILE = BLOCK_M // GROUP_SIZE
 
 
-def make_plan(query_lens, seq_lens, device, *, num_kv_heads=8, sliding_window=None, num_padding=0):
-    """Returns the plan of rows; num_padding tokens follow, as in a step of a recorded size."""
+def make_plan(query_lens, seq_lens, device, *, num_kv_heads=8, sliding_window=None):
+    """Returns the plan of rows."""
     metadata = AttentionMetadata(
         query_start_loc=torch.tensor([0, *np.cumsum(query_lens)], dtype=torch.int32, device=device),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
@@ -29,7 +29,7 @@ def make_plan(query_lens, seq_lens, device, *, num_kv_heads=8, sliding_window=No
     return prefill_plan(
         metadata,
         first_row=0,
-        num_tokens=sum(query_lens) + num_padding,
+        num_tokens=sum(query_lens),
         num_kv_heads=num_kv_heads,
         head_dim=16,
         block_m=BLOCK_M,
