@@ -19,6 +19,7 @@ _NO_SERVICE = "-chairlift.service.health"  # needs grpcio-health-checking, which
 _NO_GRAMMARS = [  # need llguidance, which the two services alone have
     "-chairlift.service.structured.grammars",
     "-chairlift.service.structured.grammar_tokenizer",
+    "-chairlift.service.structured.parser_limits",
 ]
 _NO_NUMPY = "-chairlift.bench.workload"  # benchmarks run with [engine] or [loadgen]
 

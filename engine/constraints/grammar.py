@@ -3,27 +3,13 @@
 from collections.abc import Collection, Sequence
 
 from llguidance import LLMatcher
-from llguidance._lib import LLParserLimits
 
 from chairlift.service.structured.grammar_tokenizer import grammar_tokenizer
+from chairlift.service.structured.parser_limits import parser_limits
 from engine.constraints.token_bits import Words
 from engine.errors import InvalidRequest
 
 MAX_ERROR_CHARS = 500
-
-
-def parser_limits() -> LLParserLimits:
-    """Returns the limits of one grammar. Work is measured in fuel: 50 per microsecond of compiling, 14 of a step."""
-    return LLParserLimits(
-        max_items_in_row=5_000,  # 1,200 optional members, 5,000 alternatives
-        initial_lexer_fuel=1_000_000,  # 20 ms
-        step_lexer_fuel=200_000,  # 14 ms
-        step_max_items=50_000,  # 2.5 ms
-        max_lexer_states=50_000,  # 1 to 2 KB each: 100 MB at most
-        max_grammar_size=50_000,  # symbols; the library itself ends at 65,000
-        precompute_large_lexemes=True,
-        verbose_errors=False,  # True adds the whole grammar and the parser's state
-    )
 
 
 class GrammarTokenizer:

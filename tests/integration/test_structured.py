@@ -18,8 +18,6 @@ import pytest
 
 from chairlift import AsyncClient, Client, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
-from engine.constraints import grammar as engine_grammar
-from frontend.text.structured import trial
 from tests.support.pair import PairAddress
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "json_schemas.json").read_text())
@@ -192,13 +190,6 @@ def test_a_loop_of_tools_goes_on_after_their_results(http: openai.OpenAI) -> Non
     second = http.chat.completions.create(messages=messages, **options).choices[0]
     assert second.message.content
     assert second.finish_reason in ("stop", "length")
-
-
-def test_limits_of_compiler_and_engine_are_the_same() -> None:
-    ours, engines = trial.parser_limits(), engine_grammar.parser_limits()
-    names = [name for name in dir(ours) if not name.startswith("_")]
-    assert "max_lexer_states" in names
-    assert {name: getattr(ours, name) for name in names} == {name: getattr(engines, name) for name in names}
 
 
 def test_words_that_exclude_every_constrained_answer_end_that_request_alone(pair: PairAddress) -> None:

@@ -7,9 +7,10 @@ answers are therefore drawn here, mainly from tokens that advance the grammar's 
 import random
 import time
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from chairlift.service.structured.output_constraint import ConstraintError
+from chairlift.service.structured.parser_limits import parser_limits
 
 _NUM_WALKS = 4
 _MAX_STEPS = 128  # of one walk: a few milliseconds for most grammars
@@ -17,20 +18,6 @@ _MAX_STEP_S = 0.25  # CPU time; longer steps would delay the engine's other answ
 _MAX_TRIAL_S = 1.0  # CPU time of all walks; a step with the longest regex takes 10 ms
 _STRUCTURE = ('"', ",", ":", "{", "[", "]", "}", "\n", " ", "1", "a", "true", "null", "(", ")", "<", ">")
 _SEED = 20
-
-
-def parser_limits() -> LLParserLimits:
-    """Returns the engine's limits for one grammar, so that a grammar that passes here passes there."""
-    return LLParserLimits(
-        max_items_in_row=5_000,
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        step_max_items=50_000,
-        max_lexer_states=50_000,
-        max_grammar_size=50_000,
-        precompute_large_lexemes=True,
-        verbose_errors=False,
-    )
 
 
 class Trial:

@@ -2,6 +2,7 @@
 
     output_constraint.py   constraints that a request can set
     grammar_tokenizer.py   the model's tokenizer, as llguidance reads it
+    parser_limits.py   limits of llguidance on the work of a grammar
     grammars.py        constraints to grammars, in llguidance's JSON format
     schema_rules.py    JSON Schemas in keywords that llguidance knows; schema_walk.py finds their parts
     number_rules.py    numbers that llguidance computes exactly

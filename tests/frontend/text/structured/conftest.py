@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from chairlift.service.structured.parser_limits import parser_limits
 from frontend.text.sampling_defaults import API_DEFAULTS
 from frontend.text.served_model import ServedModel
-from frontend.text.structured.trial import parser_limits
 from frontend.text.tokenizer import Tokenizer
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 
