@@ -70,8 +70,8 @@ class GrantCredit:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Asks for a `FencePassed` of this number: when all steps launched before have ended, and earlier commands are
-    applied.
+    """Asks for a `FencePassed` of this number, once earlier commands are applied and all steps launched before have
+    ended.
     """
 
     number: int

@@ -179,7 +179,7 @@ class KernelOps(Protocol):
             decode_sizes: batch sizes of decode-only steps (one token per row) to record.
             mixed_sizes: numbers of tokens of other steps to record, with min(tokens, rows of `largest`) logits.
             mixes_torch: the step computes with torch too.
-            yields_logits: whether its result are logits; of a pipeline stage they are not, and no sizes are given.
+            yields_logits: whether the result is logits. That of a pipeline stage is not, and it has no sizes to record.
         Returns: the compiled step. Its result is valid until its next call.
         """
         ...

@@ -78,8 +78,8 @@ class Receiver(Protocol):
 class Outgoing:
     """The messages to one frontend; lives on the event loop.
 
-    Order: an admission precedes everything else about its handles, or the first of that stands for it; within a
-    request, rows come in order and the completion last.
+    Order: an admission precedes everything else about its handles, unless the first other event of a handle stands for
+    it. Within a request, rows come in order and the completion last.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Recording of operations as a program: the CPU's counterpart of a CUDA graph.
 
-The operations of a step differ only in the number of rows. They are recorded once, at the largest number, and replayed
-without Python: no dispatch, allocation or lock between operations.
+Steps have the same operations and differ in the number of rows only. The operations are recorded once, at the largest
+number, and replayed without Python: no dispatch, allocation or lock between operations.
 """
 
 import weakref

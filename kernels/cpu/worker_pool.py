@@ -1,8 +1,8 @@
 """Threads that replay programs.
 
 Between steps the workers block in a read of a pipe; within a step no thread blocks or takes a lock. Each thread
-executes all instructions in order: it processes its share of the items, then what is left of the others', and goes on
-when all are done. A descheduled thread does not delay the others, which take its items.
+executes all instructions in order: it processes its share of the items, then takes items that other threads have not
+begun, and continues when all are done. A descheduled thread does not delay the others, which take its items.
 """
 
 import os
