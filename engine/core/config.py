@@ -112,6 +112,12 @@ def check_config(config: SchedulerConfig) -> None:
             f"max_model_len is {config.max_model_len}, must be from 2 to the {longest} tokens that "
             f"{config.num_blocks} blocks of {config.block_size} hold"
         )
+    shares_prefixes = config.enable_prefix_caching or config.num_state_snapshots
+    if config.num_state_snapshots is not None and config.cache_groups.num_windowed and shares_prefixes:
+        raise ConfigError(
+            f"enable_prefix_caching is {config.enable_prefix_caching} and num_state_snapshots is "
+            f"{config.num_state_snapshots}, must be False and 0: prefixes are not shared with states and windows"
+        )
     if config.policy == "slo" and config.num_stages > 1:
         raise ConfigError(
             f"the policy slo is not supported with {config.num_stages} pipeline stages: its model of step times has no "

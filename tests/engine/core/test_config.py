@@ -3,11 +3,13 @@ from typing import Any
 
 import pytest
 
+from engine.core.cache_groups import CacheGroups
 from engine.core.config import SchedulerConfig, check_config
 from engine.core.drafts import DraftLimits
 from engine.errors import ConfigError
 
 GOOD = SchedulerConfig(num_blocks=4, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=64)
+WINDOWED = CacheGroups(1, 1, 16)
 
 
 def test_a_context_of_exactly_the_cache_is_accepted() -> None:
@@ -39,6 +41,14 @@ def test_a_context_of_exactly_the_cache_is_accepted() -> None:
         ({"drafts": DraftLimits(1, 3, 2), "max_steps_in_flight": 2}, "drafts are not supported with 2 steps in flight"),
         ({"drafts": DraftLimits(1, 3, 2), "num_stages": 2}, "drafts are not supported with 2 pipeline stages"),
         ({"drafts": DraftLimits(1, 3, 2), "num_state_snapshots": 0}, "drafts are .* a model that keeps state"),
+        (
+            {"num_state_snapshots": 0, "cache_groups": WINDOWED, "num_blocks": 8},
+            "caching is True and num_state_snapshots is 0, must",
+        ),
+        (
+            {"num_state_snapshots": 3, "cache_groups": WINDOWED, "num_blocks": 8, "enable_prefix_caching": False},
+            "caching is False and num_state_snapshots is 3, must",
+        ),
         ({"max_step_s": 0.0}, r"max_step_s is 0\.0, must be above 0"),
         ({"tenant_weights": {"a": -1.0}}, r"the weight of tenant 'a' is -1\.0, must be above 0"),
     ],
