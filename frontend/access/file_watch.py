@@ -18,6 +18,9 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 class FileWatch:
     """Checks some files every 5 s and calls `reload` when one has changed.
 
+    A failed reload is tried again at every check: the end of its cause, such as a mode that denied access or a lack of
+    file descriptors, leaves no trace in what is compared.
+
     Args:
         what: name of their content, for the log.
         paths: the files.
@@ -43,16 +46,22 @@ class FileWatch:
                 await self._task
 
     async def _check_repeatedly(self) -> None:
+        problem = ""  # of the last reload
         while True:
             await asyncio.sleep(_INTERVAL_S)
             stamp = self._read_stamp()
-            if stamp != self._stamp:
-                self._stamp = stamp
-                try:
-                    self._reload()
-                    logger.info("%s reloaded", self._what)
-                except ConfigError as error:
+            has_changed = stamp != self._stamp
+            if not (has_changed or problem):
+                continue
+            self._stamp = stamp
+            try:
+                self._reload()
+                problem = ""
+                logger.info("%s reloaded", self._what)
+            except ConfigError as error:
+                if has_changed or str(error) != problem:
                     logger.warning("%s not reloaded, the old content stays in use: %s", self._what, error)
+                problem = str(error)
 
     def _read_stamp(self) -> _Stamp:
         return tuple(map(_stamp, self._paths))
