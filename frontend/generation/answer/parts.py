@@ -52,16 +52,21 @@ def parts_of(deltas: Sequence[Delta]) -> list[Parts]:
 def parts_by_token(deltas: Sequence[tuple[int, Sequence[Delta]]]) -> list[tuple[int, Parts]]:
     """Groups deltas by kind of part, so that each group ends at a token that added to it, in any batch.
 
+    Tokens without text, such as special tokens, are at the start of a group only. So readers find the tokens of a text
+    by their bytes.
+
     Args:
         deltas: with the number of tokens up to their end.
 
     Returns: the groups, each with the number of tokens up to its end.
     """
     groups: list[tuple[int, Parts]] = []
+    end_before = 0
     for end, added in deltas:
         for parts in filter(any, parts_of(added)):
             kinds = [bool(part) for part in parts]
-            if groups and sum(kinds) == 1 and kinds == [bool(part) for part in groups[-1][1]]:
+            is_next = bool(groups) and groups[-1][0] >= end_before
+            if is_next and sum(kinds) == 1 and kinds == [bool(part) for part in groups[-1][1]]:
                 before = groups.pop()[1]
                 parts = Parts(
                     before.text + parts.text,
@@ -69,6 +74,7 @@ def parts_by_token(deltas: Sequence[tuple[int, Sequence[Delta]]]) -> list[tuple[
                     (*before.tool_calls, *parts.tool_calls),
                 )
             groups.append((end, parts))
+        end_before = end
     return groups
 
 

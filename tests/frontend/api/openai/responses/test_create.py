@@ -424,3 +424,21 @@ async def test_other_model_is_not_found(shared_client):
     with pytest.raises(openai.NotFoundError) as caught:
         await shared_client.responses.create(model="gpt-4", input="x", stream=True)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 4, 500])
+async def test_logprobs_leave_out_special_tokens_within_the_text_and_the_reasoning_before_it(
+    shared_pairs, tokens_per_step
+):
+    pair, client = await shared_pairs(ALL)
+    pair.engine.tokens_per_step = tokens_per_step
+    answer = await client.responses.create(
+        model="fake",
+        input="<think>hm</think>Ro<|end|>me",
+        include=["message.output_text.logprobs"],
+        max_output_tokens=len("<think>hm</think>Ro.me"),
+        extra_body={"ignore_eos": True},
+    )
+    _, message = answer.output
+    assert message.content[0].text == "Rome"
+    assert [row.token for row in message.content[0].logprobs] == list("Rome")
