@@ -28,5 +28,5 @@ def _guess(line: str, target: str) -> str:
     if "failed to connect" not in line:
         return "the connection broke: the server or the network failed"
     if "Socket closed" in line or "Connection reset" in line:
-        return f"does the server at {target} require TLS? Try --tls or --tls-ca"
+        return f"does the server at {target} require TLS? Try --tls or --tls-ca; for mutual TLS also --tls-cert"
     return f"no server at {target}? `chairlift up` starts one"

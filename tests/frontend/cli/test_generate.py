@@ -267,6 +267,7 @@ async def test_error_in_the_middle_of_a_line_starts_a_new_one(target, engine, ca
         ("failed to connect to all addresses; last error: Connection refused", "(no server at there:1? `chairlift up`"),
         ("failed to connect to all addresses; Tls handshake failed", "(does the server at there:1 use TLS, and"),
         ("failed to connect to all addresses; Socket closed", "(does the server at there:1 require TLS? Try --tls"),
+        ("failed to connect to all addresses; Socket closed", "; for mutual TLS also --tls-cert)"),
         ("Stream removed (Socket closed)", "(the connection broke: "),
         (
             "failed to connect: Trying to connect an http1.x server",
