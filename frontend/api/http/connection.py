@@ -59,11 +59,20 @@ class HttpConnection(H11Protocol):
         they belong to is aborted.
         """
         if not self._awaits_head:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            self._abort_request()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else its answer has begun
             self._refuse(self.conn.refusal or h11.RemoteProtocolError(msg))
         self.transport.close()
+
+    def shutdown(self) -> None:
+        """Closes the connection, after its answer if it owes one. A request whose body is incomplete gets none: it
+        would be refused, and the rest of it may never arrive.
+        """
+        if not self._awaits_head and self.conn.their_state is h11.SEND_BODY:
+            self._abort_request()
+            self.transport.close()
+        else:
+            super().shutdown()
 
     def _refuse(self, refusal: h11.RemoteProtocolError) -> None:
         status = refusal.error_status_hint
@@ -82,6 +91,10 @@ class HttpConnection(H11Protocol):
     @property
     def _awaits_head(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    def _abort_request(self) -> None:
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
 
     def _close(self) -> None:
         self._head_timer = None

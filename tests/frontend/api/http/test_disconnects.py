@@ -235,6 +235,17 @@ async def test_stop_closes_the_port_and_idle_connections(http_pair, client):
         await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
 
 
+async def test_stop_closes_connections_whose_request_is_incomplete(http_pair, caplog):
+    reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 99\r\n\r\n")
+    assert b" 100 " in await reader.readline()
+    writer.write(b"{")
+    await http_pair.app.stop()
+    assert b"HTTP/1.1" not in await reader.read()
+    writer.close()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 async def test_signal_handlers_of_the_process_stay_as_they_were(make_pair, connect):
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
