@@ -61,7 +61,8 @@ class Checkpoint(Protocol):
         ...
 
 
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Types of tensors in 16 or 32 bits, and names of their dtypes."""
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
@@ -74,7 +75,7 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
         entries = [entry for file in checkpoint.weights_files() for entry in checkpoint.tensors(file).values()]
     except CheckpointError:
         return "float32"
-    sizes = [(math.prod(entry.shape), _DTYPES[entry.dtype]) for entry in entries if entry.dtype in _DTYPES]
+    sizes = [(math.prod(entry.shape), FLOAT_DTYPES[entry.dtype]) for entry in entries if entry.dtype in FLOAT_DTYPES]
     return max(sizes)[1] if sizes else "float32"
 
 

@@ -13,6 +13,7 @@ from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.output_head import has_own_head
 from engine.model.quantization_config import QuantizedWeights, read_quantization_config
 from engine.model.text_part import end_token_defaults, text_fields, ties_by_class
+from engine.model.unlisted_layers import without_unlisted_layers
 
 # Several times the values of the largest models; beyond them even the shapes of the weights cannot be handled.
 _MAX_LAYERS = 1024
@@ -126,7 +127,7 @@ class ModelConfig:
             traits=traits,
             checkpoint_dtype=dtype,
             end_token_ids=end_token_ids(checkpoint, stated, fields, vocab_size),
-            quantized=read_quantization_config(fields),
+            quantized=without_unlisted_layers(read_quantization_config(fields), checkpoint),
         )
 
     @property
