@@ -73,10 +73,13 @@ def _check_template(path: Path, part: dict[str, Any]) -> None:
     """Checks that all special tokens of a template are defined; the library crashes otherwise."""
     known = part.get("special_tokens")
     for side in ("single", "pair"):
-        for piece in part.get(side) or []:
+        pieces = part.get(side) or []
+        if not isinstance(pieces, list):
+            _refuse(path, "post_processor", f"{side} is {pieces!r}, expected a list")
+        for piece in pieces:
             if isinstance(piece, dict) and isinstance(special := piece.get("SpecialToken"), dict):
                 name = special.get("id")
-                if not isinstance(known, dict) or name not in known:
+                if not isinstance(known, dict) or not isinstance(name, str) or name not in known:
                     problem = f"{side} has the special token {name!r}, which special_tokens does not define"
                     _refuse(path, "post_processor", problem)
 

@@ -264,8 +264,25 @@ def test_a_tokenizer_without_valid_tokens_is_rejected(model_dir: Path, tokenizer
             },
             "post_processor: single has the special token '<s>', which special_tokens does not define",
         ),
+        (
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": [], "type_id": 0}}],
+                    "special_tokens": {},
+                }
+            },
+            "post_processor: single has the special token [], which special_tokens does not define",
+        ),
+        (
+            {"post_processor": {"type": "TemplateProcessing", "single": [], "pair": 5}},
+            "post_processor: pair is 5, expected a list",
+        ),
     ],
-    ids=["charsmap", "no charsmap", "growth", "chunks", "strip", "strip one", "template"],
+    ids=[
+        *("charsmap", "no charsmap", "growth", "chunks", "strip", "strip one"),
+        *("template", "no name in a template", "no template"),
+    ],
 )
 def test_a_tokenizer_that_would_crash_a_frontend_is_rejected(model_dir: Path, part: dict[str, Any], says: str) -> None:
     (model_dir / "tokenizer.json").write_text(json.dumps({**TOKENIZER, **part}))
