@@ -16,7 +16,10 @@ INFEASIBLE = "targets_infeasible"
 """Error code of a refusal for latency targets."""
 
 _TEXT_KEYS = ("content", "reasoning_content", "reasoning")
+_GIVEN_UP = ("abort", "error")
+"""Finish reasons of vLLM, SGLang and gateways for an answer that the server broke off: it is none."""
 _MAX_ERROR_LENGTH = 200
+_MAX_COUNT = 2**31 - 1  # as a record holds
 
 
 class Answer:
@@ -41,7 +44,8 @@ class Answer:
 
         Raises:
             RequestRefusedError: the server found later that the request's targets cannot be met.
-            RequestFailedError: it is another error, not JSON, or JSON of another form.
+            RequestFailedError: it is another error, a finish reason that tells of one, not JSON, or JSON of another
+                form.
         """
         if data == b"[DONE]":
             self._is_over = True
@@ -52,7 +56,7 @@ class Answer:
             raise RequestFailedError(f"an event is not JSON: {data[:60]!r}") from None
         if not isinstance(event, dict):
             raise RequestFailedError(f"an event is not a JSON object: {data[:60]!r}")
-        if event.get("error"):
+        if event.get("error") or event.get("object") == "error":
             if error_code(event) == INFEASIBLE:
                 raise RequestRefusedError(error_text(event), None, "")
             raise RequestFailedError(f"error in mid-answer: {error_text(event)}")
@@ -66,7 +70,10 @@ class Answer:
             if count > 0:
                 self._num_tokens += count
                 self._sink.tokens(count)
-            self._is_over |= bool(choice.get("finish_reason"))  # some servers send "" until the end
+            finish_reason = choice.get("finish_reason")
+            if finish_reason in _GIVEN_UP:
+                raise RequestFailedError(f"error in mid-answer: the server ended it with finish_reason {finish_reason}")
+            self._is_over |= bool(finish_reason)  # some servers send "" until the end
         if usage:
             self._usage = usage
 
@@ -97,7 +104,7 @@ class Answer:
 def error_text(body: object) -> str:
     """What an error object of OpenAI's form, or of its relatives, says; cut to a line."""
     if isinstance(body, dict):
-        inner = body.get("error", body)
+        inner = body.get("error") or body
         body = inner.get("message", inner) if isinstance(inner, dict) else inner
     return " ".join(str(body).split())[:_MAX_ERROR_LENGTH]
 
@@ -122,4 +129,4 @@ def _object(value: object, name: str) -> dict[str, Any]:
 
 def _number(counts: dict[str, Any], name: str) -> int:
     value = counts.get(name)
-    return value if isinstance(value, int) else ABSENT
+    return value if type(value) is int and 0 <= value <= _MAX_COUNT else ABSENT

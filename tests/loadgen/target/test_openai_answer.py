@@ -86,7 +86,7 @@ def test_a_count_that_stays_at_zero_until_the_end_counts_nothing_as_it_goes() ->
     assert not answer.is_counted_as_it_goes
 
 
-@pytest.mark.parametrize("counted", [None, "3"])
+@pytest.mark.parametrize("counted", [None, "3", True, -1, 2**31])
 def test_counts_that_are_no_numbers_are_no_counts(counted: object) -> None:
     sink, _ = take(text("a", usage={"completion_tokens": counted}), b"[DONE]", counts_as_it_goes=True)
     assert (sink.counts, sink.num_counted_tokens) == ([1], ABSENT)
@@ -116,6 +116,9 @@ def test_the_servers_counts_are_passed_on(usage: dict[str, Any] | None, counts: 
         ([b"7"], "not a JSON object"),
         ([text("a"), {"error": {"message": "out of\nmemory", "code": 500}}], "mid-answer: out of memory"),
         ([text("a"), {"error": "plain words"}], "mid-answer: plain words"),
+        ([text("a"), {"object": "error", "message": "out of memory"}, b"[DONE]"], "mid-answer: out of memory"),
+        ([text("a"), text("", "abort"), b"[DONE]"], "mid-answer: the server ended it with finish_reason abort"),
+        ([delta(content="a"), delta("error"), b"[DONE]"], "finish_reason error"),
         ([{"choices": "x"}], "choices is not a list: 'x'"),
         ([{"choices": {"0": {}}}], "choices is not a list"),
         ([{"choices": ["x"]}], r"choices\[0\] is not a JSON object: 'x'"),
