@@ -99,10 +99,14 @@ class StepTimer:
 
 
 def prompt_seconds(cost: StepTimePrior, input_tokens: _Floats, cached_tokens: _Floats) -> _Floats:
-    """Returns the least device time of prompts: their products and their attention in an endless batch, no weights."""
-    _, token_s, _, _, pair_s = cost.coefficients
+    """Returns the least device time of prompts: their products and their attention in an endless batch, no weights.
+
+    Where a fit says that one-token rows are cheaper, it is cheapest to compute a prompt in those.
+    """
+    _, token_s, row_s, kv_token_s, pair_s = cost.coefficients
     num_new = input_tokens - cached_tokens
-    return token_s * num_new + pair_s * num_new * (cached_tokens + (num_new + 1) / 2)
+    num_pairs = num_new * (cached_tokens + (num_new + 1) / 2)
+    return (token_s + min(row_s, 0.0)) * num_new + min(pair_s, kv_token_s) * num_pairs
 
 
 def answer_seconds(cost: StepTimePrior, input_tokens: _Floats, output_tokens: _Floats) -> _Floats:

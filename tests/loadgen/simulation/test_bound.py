@@ -8,6 +8,7 @@ import pytest
 from chairlift.service.service_classes import ServiceClass
 from engine.core.latency.step_time import Coefficients, StepTimePrior
 from loadgen.simulation.bound import upper_bound
+from loadgen.simulation.fleet import simulate
 from loadgen.simulation.results import is_good
 from loadgen.simulation.workload import NO_CLASS, Outcome
 
@@ -98,6 +99,16 @@ def test_answers_too_short_for_a_late_gap_are_due_one_gap_after_another_however_
     requests = [request_of(index, 0.0, 3, 99, gap) for index in range(4)]
     last = request_of(4, 1000.0, 1, 1, NO_CLASS)
     assert upper_bound([*requests, last], SECOND_PER_TOKEN, 1, grace_s=1000.0) < 4
+
+
+@pytest.mark.parametrize(("row_s", "pair_s", "due_s"), [(-0.9, 0.0, 1.0), (0.0, 5.0, 8.0)], ids=["rows", "attention"])
+def test_prompts_in_one_token_rows_do_not_exceed_the_bound(request_of, fleet_of, row_s, pair_s, due_s):
+    cost = StepTimePrior(Coefficients(0.0, 1.0, row_s, 0.0, pair_s))
+    requests = [request_of(index, 0.0, 2, 1, soon(due_s)) for index in range(1, 5)]
+    bound = upper_bound(requests, cost, 1, grace_s=8.0)
+    simulate(requests, fleet_of("fcfs@1", cost=cost), until_s=8.0)
+    assert sum(map(is_good, requests)) == 4
+    assert bound == 4
 
 
 def test_without_any_time_nothing_is_said(request_of):
