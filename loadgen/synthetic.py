@@ -48,16 +48,21 @@ class Lengths(NamedTuple):
 
 
 def choice(*tokens: int) -> Lengths:
-    """One of these, each as likely as the others. Raises: OptionError: none, or one below 1."""
-    if not tokens or min(tokens) < 1:
-        raise OptionError(f"lengths to choose from are {list(tokens)} tokens, must be at least one, each at least 1")
+    """One of these, each as likely as the others. Raises: OptionError: none, or one out of range."""
+    if not tokens or not 1 <= min(tokens) <= max(tokens) <= MAX_TOKENS:
+        raise OptionError(
+            f"lengths to choose from are {list(tokens)} tokens, must be at least one, each 1 to {MAX_TOKENS}"
+        )
     return Lengths("choice", tokens)
 
 
 def uniform(low: int, high: int) -> Lengths:
-    """From low to high, both included. Raises: OptionError: low is below 1 or above high."""
-    if not 1 <= low <= high:
-        raise OptionError(f"lengths from {low} to {high} tokens, must begin at 1 or more and not end before they begin")
+    """From low to high, both included. Raises: OptionError: low is below 1 or above high, or high above MAX_TOKENS."""
+    if not 1 <= low <= high <= MAX_TOKENS:
+        raise OptionError(
+            f"lengths from {low} to {high} tokens, must begin at 1 or more, not end before they begin, and end at most "
+            f"at {MAX_TOKENS}"
+        )
     return Lengths("uniform", (low, high))
 
 
@@ -102,16 +107,16 @@ def shared_prefix(
 
     Args:
         count: requests, at least 1.
-        num_prefixes: different prefixes, at least 1.
-        prefix_len: tokens of each, at least 1; also the tokens of a block.
+        num_prefixes: different prefixes, 1 to MAX_TOKENS.
+        prefix_len: tokens of each, 1 to MAX_TOKENS; also the tokens of a block.
         own_len: of what follows the prefix, at least a token.
         output_len: of answers.
         seed: of lengths and choice.
     Raises: OptionError: a value out of range.
     """
     for name, value in (("number of prefixes", num_prefixes), ("prefix length", prefix_len)):
-        if value < 1:
-            raise OptionError(f"{name} is {value}, must be at least 1")
+        if not 1 <= value <= MAX_TOKENS:
+            raise OptionError(f"{name} is {value}, must be 1 to {MAX_TOKENS}")
     random = np.random.default_rng((seed, _STREAM))
     own_tokens = own_len.sample(_checked(count), random)
     output_tokens = output_len.sample(count, random)

@@ -7,7 +7,7 @@ from pathlib import Path
 from chairlift.service.flag_kinds import integer, switch
 from chairlift.service.flags import Flag
 from chairlift.service.service_classes import ServiceClass, ServiceClassError, read_service_classes
-from loadgen.cli.values import CLASS_MIX, DURATION, FILE
+from loadgen.cli.values import ABOVE_ZERO, CLASS_MIX, FILE
 from loadgen.errors import OptionError
 from loadgen.service_mix import ServiceMix
 
@@ -21,8 +21,8 @@ CLASS_FLAGS: Sequence[Flag] = (
 LATENCY_TARGET_FLAGS: Sequence[Flag] = (
     *CLASS_FLAGS,
     Flag("--send-targets", "send the targets of a class instead of its name, to a server without the file", switch()),
-    Flag("--target-ttft", "first-token target of every request, without a class (default: none)", DURATION),
-    Flag("--target-itl", "inter-token target of every request, without a class (default: none)", DURATION),
+    Flag("--target-ttft", "first-token target of every request, without a class (default: none)", ABOVE_ZERO),
+    Flag("--target-itl", "inter-token target of every request, without a class (default: none)", ABOVE_ZERO),
     Flag(
         "--max-retries",
         "retries of a request refused for its targets, each at the time that the server names (default: %(default)s)",

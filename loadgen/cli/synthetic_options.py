@@ -14,7 +14,7 @@ from loadgen import arrivals
 from loadgen.arrivals import Step
 from loadgen.cli.flags import add_flags
 from loadgen.cli.trace_options import FIT_FLAGS, SEED_FLAG, fitted
-from loadgen.cli.values import DURATION, FILE, POSITIVE
+from loadgen.cli.values import ABOVE_ZERO, FILE, POSITIVE
 from loadgen.errors import OptionError
 from loadgen.synthetic import (
     Lengths,
@@ -26,10 +26,10 @@ from loadgen.synthetic import (
     uniform,
     with_arrivals,
 )
-from loadgen.trace.formats import ReadOptions
+from loadgen.trace.formats import MAX_TOKENS, ReadOptions
 from loadgen.trace.reader import read_trace
 from loadgen.trace.schema import Trace
-from loadgen.trace.window import limit
+from loadgen.trace.window import MAX_SPAN_S, limit
 
 DATASETS = ("random", "shared-prefix", "jsonl")
 _NUM_PROMPTS = 1000
@@ -70,26 +70,19 @@ def _rate(text: str) -> float:
 
 def _on_off(text: str) -> tuple[float, float]:
     on, _, off = text.partition(":")
-    return _above_zero_s(on), _above_zero_s(off)
+    return ABOVE_ZERO.value_of(on), ABOVE_ZERO.value_of(off)
 
 
 def _steps(text: str) -> tuple[Step, ...]:
     steps = []
     for part in text.split(","):
         rate, _, duration = part.partition(":")
-        steps.append(Step(POSITIVE.value_of(rate), _above_zero_s(duration)))
+        steps.append(Step(POSITIVE.value_of(rate), ABOVE_ZERO.value_of(duration)))
     return tuple(steps)
 
 
-def _above_zero_s(text: str) -> float:
-    seconds: float = DURATION.value_of(text)
-    if seconds == 0:
-        raise ValueError
-    return seconds
-
-
 _LENGTHS = notation(
-    _lengths, f"{_NOTATIONS}, at least 1 token each, LOW not above HIGH, SIGMA above 0 and at most 5", "LEN"
+    _lengths, f"{_NOTATIONS}, 1 to {MAX_TOKENS} tokens each, LOW not above HIGH, SIGMA above 0 and at most 5", "LEN"
 )
 _RATE = notation(_rate, "a number above 0, or inf")
 _ON_OFF = notation(_on_off, "two durations above 0, ON:OFF such as 5s:20s", "ON:OFF")
@@ -157,9 +150,12 @@ def synthetic_workload(options: argparse.Namespace) -> Trace:
     make = {"random": _random, "shared-prefix": _shared_prefix, "jsonl": _jsonl}[dataset]
     requests = fitted(make(options), options)
     try:
-        return with_arrivals(requests, _schedule(options)(len(requests)))
+        arrival_s = _schedule(options)(len(requests))
     except ValueError as error:
         raise OptionError(str(error)) from error
+    if not arrival_s[-1] < MAX_SPAN_S:
+        raise OptionError(f"the schedule lasts {arrival_s[-1]:g} s, more than {MAX_SPAN_S:g} s; raise the rate")
+    return with_arrivals(requests, arrival_s)
 
 
 def _random(options: argparse.Namespace) -> Trace:

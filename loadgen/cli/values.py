@@ -16,6 +16,13 @@ def _duration_s(text: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
+def _above_zero_s(text: str) -> float:
+    seconds = _duration_s(text)
+    if seconds == 0:
+        raise ValueError
+    return seconds
+
+
 def _window_s(text: str) -> tuple[float, float]:
     start, colon, end = text.partition(":")
     if not colon:
@@ -57,6 +64,8 @@ POSITIVE = number(above=0)
 SHARE = number(0, 1, metavar="SHARE")
 DURATION = notation(_duration_s, "a duration such as 90, 500ms, 5s, 2m or 1h", "DURATION")
 """Seconds; a number without a unit is seconds."""
+ABOVE_ZERO = notation(_above_zero_s, "a duration above 0 such as 90, 500ms, 5s, 2m or 1h", "DURATION")
+"""The same."""
 WINDOW = notation(_window_s, "a window such as 600:1200, 10m:20m or 10m:", "FROM:TO")
 """Start and end in seconds; without an end it is inf."""
 SLO = notation(_slo, f"METRIC:MS with one of {', '.join(SLO_METRICS)} and a limit above 0", "METRIC:MS")

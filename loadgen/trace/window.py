@@ -20,7 +20,8 @@ Overlong = Literal["drop", "clip", "fail"]
 _QUANTISED_SHARE = 0.1
 """A clock whose readings repeat this often, at regular steps, ticks. Azure 2023 repeats none, Mooncake 90 and 94 %."""
 
-_MAX_SPAN_S = 1e9  # thirty years
+MAX_SPAN_S = 1e9
+"""Longest schedule: thirty years."""
 
 
 def cut(trace: Trace, from_s: float, to_s: float) -> Trace:
@@ -56,8 +57,8 @@ def at_speed(trace: Trace, speed: float) -> Trace:
     """
     if not (speed > 0 and np.isfinite(speed)):
         raise OptionError(f"speed is {speed:g}, must be above 0: 2 runs ten minutes in five, 0.5 in twenty")
-    if not trace.span_s / speed < _MAX_SPAN_S:
-        raise OptionError(f"speed {speed:g} makes {trace.span_s:g} s last more than {_MAX_SPAN_S:g} s")
+    if not trace.span_s / speed < MAX_SPAN_S:
+        raise OptionError(f"speed {speed:g} makes {trace.span_s:g} s last more than {MAX_SPAN_S:g} s")
     return replace(trace, arrival_s=trace.arrival_s / speed, speed=trace.speed * speed)
 
 

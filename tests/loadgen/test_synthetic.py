@@ -74,6 +74,10 @@ def test_no_length_is_below_one() -> None:
             lambda: shared_prefix(1, num_prefixes=1, prefix_len=0, own_len=choice(1), output_len=choice(1)),
             "prefix length is 0",
         ),
+        (
+            lambda: shared_prefix(1, num_prefixes=10**20, prefix_len=1, own_len=choice(1), output_len=choice(1)),
+            "number of prefixes is 1",
+        ),
     ],
 )
 def test_values_out_of_range_are_named(make, message) -> None:

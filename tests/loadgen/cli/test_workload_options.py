@@ -297,6 +297,7 @@ def test_schedules_have_their_rate_and_variation(arguments, cv):
         (["--dataset", "jsonl"], "--dataset jsonl needs --dataset-path"),
         (["--random-input-len", "3-5", "--random-range-ratio", 0.1], "--random-range-ratio and --random-input-len"),
         (["--overlong", "drop"], "--overlong drop needs --max-model-len"),
+        (["--request-rate", "1e-9"], "the schedule lasts .* s, more than 1e\\+09 s"),
     ],
 )
 def test_contradictions_of_a_run_are_named(arguments, message):
@@ -318,6 +319,9 @@ def test_a_closed_loop_has_no_schedule():
     ("arguments", "message"),
     [
         (["--random-input-len", "0"], "--random-input-len is 0, it must be N, LOW-HIGH"),
+        (["--random-input-len", "9" * 20], "--random-input-len is 9+, it must be .* 1 to 2147483647 tokens"),
+        (["--random-input-len", "1-" + "9" * 20], "--random-input-len is 1-9+, it must be"),
+        (["--random-output-len", "2147483648"], "--random-output-len is 2147483648, it must be"),
         (["--random-input-len", "9-5"], "--random-input-len is 9-5, it must be .* LOW not above HIGH"),
         (["--random-output-len", "normal:3"], "--random-output-len is normal:3, it must be N, LOW-HIGH"),
         (["--random-range-ratio", "1"], "--random-range-ratio is 1, it must be a number, at least 0 and below 1"),

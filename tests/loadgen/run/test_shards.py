@@ -22,11 +22,12 @@ def workload(arrival_s: list[float], output_tokens: list[int]) -> Trace:
 
 STEADY = workload([0.1 * index for index in range(1000)], [900] * 1000)  # 9,000 tokens/s for 100 s
 BURST = workload([0.0] * 20 + [100.0], [3100] * 20 + [1])  # 6,200 tokens/s in ten seconds, 620 on average
+LONG = workload([0.0, 9e9], [5, 5])  # a bin of ten seconds each would not fit into memory
 
 
 @pytest.mark.parametrize(
     ("trace", "num_cpus", "expected"),
-    [(STEADY, 64, 3), (STEADY, 3, 2), (STEADY, 1, 1), (BURST, 64, 3), (workload([0.0], [5]), 64, 1)],
+    [(LONG, 64, 1), (STEADY, 64, 3), (STEADY, 3, 2), (STEADY, 1, 1), (BURST, 64, 3), (workload([0.0], [5]), 64, 1)],
 )
 def test_workers_are_as_many_as_the_busiest_moment_needs_but_leave_a_core(
     trace: Trace, num_cpus: int, expected: int
