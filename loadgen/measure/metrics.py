@@ -100,7 +100,7 @@ class Throughput:
         requests_per_s: completed, their last token inside.
         output_tokens_per_s: tokens that arrived inside, also of requests that failed later.
         input_tokens_per_s: of prompts whose first token arrived inside.
-        peak_output_tokens_per_s: of the busiest whole second of the clock inside; NaN if there is none.
+        peak_output_tokens_per_s: most that arrived within a second, whenever it began; NaN if the span is shorter.
         mean_in_flight, peak_in_flight: requests between send and status.
         mean_waiting: requests that were due and not yet sent.
     """
@@ -221,14 +221,20 @@ def _throughput(run: RunData, samples: Samples, span: Span) -> Throughput:
     edges = np.array([span.start_s, span.end_s])
     inside = span.holds(samples.arrivals.at_s)
     at_s, tokens = samples.arrivals.at_s[inside], samples.arrivals.tokens[inside]
-    seconds = np.arange(np.ceil(span.start_s), np.floor(span.end_s) + 1)
-    per_second = np.histogram(at_s, seconds, weights=tokens)[0] if len(seconds) > 1 else np.array([float("nan")])
     return Throughput(
         requests_per_s=float((samples.completed & span.holds(samples.last_s)).sum()) / span.duration_s,
         output_tokens_per_s=float(tokens.sum()) / span.duration_s,
         input_tokens_per_s=float(input_tokens[span.holds(samples.first_s)].sum()) / span.duration_s,
-        peak_output_tokens_per_s=float(per_second.max()),
+        peak_output_tokens_per_s=_busiest_second(at_s, tokens) if span.duration_s >= 1 else float("nan"),
         mean_in_flight=float(mean_present(samples.last_sent_s, samples.ended_s, edges)[0]),
         peak_in_flight=peak_present(samples.last_sent_s, samples.ended_s, span.start_s, span.end_s),
         mean_waiting=float(mean_present(samples.scheduled_s, waiting_until_s(run, samples), edges)[0]),
     )
+
+
+def _busiest_second(at_s: "NDArray[np.float64]", tokens: "NDArray[np.float64]") -> float:
+    """Most tokens in a second that begins with a message: of seconds of the clock, a short span may have none busy."""
+    order = np.argsort(at_s, kind="stable")
+    before = np.concatenate(([0.0], np.cumsum(tokens[order])))
+    ends = np.searchsorted(at_s[order], at_s[order] + 1.0)
+    return float((before[ends] - before[:-1]).max(initial=0.0))

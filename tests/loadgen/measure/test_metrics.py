@@ -335,6 +335,14 @@ def test_tokens_after_the_window_are_not_its_throughput() -> None:
     assert metrics.steady.latencies.ttft.n == 3
 
 
+def test_the_busiest_second_may_begin_at_any_time_and_is_not_below_the_mean() -> None:
+    run = run_of([Answered(0.0, ((0.2, 1), (0.9, 30), (1.3, 20), (1.8, 7), (1.95, 5))), Answered(1.9, ((1.9, 1),))])
+    throughput = measure(run).steady.throughput
+    assert throughput.output_tokens_per_s == pytest.approx(59 / 1.9)
+    assert throughput.peak_output_tokens_per_s == 57  # from 0.9 to 1.8 s; the second that began at 0 has 31
+    assert math.isnan(measure(run, MeasureOptions(warmup_s=1.0)).steady.throughput.peak_output_tokens_per_s)
+
+
 def test_no_request_at_all() -> None:
     metrics = measure(run_of([]))
     assert metrics.whole.counts.offered == 0
