@@ -43,10 +43,10 @@ def _complete(run: RunData, metrics: Metrics) -> Finding:
     title, unsent = "run complete", metrics.whole.counts.unsent
     if run.interrupted:
         planned_s = float(run.workload.arrival_s[-1]) if len(run.workload) else 0.0
-        text = (
-            f"stopped after {run.ended_s:.1f} s, the last request was due at {planned_s:.1f} s: the report is of a "
-            "part; let it run to its end"
-        )
+        left = f"the last request was due at {planned_s:.1f} s"
+        if run.settings.get("closed_loop"):
+            left = f"{unsent} of {len(run.requests)} requests were not sent"
+        text = f"stopped after {run.ended_s:.1f} s, {left}: the report is of a part; let it run to its end"
         return yes_or_no("complete", title, "DEGRADED", text)
     why = "look at the workers"
     if cap := run.settings.get("max_concurrency"):

@@ -307,6 +307,12 @@ def test_requests_never_sent_void_a_run_that_was_not_stopped() -> None:
     assert "--max-concurrency 4 held them back until --drain-timeout" in _finding(capped, "complete").text
 
 
+def test_an_interrupted_closed_loop_says_how_many_requests_were_left() -> None:
+    run = synthetic_run(100, outcomes={Status.UNSENT: 20}, settings={"closed_loop": True})
+    run = replace(run, interrupted=True)
+    assert "20 of 100 requests were not sent: the report is of a part" in _finding(run, "complete").text
+
+
 def test_an_interrupted_run_is_not_blamed_for_what_was_due_after_the_stop() -> None:
     """Stopped at 5 s of 10 s, and over at 9 s: the requests due in between were never to be sent."""
     run = replace(_steady(), interrupted=True, ended_s=9.0)
