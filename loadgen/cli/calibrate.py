@@ -3,16 +3,27 @@
 import argparse
 from typing import cast
 
-from chairlift.service.flag_kinds import choice, switch
+from chairlift.service.flag_kinds import choice, notation, switch
 from chairlift.service.flags import Flag, FlagParser
 from loadgen.cli.flags import add_flags
 from loadgen.cli.values import DURATION
 from loadgen.run.calibrate import Protocol, calibrate
 from loadgen.run.ceiling import Ceiling, ceiling_file, store_ceiling
 
+_MIN_HOLD_S = 0.1  # first tokens come after 0.05 s
+
+
+def _hold_s(text: str) -> float:
+    seconds: float = DURATION.value_of(text)
+    if seconds < _MIN_HOLD_S:
+        raise ValueError
+    return seconds
+
+
+_HOLD = notation(_hold_s, "a duration of at least 100ms such as 500ms, 5s or 2m", "DURATION")
 _FLAGS = (
     Flag("--protocol", "protocol to calibrate (default: %(default)s)", choice(("grpc", "http")), default="grpc"),
-    Flag("--hold", "duration of each load (default: %(default)g s)", DURATION, default=3.0),
+    Flag("--hold", "duration of each load (default: %(default)g s)", _HOLD, default=3.0),
     Flag(
         "--keep",
         "store the ceiling, so that later runs warn when they approach it (default: yes)",

@@ -13,7 +13,7 @@ from loadgen.atomic_file import writing_to
 from loadgen.cli.flags import add_flags
 from loadgen.cli.latency_target_flags import CLASS_FLAGS, classes_of
 from loadgen.cli.trace_options import read, transformed
-from loadgen.cli.values import DURATION, FILE, FOLDER, POSITIVE, SHARE
+from loadgen.cli.values import ABOVE_ZERO, DURATION, FILE, FOLDER, POSITIVE, SHARE
 from loadgen.cli.workload_options import add_trace_arguments
 from loadgen.cli.workload_text import describe
 from loadgen.errors import OptionError
@@ -62,7 +62,7 @@ _REQUEST_FLAGS = (
     Flag("--baselines", "also simulate the baselines", switch()),
     Flag("--loads", "multiples of the rate to simulate, such as 1,2,3 (default: 1)", _MULTIPLES, default=(1.0,)),
     Flag("--duration", "length of every replay, with the first of the requests that fill it (default: all)",
-         DURATION),
+         ABOVE_ZERO),
     Flag("--repeats", "replays, each of a later part of the trace with its own seed (default: %(default)s)",
          integer(1), default=1),
     Flag("--shift", "requests between the beginnings of two repeats (default: %(default)s)", integer(1),

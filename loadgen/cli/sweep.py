@@ -19,7 +19,7 @@ from loadgen.cli.run_options import (
     measure_options,
     run_and_report,
 )
-from loadgen.cli.values import DURATION, POSITIVE
+from loadgen.cli.values import ABOVE_ZERO, POSITIVE
 from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, workload
 from loadgen.cli.workload_text import describe
 from loadgen.errors import OptionError
@@ -35,7 +35,7 @@ from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, limit
 
 _LEVEL_FLAGS = (
-    Flag("--level-duration", "approximate duration of each load level (default: all requests at each)", DURATION),
+    Flag("--level-duration", "approximate duration of each load level (default: all requests at each)", ABOVE_ZERO),
     Flag("--bisect", "search between load levels for the highest load within the limits", switch()),
     Flag("--precision", "--bisect: relative precision (default: 0.05)", POSITIVE, "SHARE", 0.05),
     Flag("--probes", "--bisect: maximum runs per limit (default: 8)", integer(1), default=8),

@@ -6,7 +6,7 @@ import pytest
 
 from chairlift.service.flag_kinds import integer, switch
 from chairlift.service.flags import Flag, FlagParser
-from loadgen.cli import compare, report, run, simulate, sweep
+from loadgen.cli import calibrate, compare, report, run, simulate, sweep
 from loadgen.cli.flags import add_flags
 
 
@@ -41,3 +41,20 @@ def test_policies_of_several_flags_all_count() -> None:
     parser = simulate.make_parser("program")
     options = parser.parse_args(["--trace", "x", "--policy", "fcfs", "slo", "--policy", "static"])
     assert options.policy == ["fcfs", "slo", "static"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        (simulate, ["--trace", "x", "--duration", "0"]),
+        (sweep, ["--rates", "1", "--level-duration", "0s"]),
+        (calibrate, ["--hold", "50ms"]),
+    ],
+)
+def test_durations_in_which_nothing_can_be_measured_are_refused(
+    verb: Any, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, flag, value = arguments
+    with pytest.raises(SystemExit):
+        verb.make_parser("program").parse_args(arguments)
+    assert f"{flag} is {value}, it must be a duration " in capsys.readouterr().err
