@@ -4,10 +4,11 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Collection, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
 
 _M_MMAP_THRESHOLD = -3  # of mallopt(3)
@@ -23,7 +24,7 @@ class _Limit(NamedTuple):
     cached: int
 
 
-def usable_cores(cgroup: Path = _CGROUP, cpus: Path = _CPUS) -> int:
+def usable_cores(cgroup: Path = _CGROUP, cpus: Path = _CPUS, own_groups: Path = _OWN_GROUPS) -> int:
     """Returns the number of usable cores, at least 1.
 
     Hardware threads of one core count once: they share its arithmetic units, and one that waits for the others takes
@@ -32,17 +33,20 @@ def usable_cores(cgroup: Path = _CGROUP, cpus: Path = _CPUS) -> int:
     topologies = (cpus / f"cpu{number}" / "topology" for number in _affinity())
     # the older name of the list is that of kernels before 5.3
     cores = {_word(path / "core_cpus_list") or _word(path / "thread_siblings_list") or str(path) for path in topologies}
-    return min(len(cores), usable_cpus(cgroup))
+    return min(len(cores), usable_cpus(cgroup, own_groups))
 
 
-def usable_cpus(cgroup: Path = _CGROUP) -> int:
-    """Returns the number of usable hardware threads: the affinity, limited by the control group's quota; at least 1."""
+def usable_cpus(cgroup: Path = _CGROUP, own_groups: Path = _OWN_GROUPS) -> int:
+    """Returns the number of usable hardware threads: the affinity, limited by quotas of control groups; at least 1."""
     cpus = len(_affinity())
-    quota, period = (*_words(cgroup / "cpu.max"), "", "")[:2]
-    if not quota:
-        quota, period = (_word(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    if quota.isdigit() and period.isdigit():  # otherwise "max", or -1 in version 1: no quota
-        cpus = min(cpus, max(1, int(quota) // int(period)))
+    quotas = [_words(folder / "cpu.max") for folder in _folders(cgroup, own_groups, "")]
+    quotas += [
+        [_word(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        for folder in _folders(cgroup, own_groups, "cpu")
+    ]
+    for words in quotas:
+        if len(words) == 2 and all(map(str.isdigit, words)):  # otherwise "max", or -1 in version 1: no quota
+            cpus = min(cpus, max(1, int(words[0]) // int(words[1])))
     return cpus
 
 
@@ -70,8 +74,10 @@ def returning_freed_matrices() -> Iterator[None]:
         set_option(_M_MMAP_THRESHOLD, _ACTIVATIONS_BYTES)
 
 
-def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Returns the memory available without swapping, limited by the control group. Page cache counts as free.
+def available_memory_bytes(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP, own_groups: Path = _OWN_GROUPS
+) -> int:
+    """Returns the memory available without swapping, limited by control groups. Page cache counts as free.
 
     Where the system does not say what is available, as macOS, it is half of the memory.
     """
@@ -81,16 +87,34 @@ def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path =
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    group = _limit(cgroup / "memory.max", cgroup / "memory.current", cgroup / "memory.stat", "") or _limit(
+    limits = [
+        _limit(folder / "memory.max", folder / "memory.current", folder / "memory.stat", "")
+        for folder in _folders(cgroup, own_groups, "")
+    ]
+    for folder in _folders(cgroup, own_groups, "memory"):
         # Version 1: without a limit it is a number of 19 digits.
-        cgroup / "memory" / "memory.limit_in_bytes",
-        cgroup / "memory" / "memory.usage_in_bytes",
-        cgroup / "memory" / "memory.stat",
-        "total_",
-    )
-    if group is not None:
+        files = (folder / f"memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat"))
+        limits.append(_limit(*files, "total_"))
+    for group in filter(None, limits):
         available = min(available, max(0, group.limit - group.used + group.cached))
     return available
+
+
+def _folders(cgroup: Path, own_groups: Path, controller: str) -> list[Path]:
+    """Returns the folders of this process's control group and of those around it, which limit it as well.
+
+    A container mostly has one, at the top. Elsewhere, such as in a unit of systemd, the system says which one it is.
+    That may be a path of the host, of which a container has no folder: what is not there is no limit.
+
+    Args:
+        cgroup: where the groups are.
+        own_groups: the system's list of the groups of this process.
+        controller: of version 1; empty: version 2.
+    """
+    lines = (line.split(":", 2) for line in _text(own_groups).splitlines())
+    path = next((path for _, controllers, path in lines if controller in controllers.split(",")), "/")
+    names = () if "/.." in path else PurePosixPath(path).parts[1:]  # .. is outside of the container's groups
+    return [(cgroup / controller).joinpath(*names[:depth]) for depth in range(len(names) + 1)]
 
 
 def _limit(limit: Path, used: Path, stat: Path, prefix: str) -> _Limit | None:
@@ -110,7 +134,11 @@ def _word(path: Path) -> str:
 
 
 def _words(path: Path) -> list[str]:
+    return _text(path).split()
+
+
+def _text(path: Path) -> str:
     try:
-        return path.read_text().split()
+        return path.read_text()
     except OSError:
-        return []
+        return ""

@@ -90,6 +90,49 @@ def test_a_memory_limit_of_version_1_cuts_what_is_free(tmp_path: Path, limit: st
     assert available_memory_bytes(meminfo, tmp_path) == free
 
 
+@pytest.fixture
+def own_groups(tmp_path: Path) -> Path:
+    """A process in a unit of systemd, by version 2 and 1, and in a group of version 1 that its container lacks."""
+    own_groups = tmp_path / "own_groups"
+    own_groups.write_text(
+        "9:memory:/system.slice/engine.service\n4:cpu,cpuacct:/docker/9f\n0::/system.slice/engine.service\n"
+    )
+    return own_groups
+
+
+@pytest.mark.parametrize("group", ["", "system.slice", "system.slice/engine.service"])
+def test_limits_of_the_own_group_and_of_those_around_it_count(tmp_path: Path, own_groups: Path, group: str) -> None:
+    """As under systemd with CPUQuota and MemoryMax, where the group at the top has no limits."""
+    folder = tmp_path / group
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cpu.max").write_text("100000 100000\n")
+    (folder / "memory.max").write_text("3000\n")
+    (folder / "memory.current").write_text("1000\n")
+    assert usable_cores(tmp_path, tmp_path, own_groups) == usable_cpus(tmp_path, own_groups) == 1
+    assert available_memory_bytes(tmp_path / "none", tmp_path, own_groups) == 2000
+
+
+def test_groups_of_version_1_are_found_by_their_controllers(tmp_path: Path, own_groups: Path) -> None:
+    memory, cpu = tmp_path / "memory" / "system.slice" / "engine.service", tmp_path / "cpu"
+    for folder in (memory, cpu):
+        folder.mkdir(parents=True)
+    (memory / "memory.limit_in_bytes").write_text("3000\n")
+    (memory / "memory.usage_in_bytes").write_text("1000\n")
+    (cpu / "cpu.cfs_quota_us").write_text("100000\n")
+    (cpu / "cpu.cfs_period_us").write_text("100000\n")
+    assert available_memory_bytes(tmp_path / "none", tmp_path, own_groups) == 2000
+    assert usable_cpus(tmp_path, own_groups) == 1
+
+
+def test_a_group_outside_of_the_container_is_not_looked_for(tmp_path: Path) -> None:
+    own_groups, top = tmp_path / "own_groups", tmp_path / "top"
+    own_groups.write_text("0::/../engine\n")
+    for folder in (tmp_path / "engine", top):
+        folder.mkdir()
+        (folder / "cpu.max").write_text("max 100000\n" if folder == top else "100000 100000\n")
+    assert usable_cpus(top, own_groups) == len(os.sched_getaffinity(0))
+
+
 HEAP = """
 import ctypes
 from engine.startup.machine import returning_freed_matrices
