@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numba
 from numba.core import compiler, serialize
@@ -39,6 +39,8 @@ COMPILED = Path(__file__).parent / "compiled" / "chairlift"
 _DIGEST_BYTES = 32
 _TEMPORARY = ".tmp"
 _WRITE_S = 3600.0  # longer than any process writes a file
+_COMPILE_S = 600  # longer than processes take for all kernels, on a slow machine too
+_POLL_S = 0.1
 _PACKAGES = ("llvmlite", "numba", "numpy")
 _SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK")
 """Of numba, from the variables of its environment that change the code of kernels."""
@@ -177,7 +179,10 @@ def compiling_missing(compile_all: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[bool]:
-    """Keeps other processes out of the context; yields False, without waiting, if the folder cannot be written."""
+    """Keeps other processes out of the context; yields False, without waiting, if the folder cannot be written.
+
+    Two may be in it where files cannot be locked, or if one takes too long: each writes whole files.
+    """
     folder = cache_folder()
     try:
         if folder is None:
@@ -188,9 +193,23 @@ def _alone() -> Iterator[bool]:
         yield False
         return
     with lock:
-        with contextlib.suppress(OSError):  # a file system without locks: several may compile, each writes whole files
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        _wait_for(lock, folder)
         yield True
+
+
+def _wait_for(lock: IO[str], folder: Path) -> None:
+    """Locks a file, but does not wait for a process without end: it may be stopped, or hang."""
+    for attempt in range(int(_COMPILE_S / _POLL_S)):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if attempt == 0:
+                _log.info("waiting for another process, which compiles CPU kernels into %s", folder)
+            time.sleep(_POLL_S)
+        except OSError:  # a file system without locks
+            return
+    _log.warning("another process has not compiled the CPU kernels in %d s: compiling them too", _COMPILE_S)
 
 
 def _find(name: str) -> bytes | None:

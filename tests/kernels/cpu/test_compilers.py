@@ -1,6 +1,7 @@
 """Kernels of a first start are compiled in processes of their own, once for all that start together."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import compilers
+from kernels.cpu import compilers, kernel_cache
 from kernels.cpu.compilers import PARTS, compile_parts, compiling_elsewhere
 from kernels.cpu.jit import compile_for, kernel
 from kernels.cpu.kernel_cache import KernelCache, compiling_missing
@@ -119,6 +120,29 @@ def test_several_may_compile_where_files_cannot_be_locked(
     with compiling_elsewhere(1, lambda _: None):
         missing()
     assert commands == [[*PARTS]]
+
+
+def test_a_process_that_is_stopped_while_it_compiles_does_not_stop_others(
+    commands: list[list[str]],
+    missing: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As by Ctrl-Z in a terminal: it keeps its lock."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(kernel_cache, "_COMPILE_S", 2)
+    monkeypatch.setattr(kernel_cache.time, "sleep", lambda _: None)
+    (tmp_path / "kernels").mkdir()
+    with (tmp_path / "kernels" / "compiling.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with compiling_elsewhere(1, lambda _: None):
+            missing()
+    assert commands == [[*PARTS]]
+    assert caplog.messages == [
+        f"waiting for another process, which compiles CPU kernels into {tmp_path / 'kernels'}",
+        "another process has not compiled the CPU kernels in 2 s: compiling them too",
+    ]
 
 
 def test_a_process_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
