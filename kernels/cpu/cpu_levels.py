@@ -55,6 +55,13 @@ class CpuLevel:
         """Returns the file that says that a folder has all kernels of these sources for it."""
         return folder / f"{MARKER}{environment_digest(self.cpu, self.features)}"
 
+    def is_complete_in(self, folder: Path) -> bool:
+        """Whether a folder has all kernels of these sources for it; False if this user cannot read it."""
+        try:
+            return self.marker(folder).exists()
+        except OSError:
+            return False
+
 
 LEVELS = {
     "x86-64-v3": CpuLevel.of("x86-64-v3", _V3),
@@ -80,10 +87,10 @@ def use_compiled_level() -> str | None:
     if _config.CPU_NAME is not None or _config.CPU_FEATURES is not None or not COMPILED.is_dir():
         return None
     cpu, folder = target(), cache_folder()
-    if folder is not None and cpu.marker(folder).exists():
+    if folder is not None and cpu.is_complete_in(folder):
         return None
     for name, level in reversed(LEVELS.items()):
-        if level.runs_with(cpu.features) and level.marker(COMPILED).exists():
+        if level.runs_with(cpu.features) and level.is_complete_in(COMPILED):
             _config.CPU_NAME, _config.CPU_FEATURES = level.cpu, level.features
             return name
     return None

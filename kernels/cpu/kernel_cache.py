@@ -213,7 +213,7 @@ def _wait_for(lock: IO[str], folder: Path) -> None:
 
 
 def _find(name: str) -> bytes | None:
-    for folder in (cache_folder(), COMPILED):
+    for folder in (COMPILED, cache_folder()):  # what an image carries needs no cache, which may not be readable
         if folder is not None and (data := _read(folder / name)) is not None:
             return data
     return None

@@ -82,6 +82,18 @@ def test_otherwise_kernels_are_those_of_this_cpu(reason: str, image: Path, monke
     assert configured() == before
 
 
+def test_a_cache_that_this_user_cannot_read_has_nothing(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exists = Path.exists
+
+    def raises(path: Path) -> bool:
+        if path.is_relative_to(image.parent / "cache"):
+            raise PermissionError(f"Permission denied: {path}")
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", raises)
+    assert use_compiled_level() == NAMES[-1]
+
+
 def test_levels_contain_lower_ones_but_for_avx_vnni() -> None:
     levels = list(LEVELS.values())
     assert [[higher.runs_with(lower.features) for lower in levels] for higher in levels] == [

@@ -170,6 +170,24 @@ def test_a_failing_disk_causes_one_warning_and_loses_no_kernel(
     assert not [path for path in folder.glob("*") if path.suffix != SUFFIX]
 
 
+def test_kernels_of_an_image_need_no_readable_cache(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container that runs as another user than the image's."""
+    assert tripled() == 2
+    monkeypatch.setattr(kernel_cache, "COMPILED", folder.rename(tmp_path / "image"))
+    read_bytes = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path.is_relative_to(folder):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert tripled() == 0
+    assert caplog.messages == []
+
+
 def test_kernels_compile_without_a_home_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
