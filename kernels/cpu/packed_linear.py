@@ -127,7 +127,7 @@ def pack_linear(
             memory = torch.empty(rows.shape)
         exact = memory[: len(rows)].copy_(rows)
         largest = torch.maximum(exact.amax(dim=1), -exact.amin(dim=1))
-        scales = torch.where(largest > 0, largest / 127, 1.0)
+        scales = torch.where(largest == 0, 1.0, largest / 127)  # NaN stays NaN, and is reported
         packing.write(begin, exact.div_(scales[:, None]).round_(), scales)
     return packing.packed()
 

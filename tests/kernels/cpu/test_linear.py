@@ -136,6 +136,19 @@ def test_non_finite_row_fails_alone(ops, num_rows, bad):
     assert_same_bits(got[others], clean[others])
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_weight_that_is_not_finite_is_seen_in_every_result(ops, bad):
+    """A damaged checkpoint fails in its first step, also if the weights are quantised."""
+    weight, bias = make_layer(45, 67)
+    x = normal(13, 67)
+    clean = ops.linear(x, ops.pack_linear(weight, bias))
+    weight[40, 5] = bad
+    got = ops.linear(x, ops.pack_linear(weight, bias))
+    others = [column for column in range(45) if column != 40]
+    assert not got[:, 40].isfinite().any()
+    assert_same_bits(got[:, others], clean[:, others])
+
+
 def test_strided_rows_are_read_in_place(ops):
     """As slices of a fused projection, with NaN beside them."""
     layer = ops.pack_linear(*make_layer(45, 67))
