@@ -91,10 +91,10 @@ def available_memory_bytes(
         _limit(folder / "memory.max", folder / "memory.current", folder / "memory.stat", "")
         for folder in _folders(cgroup, own_groups, "")
     ]
-    for folder in _folders(cgroup, own_groups, "memory"):
-        # Version 1: without a limit it is a number of 19 digits.
-        files = (folder / f"memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat"))
-        limits.append(_limit(*files, "total_"))
+    limits += [  # version 1: without a limit it is a number of 19 digits
+        _limit(folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes", folder / "memory.stat", "total_")
+        for folder in _folders(cgroup, own_groups, "memory")
+    ]
     for group in filter(None, limits):
         available = min(available, max(0, group.limit - group.used + group.cached))
     return available
