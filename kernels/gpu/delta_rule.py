@@ -21,6 +21,7 @@ from kernels.gpu.gated_norm import gated_norm
 from kernels.gpu.launch import BoundKernel
 from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.rows import check_columns
+from kernels.gpu.targets import UnsupportedTargetError
 from kernels.gpu.token_rows import token_rows
 from kernels.metadata import AttentionMetadata
 
@@ -57,7 +58,10 @@ def delta_rule(
         group_size: number of adjacent 8-bit values that share a scale, a power of two; None: those of a row.
         out: for the result, as it is returned; None: it is allocated.
     Returns: [T, value_size], dtype of x, or quantised; zero for padding.
-    Raises: ValueError: shapes or dtypes disagree or are not supported.
+
+    Raises:
+        ValueError: shapes or dtypes disagree or are not supported.
+        UnsupportedTargetError: there are no kernels for these sizes of heads.
     """
     slots = check_delta(x, gates, weights, states, metadata.state_slots)
     heads, num_tokens = weights.heads, x.shape[0]
@@ -115,12 +119,14 @@ def _check(x: torch.Tensor, gates: torch.Tensor, heads: DeltaHeads) -> None:
     if x.dtype is not gates.dtype:
         raise ValueError(f"x is {x.dtype}, gates are {gates.dtype}")
     if heads.key_dim not in _DIMS or heads.value_dim not in _DIMS:
-        raise ValueError(
+        raise UnsupportedTargetError(
             f"key_dim is {heads.key_dim} and value_dim {heads.value_dim}; GPU operations take powers of two from "
-            f"{_DIMS[0]} to {_DIMS[-1]}"
+            f"{_DIMS[0]} to {_DIMS[-1]}: use --kernels torch"
         )
     if not 2 <= heads.conv_width <= _MAX_CONV_WIDTH:
-        raise ValueError(f"conv_width is {heads.conv_width}; GPU operations take 2 to {_MAX_CONV_WIDTH}")
+        raise UnsupportedTargetError(
+            f"conv_width is {heads.conv_width}; GPU operations take 2 to {_MAX_CONV_WIDTH}: use --kernels torch"
+        )
 
 
 @cache

@@ -12,11 +12,12 @@ from kernels.gpu.decode_plan import decode_plan
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.launch import is_compile_only
 from kernels.gpu.prefill_attention import prefill_attention
-from kernels.gpu.targets import Target
+from kernels.gpu.targets import Target, UnsupportedTargetError
 from kernels.metadata import AttentionMetadata
 
 _MAX_HEAD_DIM = 256
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_INSTEAD = "use --attention-backend torch, which is slower"
 
 
 def paged_attention(
@@ -55,7 +56,10 @@ def paged_attention(
         batch_invariant: all rows go to the prefill kernel, whose order of summation then is the same for a token that
             is decoded, in a chunk, or behind a cached prefix.
     Returns: [T, num_heads * head_dim], dtype of q; tokens behind those of the last row are not written.
-    Raises: ValueError: shapes or dtypes disagree or are not supported.
+
+    Raises:
+        ValueError: shapes or dtypes disagree or are not supported.
+        UnsupportedTargetError: there are no kernels for these heads.
     """
     _check(q, kv_cache, metadata, scale, sliding_window, soft_cap, sinks)
     num_tokens, num_heads, head_dim = q.shape
@@ -127,14 +131,20 @@ def _check(
 ) -> None:
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, cached_head_dim = kv_cache.k.shape
-    if head_dim != cached_head_dim or head_dim % 16 or head_dim > _MAX_HEAD_DIM:
+    if head_dim != cached_head_dim or num_heads % num_kv_heads:
         raise ValueError(
-            f"head_dim is {head_dim}, of the cache {cached_head_dim}; expected the same multiple of 16 up to "
-            f"{_MAX_HEAD_DIM}"
+            f"{num_heads} heads of {head_dim}, the cache has {num_kv_heads} of {cached_head_dim}; expected a multiple "
+            "of the same size"
         )
-    if num_heads % num_kv_heads or num_heads // num_kv_heads > tiles.MAX_GROUP_SIZE:
-        raise ValueError(
-            f"{num_heads} heads over {num_kv_heads} KV heads; expected a multiple of up to {tiles.MAX_GROUP_SIZE} times"
+    if head_dim % 16 or head_dim > _MAX_HEAD_DIM:
+        raise UnsupportedTargetError(
+            f"the attention kernels of a GPU take heads of a multiple of 16 up to {_MAX_HEAD_DIM}, these have "
+            f"{head_dim}: {_INSTEAD}"
+        )
+    if num_heads // num_kv_heads > tiles.MAX_GROUP_SIZE:
+        raise UnsupportedTargetError(
+            f"the attention kernels of a GPU take up to {tiles.MAX_GROUP_SIZE} heads per KV head, these are "
+            f"{num_heads} over {num_kv_heads}: {_INSTEAD}"
         )
     if block_size != metadata.block_size or block_size < 16 or block_size & (block_size - 1):
         raise ValueError(

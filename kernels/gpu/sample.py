@@ -31,7 +31,7 @@ from kernels.gpu.logprobs import write_logprobs
 from kernels.gpu.plan_rows import plan_rows
 from kernels.gpu.sampling_tiles import MAX_VOCAB_SIZE, sampling_tile
 from kernels.gpu.scan import scan_rows
-from kernels.gpu.targets import Target
+from kernels.gpu.targets import Target, UnsupportedTargetError
 from kernels.sampling import SampledTokens, SamplingBatch, TokenMasks
 
 
@@ -46,7 +46,10 @@ def sample(logits: torch.Tensor, batch: SamplingBatch, *, target: Target, num_pr
         batch: sampling parameters of each row, on the device of the logits.
         target: the GPU.
         num_processors: its multiprocessors.
-    Raises: ValueError: logits of another shape, dtype or layout, or a vocabulary beyond MAX_VOCAB_SIZE.
+
+    Raises:
+        ValueError: logits of another shape, dtype or layout.
+        UnsupportedTargetError: a vocabulary beyond MAX_VOCAB_SIZE.
     """
     if logits.ndim != 2 or logits.dtype is not torch.float32 or not logits.is_contiguous():
         raise ValueError(
@@ -54,7 +57,10 @@ def sample(logits: torch.Tensor, batch: SamplingBatch, *, target: Target, num_pr
             "in float32"
         )
     if not 1 <= logits.shape[1] <= MAX_VOCAB_SIZE:
-        raise ValueError(f"a vocabulary of {logits.shape[1]} tokens; the sampler takes 1 to {MAX_VOCAB_SIZE}")
+        raise UnsupportedTargetError(
+            f"a vocabulary of {logits.shape[1]} tokens; the sampler of a GPU takes 1 to {MAX_VOCAB_SIZE}: use "
+            "--kernels torch"
+        )
     if is_compile_only():
         for form in _every_form(batch):
             _sample(logits, form, target, num_processors)

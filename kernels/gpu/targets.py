@@ -9,7 +9,7 @@ _KIB = 1024
 
 
 class UnsupportedTargetError(ValueError):
-    """A GPU or feature without kernels; the message says what is missing and what is supported."""
+    """A GPU, a feature or a size of the model without kernels; the message says which, and what is supported."""
 
 
 @dataclass(frozen=True, slots=True)

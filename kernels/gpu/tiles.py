@@ -8,7 +8,7 @@ check shows that they fit; it lists the few that spill.
 from functools import cache
 from typing import NamedTuple
 
-from kernels.gpu.targets import Target
+from kernels.gpu.targets import Target, UnsupportedTargetError
 
 # Attention
 
@@ -363,11 +363,12 @@ def row_tile(n: int, itemsize: int) -> RowTile:
     multiprocessor, and few enough threads for a short reduction. Short rows share a program until it has two warps,
     because a multiprocessor takes 32 programs and 64 warps.
 
-    Raises: ValueError: the row has more than MAX_ROW_BYTES.
+    Raises: UnsupportedTargetError: the row has more than MAX_ROW_BYTES.
     """
     if n * itemsize > MAX_ROW_BYTES:
-        raise ValueError(
-            f"rows have {n} values of {itemsize} bytes, GPU operations on whole rows take up to {MAX_ROW_BYTES} bytes"
+        raise UnsupportedTargetError(
+            f"rows have {n} values of {itemsize} bytes, GPU operations on whole rows take up to {MAX_ROW_BYTES} bytes: "
+            "use --kernels torch"
         )
     block_n = _power_of_2(n)
     block_m = max(1, 1024 // block_n)

@@ -135,6 +135,15 @@ def test_settings_that_the_gpu_cannot_run_are_config_errors(
         build(model_dir, **fields)
 
 
+@pytest.mark.parametrize("kernel_check", ["fail", "off"])
+def test_a_model_with_heads_that_have_no_kernels_is_a_config_error(
+    gpu: SimpleNamespace, servable: Callable[..., Path], kernel_check: str
+) -> None:
+    path = servable(num_hidden_layers=1, head_dim=512)  # as some layers of Gemma 4
+    with pytest.raises(ConfigError, match=r"up to 256, these have 512: use --attention-backend torch"):
+        build(path, kernel_check=kernel_check, num_gpu_blocks_override=9)
+
+
 def test_a_checkpoint_with_scales_per_channel_is_refused_with_batch_invariance_but_on_sm_90(
     gpu: SimpleNamespace, servable: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import torch
 from kernels.delta_heads import DeltaHeads
 from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.gpu.delta_rule import delta_rule
+from kernels.gpu.targets import UnsupportedTargetError
 from kernels.gpu.token_rows import token_rows
 from kernels.metadata import AttentionMetadata
 from kernels.reference.delta_rule import delta_rule as reference_delta_rule
@@ -304,7 +305,7 @@ def test_errors_name_what_is_wrong(device):
         weights = replace(weights, conv=weights.conv.to(conv_dtype))
         run(device, x.to(dtype), gates.to(gates_dtype), weights, states, make_batch((Row(1),), [0]))
 
-    with pytest.raises(ValueError, match="key_dim is 24 and value_dim 16; GPU operations take powers of two from 16"):
+    with pytest.raises(UnsupportedTargetError, match="key_dim is 24 and value_dim 16; GPU operations take powers"):
         run_with(DeltaHeads(1, 24, 1, 16, 4))
     with pytest.raises(ValueError, match="key_dim is 16 and value_dim 512"):
         run_with(DeltaHeads(1, 16, 1, 512, 4))

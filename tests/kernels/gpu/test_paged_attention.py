@@ -9,6 +9,7 @@ import torch
 from kernels.gpu import tiles
 from kernels.gpu.paged_attention import paged_attention
 from kernels.gpu.prefill_attention import prefill_attention
+from kernels.gpu.targets import UnsupportedTargetError
 from tests.support.kernels.batches import assert_close, make_ragged_batch, poison_front, score_error
 from tests.support.kernels.gpu_attention import (
     NUM_PROCESSORS,
@@ -263,9 +264,7 @@ def test_queries_may_be_part_of_a_wider_tensor(device, target):
 @pytest.mark.parametrize(
     ("shape", "changes", "message"),
     [
-        ({"head_dim": 72}, {}, "head_dim is 72, of the cache 72; expected the same multiple of 16 up to 256"),
-        ({"head_dim": 272}, {}, "head_dim is 272"),
-        ({"num_heads": 3}, {}, "3 heads over 2 KV heads"),
+        ({"num_heads": 3}, {}, "3 heads of 64, the cache has 2 of 64; expected a multiple of the same size"),
         ({"block_size": 48}, {}, "block_size is 48, of the batch 48; expected the same power of two from 16 on"),
         ({}, {"scale": -1.0}, "scale -1.0, sliding_window None, soft_cap None: expected positive numbers or None"),
         ({}, {"sliding_window": 0}, "sliding_window 0"),
@@ -277,6 +276,22 @@ def test_unsupported_shapes_are_rejected_with_their_numbers(device, target, shap
     cache, _ = make_cache(batch, torch.float32, device)
     options = {"scale": batch.scale, "target": target, "num_processors": NUM_PROCESSORS, **changes}
     with pytest.raises(ValueError, match=re.escape(message)):
+        paged_attention(batch.q.to(device), cache, to_device(batch.metadata, device), **options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"head_dim": 72}, "heads of a multiple of 16 up to 256, these have 72: use --attention-backend torch"),
+        ({"head_dim": 272}, "these have 272: use --attention-backend torch"),
+        ({"num_heads": 129, "num_kv_heads": 1}, "up to 128 heads per KV head, these are 129 over 1"),
+    ],
+)
+def test_heads_without_kernels_are_errors_of_the_model_and_name_another_attention(device, target, shape, message):
+    batch = make_ragged_batch([5], [21], **shape)
+    cache, _ = make_cache(batch, torch.float32, device)
+    options = {"scale": batch.scale, "target": target, "num_processors": NUM_PROCESSORS}
+    with pytest.raises(UnsupportedTargetError, match=message):
         paged_attention(batch.q.to(device), cache, to_device(batch.metadata, device), **options)
 
 
