@@ -40,23 +40,31 @@ def warm_up(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> No
         EngineError: a step failed.
     """
     num_prompt_tokens = max(1, min(config.block_size + 1, config.max_model_len - _NUM_OUTPUT_TOKENS))
-    _serve(runner, config, _prompt(num_prompt_tokens, vocab_size), (_GREEDY, _EVERYTHING))
+    _serve(runner, config, [_prompt(num_prompt_tokens, vocab_size)] * 2, (_GREEDY, _EVERYTHING))
 
 
 def run_largest_step(runner: ModelRunner, config: SchedulerConfig, vocab_size: int, has_adapters: bool) -> None:
     """Runs the step that needs most memory: `max_num_seqs` requests that fill the token budget and sample with every
     feature, and with the first adapter if there are any.
 
-    The cache must hold these prompts and one token after each. If `max_model_len` keeps the requests from filling the
+    If the budget is one token for each, a prompt that fills it alone follows: prompts have kernels of their own. The
+    cache must hold these prompts and one token after each. If `max_model_len` keeps the requests from filling the
     budget, they have the maximum length.
 
     Raises: EngineError: the step failed.
     """
-    num_prompt_tokens = min(config.max_num_batched_tokens // config.max_num_seqs, config.max_model_len - 1)
-    prompt_ids = _prompt(num_prompt_tokens, vocab_size)
+    budget, num_seqs = config.max_num_batched_tokens, config.max_num_seqs
     params = replace(_EVERYTHING, max_tokens=1)
     config, adapter = replace(config, enable_prefix_caching=False), Adapter(0, b"") if has_adapters else None
-    _serve(runner, config, prompt_ids, [params] * config.max_num_seqs, adapter)
+
+    def serve(num_requests: int) -> None:
+        shares = ((budget + index) // num_requests for index in range(num_requests))  # the budget in all
+        prompts = [_prompt(min(share, config.max_model_len - 1), vocab_size) for share in shares]
+        _serve(runner, config, prompts, [params] * num_requests, adapter)
+
+    serve(num_seqs)
+    if budget == num_seqs:
+        serve(1)
 
 
 def sweep_sizes(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> None:
@@ -74,9 +82,9 @@ def sweep_sizes(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -
         num_rows = min(max(next(rows), -(-num_tokens // max(1, most))), num_tokens, config.max_num_seqs)
         if 1 <= num_tokens // num_rows <= most:
             params = replace(_GREEDY, max_tokens=1)
-            _serve(runner, config, _prompt(num_tokens // num_rows, vocab_size), [params] * num_rows)
+            _serve(runner, config, [_prompt(num_tokens // num_rows, vocab_size)] * num_rows, [params] * num_rows)
     biases = tuple((token_id, 1.0) for token_id in range(min(vocab_size, BIAS_CAPACITY + 1)))
-    _serve(runner, config, (0,), [replace(_GREEDY, max_tokens=1, logit_bias=biases)])
+    _serve(runner, config, [(0,)], [replace(_GREEDY, max_tokens=1, logit_bias=biases)])
 
 
 def _prompt(num_tokens: int, vocab_size: int) -> tuple[int, ...]:
@@ -86,12 +94,12 @@ def _prompt(num_tokens: int, vocab_size: int) -> tuple[int, ...]:
 def _serve(
     runner: ModelRunner,
     config: SchedulerConfig,
-    prompt_ids: tuple[int, ...],
+    prompts: Sequence[tuple[int, ...]],
     params: Sequence[SamplingParams],
     adapter: Adapter | None = None,
 ) -> None:
     scheduler = Scheduler(replace(config, policy="fcfs", max_waiting=len(params)))
-    for index, one in enumerate(params):
+    for index, (prompt_ids, one) in enumerate(zip(prompts, params, strict=True)):
         scheduler.add_request(Request(RequestId(-1 - index), prompt_ids, one, arrival_s=0.0, adapter=adapter))
     while scheduler.has_work():
         plan = scheduler.schedule(0.0)

@@ -8,7 +8,7 @@ from engine.core.config import SchedulerConfig
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
-from engine.startup.warm_up import sweep_sizes, warm_up
+from engine.startup.warm_up import run_largest_step, sweep_sizes, warm_up
 from tests.support.engine.answer_ledger import drive
 from tests.support.engine.fake_model import FakeModel, FakeModelRunner
 
@@ -62,3 +62,21 @@ def test_a_sweep_runs_steps_of_all_sizes_up_to_the_limits_and_many_biases() -> N
     assert all(any(limit - 64 < size <= limit for size in tokens) for limit in (64, 128, 192, 256, 300))
     assert few & rows >= {1, 2, 4, 8}
     assert max(rows) > 64
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "sizes"), [(8, [(32, 8)]), (20, [(32, 20)]), (31, [(32, 31)]), (32, [(32, 32), (32, 1)])]
+)
+def test_the_largest_step_has_all_tokens_and_all_rows(max_num_seqs: int, sizes: list[tuple[int, int]]) -> None:
+    """Also if the rows do not divide the tokens: the memory of the rest would be given to the cache. A step of one
+    token per row does not launch the kernels of prompts.
+    """
+    model, config = (
+        FakeModel(),
+        SchedulerConfig(
+            num_blocks=32, block_size=4, max_num_seqs=max_num_seqs, max_num_batched_tokens=32, max_model_len=128
+        ),
+    )
+    runner = SizesRunner(model, num_blocks=32, block_size=4)
+    run_largest_step(runner, config, model.vocab_size, has_adapters=False)
+    assert runner.sizes == sizes
