@@ -6,12 +6,13 @@ only the conversion of arguments is tested.
 """
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, Protocol
 
 import torch
 
 from kernels.dtypes import dtype_name
+from kernels.gpu.paged_attention import has_kernels
 from kernels.gpu.targets import Target
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata
@@ -54,7 +55,7 @@ def attention_backend(
     *,
     device: torch.device,
     target: Target,
-    head_dims: Iterable[int],
+    head_dims: Collection[int],
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> Attention:
@@ -85,7 +86,8 @@ def attention_backend(
             f"{flag} does not support the scales per token and head of --kv-cache-dtype fp8: omit one of the two"
         )
     if others := sorted({*head_dims} - supported):
-        raise UnsupportedBackendError(f"{flag} does not support heads of {others[0]} on {target.name}: use triton")
+        instead = "triton" if all(map(has_kernels, head_dims)) else "torch"
+        raise UnsupportedBackendError(f"{flag} does not support heads of {others[0]} on {target.name}: use {instead}")
     if name == "flashinfer":
         return FlashInferAttention(_imported("flashinfer", flag), device)
     return FlashAttention(_imported("flash_attn.cute", flag))

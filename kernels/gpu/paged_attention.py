@@ -120,6 +120,11 @@ def paged_attention(
     return out
 
 
+def has_kernels(head_dim: int) -> bool:
+    """Tells whether the kernels take heads of this size."""
+    return head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM
+
+
 def _check(
     q: torch.Tensor,
     kv_cache: GpuKVCache,
@@ -136,7 +141,7 @@ def _check(
             f"{num_heads} heads of {head_dim}, the cache has {num_kv_heads} of {cached_head_dim}; expected a multiple "
             "of the same size"
         )
-    if head_dim % 16 or head_dim > _MAX_HEAD_DIM:
+    if not has_kernels(head_dim):
         raise UnsupportedTargetError(
             f"the attention kernels of a GPU take heads of a multiple of 16 up to {_MAX_HEAD_DIM}, these have "
             f"{head_dim}: {_INSTEAD}"
