@@ -109,6 +109,7 @@ def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShap
             replace(shape, kv_dtype=kv_dtype, group_size=group_size) for group_size in (1, 2, 3, 5, 6, 7, 8, 16)
         )
     yield from (replace(shape, head_dim=head_dim, dtype=fp32, kv_dtype=fp32) for head_dim in (64, 128, 256))
+    yield replace(shape, head_dim=256, dtype=fp32, kv_dtype=fp32, sliding_window=1024, soft_cap=50.0)
 
 
 def _attention_call(

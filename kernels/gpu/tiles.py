@@ -143,7 +143,10 @@ _TABLE_OF = {
 """Targets that use another's table: at least as much shared memory, and instructions of the same shape or larger."""
 
 _FLOAT32_TILE = AttentionTile(32, 32, 4, 1)
-"""fp32 has no matrix instruction of full precision on NVIDIA. It is for tests, with small tiles everywhere."""
+"""fp32 has no matrix instruction of full precision on NVIDIA, so tiles are small everywhere."""
+
+_SMALLEST_TILE = AttentionTile(16, 16, 4, 1)
+"""For fp32 in 64 KB: with heads of 256, 32 rows of queries and 32 keys alone fill them."""
 
 PROGRAMS_PER_PROCESSOR = 3
 """Decode programs resident on a multiprocessor. The kernel for heads of 128 in bf16 takes 71,680 of sm_90's 233,472
@@ -183,7 +186,7 @@ def _attention_tile(
     table: dict[str, dict[_Shape, AttentionTile]], target: Target, head_dim: int, query_bits: int, kv_bits: int
 ) -> AttentionTile:
     if max(query_bits, kv_bits) == 32:
-        return _FLOAT32_TILE
+        return _SMALLEST_TILE if target.name == "sm_75" else _FLOAT32_TILE
     return table[_TABLE_OF.get(target.name, target.name)][max(64, _power_of_2(head_dim)), kv_bits]
 
 

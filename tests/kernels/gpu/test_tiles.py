@@ -28,6 +28,17 @@ def test_prefill_tiles_fill_the_matrix_instructions_of_hopper(name):
         assert tile.block_m // tile.num_warps * 4 >= 64  # rows per group of four warps
 
 
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.backend == "cuda"])
+@pytest.mark.parametrize("choose", [prefill_tile, decode_tile])
+def test_operands_in_float32_fit_into_shared_memory(name, choose):
+    """Triton keeps queries, a step of keys or values and their weights there, as the compile check shows."""
+    target = TARGETS[name]
+    for head_dim in (64, 128, 256):
+        tile = choose(target, head_dim, 32, 32, 4)
+        num_values = (tile.block_m + tile.block_n) * head_dim + tile.block_m * tile.block_n
+        assert 4 * num_values < target.max_shared_bytes, f"heads of {head_dim}"
+
+
 def test_programs_of_the_sampler_share_a_row_only_in_small_batches():
     tile = sampling_tile(128_256, TARGETS["sm_90"], 132)
     assert [tile.shared_rows(num_rows, 32) for num_rows in (0, 1, 132, 1000)] == [(0, 32), (1, 32), (132, 4), (1000, 1)]
