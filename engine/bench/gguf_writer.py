@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo2", "MixtralForCausalLM": "llama",
     "Qwen3MoeForCausalLM": "qwen3moe", "GptOssForCausalLM": "gpt-oss", "Qwen3_5ForCausalLM": "qwen35",
     "Qwen2MoeForCausalLM": "qwen2moe", "Qwen3NextForCausalLM": "qwen3next", "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Glm4ForCausalLM": "glm4",
 }  # fmt: skip
 _ALIGNMENT = 32  # of files that do not set general.alignment
 _ROTATED_IN_PAIRS = ("llama", "mistral3", "smollm3", "granite")
@@ -73,6 +74,7 @@ _OF_ARCHITECTURE = {
     "gemma3": _WITH_POST_NORMS,
     "olmo2": _WITH_POST_NORMS,
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
+    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
     **dict.fromkeys(gguf_qwen35.ARCHITECTURES, gguf_qwen35.NAMES),
 }
 

@@ -29,6 +29,12 @@ _POST_NORMS = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
+_GLM4_NAMES = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+
 _EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
@@ -190,6 +196,11 @@ def _granite(metadata: GgufMetadata) -> Fields:
     }
 
 
+def _glm4(metadata: GgufMetadata) -> Fields:
+    metadata.refuse_others("rope.dimension_sections", "absent")  # of models for images, whose rows are in halves
+    return _dense(metadata)
+
+
 def _phi3(metadata: GgufMetadata) -> Fields:
     metadata.refuse_others("expert_count", 0)
     return {
@@ -323,6 +334,7 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
             rotates_parts=True,
         )
     ),
+    "glm4": _always(GgufArchitecture("Glm4ForCausalLM", _glm4, _GLM4_NAMES, rotates_parts=True)),
     "smollm3": _always(GgufArchitecture("SmolLM3ForCausalLM", _dense, rotates_pairs=True)),
     "granite": _always(GgufArchitecture("GraniteForCausalLM", _granite, rotates_pairs=True)),
     "gemma2": _always(GgufArchitecture("Gemma2ForCausalLM", _gemma2, _POST_NORMS, norm_offset=1.0)),

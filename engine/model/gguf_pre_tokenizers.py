@@ -84,6 +84,8 @@ PRE_TOKENIZERS = {
     "pixtral": _LLAMA3,
     "dbrx": _CL100K,
     "smaug-bpe": _CL100K,
+    "glm4": _CL100K,
+    "chatglm-bpe": _CL100K,
     "qwen2": _QWEN2,
     "qwen35": _QWEN35,
     "deepseek-r1-qwen": _QWEN2,

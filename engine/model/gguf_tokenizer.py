@@ -45,10 +45,11 @@ _END_TEXTS = frozenset(
     (
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
         "<|end_of_text|>", "<end_of_utterance>", "</s>", "<|return|>", "<|call|>", "<｜end▁of▁sentence｜>", "<eos>",
-        "_<EOT>", "[EOT]", "[EOS]",
+        "_<EOT>", "[EOT]", "[EOS]", "<|observation|>",
     )
 )  # fmt: skip
-"""Tokens that end an answer wherever they are in a vocabulary, as in llama.cpp. Early converters gave some,
+"""Tokens that end an answer wherever they are in a vocabulary, as in llama.cpp, and the one behind GLM-4's calls of
+tools, which its files do not name. Early converters gave some,
 such as Phi-3's "<|end|>", the type of users' tokens; of that type "</s>" is a tag of HTML, in Gemma's vocabulary."""
 
 _END_OF_HARMONY = frozenset(("<|return|>", "<|call|>"))

@@ -54,6 +54,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "phi3": {"partial_rotary_factor": 0.75, "sliding_window": 24},
     "smollm3": {"no_rope_layers": None, "num_hidden_layers": 4},
     "granite": {},
+    "glm4": {},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {
         "query_pre_attn_scalar": 16,

@@ -67,6 +67,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "qwen3_next": {**_DELTA_RULES, **_EXPERTS, "mlp_only_layers": [], "norm_topk_prob": True},
     "qwen3_5": _DELTA_RULES,
     "qwen3_5_moe": {**_DELTA_RULES, **_EXPERTS},
+    "glm4": {"tie_word_embeddings": False},  # otherwise answers repeat few tokens
     "gpt_oss": {
         "tie_word_embeddings": False,  # llama.cpp reads no other
         "swiglu_limit": 7.0,
@@ -141,7 +142,7 @@ def save_file_of(kind: str, checkpoint: Path, folder: Path, worker: Worker) -> P
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "F32") for name in ("llama", "qwen2", "qwen3", "qwen3_5", "gpt_oss")),
+        *((name, "F32") for name in ("llama", "qwen2", "qwen3", "qwen3_5", "gpt_oss", "glm4")),
         *((name, kind) for name in WITH_SHARED_EXPERTS for kind in ("F32", "F16", "Q8_0", "Q4_K_M")),
         *(("llama", kind) for kind in ROUNDING if kind not in ("F32", "MXFP4")),
         *(("qwen3_5", kind) for kind in ("F16", "Q8_0", "Q4_K_M")),

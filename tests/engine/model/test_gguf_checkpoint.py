@@ -26,6 +26,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 24},
     "smollm3": {"no_rope_layers": None, "num_hidden_layers": 4},
     "granite": {},
+    "glm4": {},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {"query_pre_attn_scalar": 16, "layer_types": None, "num_hidden_layers": 7},
     "olmo2": {},
@@ -110,6 +111,19 @@ def test_tokens_that_end_an_answer_come_from_keys_and_texts(make_checkpoint: Any
     assert ModelConfig.from_dir(path).end_token_ids == {1, 2, 3, 7}
 
 
+def test_glm_4_ends_behind_calls_of_tools(make_checkpoint: Any, tmp_path: Path) -> None:
+    """Its files name two of the three end tokens of its generation_config.json."""
+    folder, path = make_checkpoint("glm4"), tmp_path / "model.gguf"
+    tokens = {
+        "tokenizer.ggml.tokens": ["<|endoftext|>", "<|user|>", "<|observation|>", "<|assistant|>"],
+        "tokenizer.ggml.token_type": [3, 3, 3, 3],
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.eot_token_id": 1,
+    }
+    write_gguf(path, metadata_of(folder) | tokens, tensors_of(folder))
+    assert ModelConfig.from_dir(path).end_token_ids == {0, 1, 2}
+
+
 def test_end_tokens_may_have_the_type_of_users_tokens(make_checkpoint: Any, tmp_path: Path) -> None:
     """As early converters gave them to Phi-3. Gemma has </s> of this type, as a tag of HTML."""
     folder, path = make_checkpoint("llama"), tmp_path / "model.gguf"
@@ -189,6 +203,11 @@ def test_metadata_that_are_not_supported_are_refused_by_name(
         ),
         ("granite", {"granite.rope.scaling.finetuned": False}, "finetuned is False, supported in GGUF is True"),
         ("granite", {"granite.logit_scale": None}, "granite.logit_scale is missing"),
+        (
+            "glm4",
+            {"glm4.rope.dimension_sections": [8, 12, 12, 0]},
+            "glm4.rope.dimension_sections is an array of 4 values, supported in GGUF is 'absent'",
+        ),
         ("granite", {"granite.expert_count": 8}, "granite.expert_count is 8, supported in GGUF is 0"),
         (
             "mistral",

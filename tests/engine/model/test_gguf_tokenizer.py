@@ -57,7 +57,7 @@ def test_words_are_those_of_the_classes_of_transformers(tmp_path: Path) -> None:
         for part in ("normalizer", "pre_tokenizer", "decoder"):
             assert found[part] == expected[part], (pre, part)
     pattern = inspect.signature(TikTokenConverter).parameters["pattern"].default
-    for pre in ("llama-bpe", "dbrx", "smaug-bpe"):
+    for pre in ("llama-bpe", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"):
         found = json.loads(files_of(tmp_path, {"tokenizer.ggml.pre": pre})["tokenizer.json"])
         assert found["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": pattern}
         assert found["model"]["ignore_merges"] == (pre == "llama-bpe")
