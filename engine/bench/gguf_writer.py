@@ -163,7 +163,7 @@ def metadata_of(folder: Path) -> dict[str, Any]:
     if (eos := config.get("eos_token_id")) is not None:
         metadata["tokenizer.ggml.eos_token_id"] = eos
     if (folder / "tokenizer.json").exists():
-        metadata |= _tokenizer(folder)
+        metadata |= tokenizer_metadata(folder)
     return metadata
 
 
@@ -207,7 +207,7 @@ def _own_metadata(name: str, config: dict[str, Any], rope: dict[str, Any]) -> di
     return values
 
 
-def _tokenizer(folder: Path) -> dict[str, Any]:
+def tokenizer_metadata(folder: Path) -> dict[str, Any]:
     """Returns the metadata of a tokenizer whose tokens are byte-level; one of whole words has no merges."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     config = json.loads((folder / "tokenizer_config.json").read_text())

@@ -3,26 +3,13 @@
 Facts about llama.cpp are those of its converter (conversion/) and its models (src/models/).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
+from engine.model.gguf_architecture import EXPERTS, Fields, GgufArchitecture
 from engine.model.gguf_file import GgufHeader
 from engine.model.gguf_metadata import GgufMetadata
+from engine.model.gguf_transformers import MINISTRAL3, OF_TRANSFORMERS
 
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -35,12 +22,6 @@ _GLM4_NAMES = {
     "post_ffw_norm": "post_mlp_layernorm",
 }
 
-_EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
 _SHARED_EXPERT = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
@@ -59,48 +40,6 @@ _DELTA_RULES = {
 }
 _GATES = {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
 _FUSED_GATES = {"ssm_ba": "linear_attn.in_proj_ba"}
-
-Fields = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class GgufArchitecture:
-    """An architecture in GGUF.
-
-    Attributes:
-        architecture: the entry of `architectures` in config.json.
-        read_fields: returns the fields of config.json that not all architectures have; raises CheckpointError for a
-            value that is not supported.
-        names: names of the modules of a layer in the decoder, by those in the file, where they are not the usual ones;
-            those of experts have {} in place of their number. Of a tensor such as `attn_sinks.weight`, whose name in
-            the decoder has another end, and of one without an end, the whole name.
-        rotates_pairs: whether the rows of queries and keys of a head have another order: llama.cpp rotates neighbours.
-        norm_offset: what llama.cpp adds to the weights of norms.
-        rotates_parts: whether a part of a head may be rotated.
-    """
-
-    architecture: str
-    read_fields: Callable[[GgufMetadata], Fields]
-    names: Mapping[str, str] = field(default_factory=dict)
-    rotates_pairs: bool = False
-    norm_offset: float = 0.0
-    rotates_parts: bool = False
-
-    def layer_name(self, module: str, expert: str | None, part: str | None) -> str | None:
-        """Returns the name of a tensor of a layer in the decoder; None: it is unknown.
-
-        Args:
-            module: the module of the layer, such as `attn_q`.
-            expert: number of the expert of which it is; None: of none.
-            part: `weight` or `bias`; None: the name has none.
-        """
-        tensor = module if part is None else f"{module}.{part}"
-        whole, name = self.names.get(tensor), self.names.get(module, _LAYER_NAMES.get(module))
-        if whole is None and name is not None and part is not None:
-            whole = f"{name}.{part}"
-        if whole is None or ("{}" in whole) != (expert is not None):
-            return None
-        return whole.format(expert)
 
 
 def gguf_architecture(header: GgufHeader) -> tuple[GgufArchitecture, GgufMetadata]:
@@ -181,7 +120,6 @@ def _gpt_oss(metadata: GgufMetadata) -> Fields:
 
 
 def _mistral3(metadata: GgufMetadata) -> Fields:
-    metadata.refuse_others("attention.temperature_scale", 0)
     return {**_dense(metadata), "sliding_window": None}
 
 
@@ -277,6 +215,7 @@ _MIXTRAL = GgufArchitecture(
     },
     rotates_pairs=True,
 )
+_MISTRAL3 = GgufArchitecture("MistralForCausalLM", _mistral3, rotates_pairs=True)
 _OLMO2_NAMES = {name: _POST_NORMS[name] for name in ("post_attention_norm", "post_ffw_norm")}
 _OLMO2 = GgufArchitecture("Olmo2ForCausalLM", _dense, _OLMO2_NAMES)
 _OLMO3 = GgufArchitecture("Olmo3ForCausalLM", _olmo3, _OLMO2_NAMES)
@@ -288,11 +227,11 @@ def _always(architecture: GgufArchitecture) -> Callable[[GgufMetadata], GgufArch
 
 _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
     "llama": lambda metadata: _MIXTRAL if metadata.num_experts else _LLAMA,
-    "mistral3": _always(GgufArchitecture("MistralForCausalLM", _mistral3, rotates_pairs=True)),
+    "mistral3": lambda metadata: MINISTRAL3 if metadata.raw("attention.temperature_scale", 0) else _MISTRAL3,
     "qwen2": _always(GgufArchitecture("Qwen2ForCausalLM", _dense)),
     "qwen3": _always(GgufArchitecture("Qwen3ForCausalLM", _dense)),
-    "qwen2moe": _always(GgufArchitecture("Qwen2MoeForCausalLM", _qwen2moe, _EXPERTS | _SHARED_EXPERT)),
-    "qwen3moe": _always(GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe, _EXPERTS)),
+    "qwen2moe": _always(GgufArchitecture("Qwen2MoeForCausalLM", _qwen2moe, EXPERTS | _SHARED_EXPERT)),
+    "qwen3moe": _always(GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe, EXPERTS)),
     "gpt-oss": _always(
         GgufArchitecture(
             "GptOssForCausalLM",
@@ -300,7 +239,7 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
             {
                 "attn_sinks.weight": "self_attn.sinks",
                 "post_attention_norm": "post_attention_layernorm",
-                **_EXPERTS,
+                **EXPERTS,
                 "ffn_gate_inp": "mlp.router",
             },
         )
@@ -309,7 +248,7 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
         GgufArchitecture(
             "Qwen3NextForCausalLM",
             _qwen3next,
-            _EXPERTS | _SHARED_EXPERT | _DELTA_RULES | _FUSED_GATES,
+            EXPERTS | _SHARED_EXPERT | _DELTA_RULES | _FUSED_GATES,
             norm_offset=1.0,
             rotates_parts=True,
         )
@@ -321,7 +260,7 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
         GgufArchitecture(
             "Qwen3_5MoeForCausalLM",
             _qwen35moe,
-            _EXPERTS | _SHARED_EXPERT | _DELTA_RULES | _GATES,
+            EXPERTS | _SHARED_EXPERT | _DELTA_RULES | _GATES,
             norm_offset=1.0,
             rotates_parts=True,
         )
@@ -340,5 +279,6 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
     "gemma2": _always(GgufArchitecture("Gemma2ForCausalLM", _gemma2, _POST_NORMS, norm_offset=1.0)),
     "gemma3": _always(GgufArchitecture("Gemma3ForCausalLM", _gemma3, _POST_NORMS, norm_offset=1.0)),
     "olmo2": lambda metadata: _OLMO2 if metadata.sliding_window is None else _OLMO3,
+    **{name: _always(architecture) for name, architecture in OF_TRANSFORMERS.items()},
 }
 """Architectures by general.architecture; some depend on other values too."""

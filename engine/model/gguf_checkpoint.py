@@ -15,7 +15,8 @@ from typing import Any
 from engine.errors import CheckpointError
 from engine.model.checkpoint_file import exists, open_regular
 from engine.model.config_fields import ConfigFields
-from engine.model.gguf_architectures import GgufArchitecture, gguf_architecture
+from engine.model.gguf_architecture import GgufArchitecture
+from engine.model.gguf_architectures import gguf_architecture
 from engine.model.gguf_experts import split_experts
 from engine.model.gguf_file import LOADED_TYPES, REQUANTIZED_TYPES, GgufHeader, read_gguf_header
 from engine.model.gguf_metadata import GgufMetadata
@@ -117,7 +118,7 @@ class GgufCheckpoint:
             "num_key_value_heads": metadata.num_kv_heads,
             "head_dim": head_dim,
             "max_position_embeddings": metadata.integer("context_length"),
-            "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+            "rms_norm_eps": metadata.norm_epsilon,
             "rope_theta": metadata.number("rope.freq_base", 10000.0),
             "partial_rotary_factor": metadata.partial_rotary_factor,
             "vocab_size": self._vocab_size(tensors),
@@ -129,7 +130,11 @@ class GgufCheckpoint:
             "rope_scaling": self._rope_scaling(tensors),
             **own_fields,
         }
-        stored = GgufWeights.of(self._kinds(tensors))
+        kinds = self._kinds(tensors)
+        stored = GgufWeights.of(kinds)
+        if architecture.model_type is not None:
+            values["model_type"] = architecture.model_type
+            stored = GgufWeights(kinds)
         if stored.kinds:
             values["quantization_config"] = stored
         return ConfigFields(str(self.path), values)

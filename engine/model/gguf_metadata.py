@@ -57,6 +57,12 @@ class GgufMetadata:
         return self.integer("nextn_predict_layers", 0, minimum=0)
 
     @property
+    def norm_epsilon(self) -> float:
+        """What norms add to a variance or a mean square."""
+        of_means, of_squares = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
+        return self.number(of_means if of_means in self and of_squares not in self else of_squares)
+
+    @property
     def num_heads(self) -> int:
         """Number of query heads."""
         return self.integer("attention.head_count")

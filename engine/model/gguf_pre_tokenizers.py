@@ -24,12 +24,16 @@ def _splits(*patterns: str) -> Json:
     return _sequence(*words, _BYTES)
 
 
-def _cl100k(digits: str, marks: str = "") -> Json:
-    """Returns the words of tiktoken's cl100k_base, with other digits in a word, and marks that count as letters."""
+def _cl100k(digits: str, marks: str = "", *, ends_lines: bool = True) -> Json:
+    """Returns the words of tiktoken's cl100k_base, with other digits in a word, and marks that count as letters.
+
+    ends_lines: whether the ends of lines behind other characters are in one word with them.
+    """
     letters = rf"[\p{{L}}{marks}]" if marks else r"\p{L}"
+    others, ends = (rf"[^\s\p{{L}}{marks}\p{{N}}]+", r"[\r\n]*") if ends_lines else (r"[^\s\p{L}\p{N}\r\n]+", "")
     return _splits(
         rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}"
-        rf"| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        rf"| ?{others}{ends}|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
 
 
@@ -59,6 +63,17 @@ class PreTokenizer:
     adds_bos: bool = False
 
 
+def _deepseek3() -> Json:
+    """Returns the words of DeepSeek-V3, which has ideographs and kana apart from other letters."""
+    marks = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
+    return _splits(
+        r"\p{N}{1,3}",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        rf"{marks}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+
+
 _GPT2 = PreTokenizer(_GPT2_WORDS)
 _LLAMA3 = PreTokenizer(_cl100k(r"\p{N}{1,3}"), ignores_merges=True, adds_bos=True)
 _CL100K = PreTokenizer(_cl100k(r"\p{N}{1,3}"))
@@ -77,6 +92,7 @@ PRE_TOKENIZERS = {
     ),
     "gpt-2": _GPT2,
     "olmo": _GPT2,
+    "exaone4": _GPT2,
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -94,6 +110,10 @@ PRE_TOKENIZERS = {
     "starcoder": _STARCODER,
     "refact": _STARCODER,
     "minerva-7b": _STARCODER,
+    "command-r": PreTokenizer(_sequence(_DIGITS, _GPT2_WORDS), normalizer={"type": "NFC"}),
+    "seed-coder": PreTokenizer(_cl100k(r"\p{N}{1}", ends_lines=False)),
+    "deepseek-v3": PreTokenizer(_deepseek3()),
+    "hunyuan-dense": PreTokenizer(_deepseek3()),
     "tekken": PreTokenizer(_o200k(r"\p{N}", ""), ignores_merges=True, adds_bos=True),
     "gpt-4o": PreTokenizer(_o200k(r"\p{N}{1,3}", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?")),
     "deepseek-coder": PreTokenizer(_splits(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")),

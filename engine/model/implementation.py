@@ -103,8 +103,10 @@ def choose_implementation(path: Path, model_impl: ModelImpl, *, layout: RankLayo
     )
     if model_impl == "chairlift" or (model_impl == "auto" and is_native):
         return "chairlift"  # whose own configuration refuses what it does not support
-    if is_gguf(path):
-        raise ConfigError(f"--model-impl transformers is not supported for GGUF files, such as {path}: omit it")
+    if is_gguf(path) and is_native:
+        raise ConfigError(
+            f"--model-impl transformers is not supported for GGUF files of {names[0]}, such as {path}: omit it"
+        )
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise fields.error("architectures", f"is {names!r}, expected a list of names")
     _check_architecture(fields, names[0])

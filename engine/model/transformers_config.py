@@ -6,8 +6,9 @@ from typing import Any
 import transformers
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint_folder import CheckpointFolder
+from engine.model.checkpoint import open_checkpoint
 from engine.model.config_fields import ConfigFields
+from engine.model.gguf_checkpoint import is_gguf
 from engine.model.implementation import CAUSAL_NAMES
 from engine.model.text_part import computed_as, is_published_with_code, transformers_text
 from engine.model.transformers_head import with_head
@@ -18,10 +19,12 @@ def read_config(path: Path) -> Any:
 
     Raises: CheckpointError: transformers refuses it, or has no such causal language model.
     """
-    fields = CheckpointFolder(path).config()
+    fields = open_checkpoint(path).config()
     text = transformers_text(fields)
     try:
-        if text is not None and is_published_with_code(fields):
+        if is_gguf(path):
+            config = _config_of_gguf(fields)
+        elif text is not None and is_published_with_code(fields):
             config = _config_alone(fields, text)
         else:
             config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
@@ -33,6 +36,15 @@ def read_config(path: Path) -> Any:
     if causal_class(config) is None:
         raise refusal(path, f"model_type {config.model_type} is no causal language model of transformers")
     return config
+
+
+def _config_of_gguf(fields: ConfigFields) -> Any:
+    """Returns the configuration of a GGUF file."""
+    values = fields.values
+    rope = {name: values.pop(name) for name in ("rope_theta", "partial_rotary_factor")}
+    rope |= values.pop("rope_scaling", None) or {"rope_type": "default"}
+    others = {name: value for name, value in values.items() if name not in ("architectures", "quantization_config")}
+    return transformers.AutoConfig.for_model(rope_parameters=rope, **others)
 
 
 def _config_alone(whole: ConfigFields, text: ConfigFields) -> Any:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.errors import CheckpointError
+from engine.model.gguf_checkpoint import is_gguf
 from engine.model.linear_adapters import AdaptableModel, LinearAdapters
 from engine.model.transformers_adapters import StepAdapters
 from engine.model.transformers_config import causal_class, first_line, read_config, refusal
@@ -212,7 +213,7 @@ def _loaded(config: TransformersConfig, dtype: torch.dtype, stored: Transformers
         for kind in ("missing_keys", "unexpected_keys"):
             if names := sorted(map(str, info[kind])):
                 problem = f"{len(names)} tensors are {kind.removesuffix('_keys')}, the first is {names[0]}"
-                if kind != "unexpected_keys":
+                if kind != "unexpected_keys" or is_gguf(config.path):  # whose names are of no other programs
                     raise CheckpointError(problem)
                 _log.warning("%s: %s; transformers does not use them", config.path, problem)
         stored.check_stand_ins(model)

@@ -14,8 +14,7 @@ import torch
 import transformers
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint import stored_dtype
-from engine.model.checkpoint_folder import CheckpointFolder
+from engine.model.checkpoint import open_checkpoint, stored_dtype
 from engine.model.end_tokens import end_token_ids
 from engine.model.fp8 import Fp8Weights
 from engine.model.implementation import CACHED_LAYERS, STATEFUL_LAYERS
@@ -153,7 +152,7 @@ class TransformersConfig:
                 layers=tuple(call.shape for call in calls),
                 max_position_embeddings=_positions(path, text),
                 end_token_ids=_end_token_ids(path, text, logits.shape[-1]),
-                checkpoint_dtype=dtype_name(config.dtype) if config.dtype else stored_dtype(CheckpointFolder(path)),
+                checkpoint_dtype=dtype_name(config.dtype) if config.dtype else stored_dtype(open_checkpoint(path)),
                 state_bytes=sum(layer.num_bytes for layer in stateful),
             ),
             attention_layers=tuple(sorted(recorder.layers)),
@@ -165,7 +164,7 @@ class TransformersConfig:
             },
             adaptable_layers=linear.adaptable(2),
             experts=experts,
-            quantized=read_quantization_config(transformers_fields(CheckpointFolder(path).config())),
+            quantized=read_quantization_config(transformers_fields(open_checkpoint(path).config())),
             num_parameters=sum(part.numel() for part in model.parameters()) + (head.weight.numel() if is_tied else 0),
             hidden_size=text.hidden_size,
             intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -391,6 +390,6 @@ def _original_positions(text: Any) -> int | None:
 
 
 def _end_token_ids(path: Path, text: Any, vocab_size: int) -> frozenset[int]:
-    checkpoint = CheckpointFolder(path)
+    checkpoint = open_checkpoint(path)
     stated = checkpoint.config()
     return end_token_ids(checkpoint, stated, stated.with_defaults({"eos_token_id": text.eos_token_id}), vocab_size)

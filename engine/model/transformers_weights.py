@@ -8,23 +8,24 @@ format of the checkpoint. What transformers converts in ways of its own it gets 
 import contextlib
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 
 from engine.errors import CheckpointError
 from engine.model.checkpoint import open_checkpoint
 from engine.model.checkpoint_part import CheckpointPart, Span
 from engine.model.fp8 import Fp8Weights
+from engine.model.gguf_tensors import GgufTensors
 from engine.model.linear import Linear
 from engine.model.quantization_config import QuantizedWeights
 from engine.model.safetensors_file import FP8_NAME
 from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape, PackedLayers, StoredExperts, find_experts
 from engine.model.stored_matrix import StoredMatrix, allocate_matrix, check_matrix, stored_shape
 from engine.model.tensor_entry import TensorEntry
-from engine.model.weights import WeightsReader, is_kv_scale
+from engine.model.weights import WeightsReader, is_kv_scale, open_tensors
 from kernels.families import reference_ops
 from kernels.interface import KernelOps, LinearWeights
 
@@ -115,6 +116,7 @@ class TransformersWeights:
         for place in self._others.values():
             _check_is_no_code(place)
         self._reader, self._lock = WeightsReader(path, parts, others=self._others), threading.Lock()
+        self._checkpoint = open_checkpoint(path)
         generator = torch.Generator().manual_seed(0)
         sizes: dict[str, tuple[int, ...]] = {f"{name}.weight": layers[name][:2] for name in self.layers}
         for name in self.experts:
@@ -127,12 +129,20 @@ class TransformersWeights:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what transformers loads: tensors, or what `[...]` reads from a file, in any thread."""
-        files: dict[Path, Any] = {
-            file: safe_open(file, framework="pt") for file in {place.file for place in self._others.values()}
-        }
+        files = {file: open_tensors(self._checkpoint, file) for file in {place.file for place in self._others.values()}}
         values: dict[str, Any] = {**self._stand_ins}
-        values |= {f"{name}.weight": _Dequantized(self, name) for name in self._merged}
-        return values | {name: files[place.file].get_slice(place.name) for name, place in self._others.items()}
+        values |= {f"{name}.weight": _WhenRead(partial(self.dequantized, name)) for name in self._merged}
+        return values | {name: self._value(files[place.file], place.name) for name, place in self._others.items()}
+
+    def _value(self, file: Any, name: str) -> Any:
+        if not isinstance(file, GgufTensors):
+            return file.get_slice(name)
+
+        def read() -> torch.Tensor:
+            with self._lock:
+                return file.get_tensor(name)
+
+        return _WhenRead(read)
 
     def check_stand_ins(self, model: Any) -> None:
         """Checks that transformers has not computed a parameter from what stands in for the matrices of a layer.
@@ -228,14 +238,14 @@ class TransformersWeights:
         return matrices
 
 
-class _Dequantized:
-    """A value of a state dict that is dequantised when it is read."""
+class _WhenRead:
+    """A value of a state dict that is made when it is read."""
 
-    def __init__(self, weights: TransformersWeights, name: str) -> None:
-        self._weights, self._name = weights, name
+    def __init__(self, read: Callable[[], torch.Tensor]) -> None:
+        self._read = read
 
     def __getitem__(self, _: Any) -> torch.Tensor:
-        return self._weights.dequantized(self._name)
+        return self._read()
 
 
 def linear_layer(

@@ -152,11 +152,15 @@ class WeightsReader:
 
     def _open(self, file: Path) -> Any:
         """Returns what reads tensors of a file by their names in it."""
-        checkpoint = self._checkpoint
-        if isinstance(checkpoint, GgufCheckpoint):
-            return GgufTensors(file, checkpoint.tensors(file), checkpoint.layout)
-        reader = safe_open(file, framework="pt")
+        reader = open_tensors(self._checkpoint, file)
         return ExpertReader(reader, self._expert_rows) if self._expert_rows else reader
+
+
+def open_tensors(checkpoint: Checkpoint, file: Path) -> Any:
+    """Returns what reads tensors of a file by their names in it, with the interface of `safetensors.safe_open`."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        return GgufTensors(file, checkpoint.tensors(file), checkpoint.layout)
+    return safe_open(file, framework="pt")
 
 
 def _fill(part: CheckpointPart, reader: Any, name: str, file: Path) -> None:

@@ -30,6 +30,8 @@ from loadgen.experiments.peers.llama_cpp import servers
 from loadgen.experiments.peers.llama_cpp.environment import llama_environment
 from loadgen.experiments.peers.worker import Worker, WorkerSystem
 from tests.support.engine.checkpoints import save_checkpoint
+from tests.support.engine.families import FAMILIES, family_config, save_family
+from tests.support.engine.gguf_families import WRITTEN, save_family_gguf
 from tests.support.engine.mxfp4_checkpoints import quantise_experts
 
 NUM_LAYERS = 2
@@ -84,6 +86,10 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     },
 }
 
+FIELDS_FOR_LLAMA_CPP: dict[str, dict[str, Any]] = {
+    "EXAONE 4": {"sliding_window": None, "layer_types": ["full_attention"] * 4}
+}
+
 WITH_SHARED_EXPERTS = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
 
 NUM_PRODUCTS = 7 * NUM_LAYERS + 1
@@ -111,6 +117,12 @@ def save_model(name: str, folder: Path, **fields: Any) -> Path:
     """A checkpoint whose activations and logits are near unit scale, so that answers depend on all of their prompt."""
     sizes = {**SIZES, "num_hidden_layers": NUM_LAYERS, "tie_word_embeddings": True, **OWN_SIZES.get(name, {}), **fields}
     save_checkpoint(folder, name, seed=0, dtype="float32", max_shard_size="1GB", **sizes)
+    scale_weights(folder)
+    return folder
+
+
+def scale_weights(folder: Path) -> None:
+    """Draws weights anew so, and adds a tokenizer."""
     generator = torch.Generator().manual_seed(0)
     weights = load_file(folder / "model.safetensors")
     for key, weight in weights.items():
@@ -120,7 +132,6 @@ def save_model(name: str, folder: Path, **fields: Any) -> Path:
             weights[key] = torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(folder, SIZES["vocab_size"])
-    return folder
 
 
 def save_file_of(kind: str, checkpoint: Path, folder: Path, worker: Worker) -> Path:
@@ -155,7 +166,43 @@ def test_tokens_are_those_of_llama_cpp(name: str, kind: str, llama_cpp: Worker, 
     checkpoint = save_model(name, tmp_path / "checkpoint", **fields)
     model = save_file_of(kind, checkpoint, tmp_path, llama_cpp)
     save_twin(model, checkpoint, tmp_path / "twin")
-    reference = load_reference(tmp_path / "twin")
+    check_tokens(kind, model, tmp_path / "twin", llama_cpp)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "F32") for name in WRITTEN), *(("Seed-OSS", kind) for kind in ("Q8_0", "Q4_K_M"))]
+)
+def test_tokens_of_architectures_of_transformers_are_those_of_llama_cpp(
+    name: str, kind: str, llama_cpp: Worker, tmp_path: Path
+) -> None:
+    fields = {"num_hidden_layers": NUM_LAYERS, **WRITTEN[name].fields, **FIELDS_FOR_LLAMA_CPP.get(name, {})}
+    check_family(name, kind, fields, llama_cpp, tmp_path)
+
+
+@pytest.mark.slow
+def test_tokens_of_exaone_4_with_windows_are_those_of_llama_cpp(llama_cpp: Worker, tmp_path: Path) -> None:
+    """Which has windows in models of 64 layers only, as the published one, whatever the file says."""
+    types = [*["sliding_attention"] * 3, "full_attention"] * 16
+    check_family("EXAONE 4", "F32", {"num_hidden_layers": 64, "layer_types": types}, llama_cpp, tmp_path)
+
+
+def check_family(name: str, kind: str, own_fields: dict[str, Any], llama_cpp: Worker, tmp_path: Path) -> None:
+    folder, model = tmp_path / "checkpoint", tmp_path / "stored.gguf"
+    (prefix, fields), written = FAMILIES[name], WRITTEN[name]
+    save_family(folder, family_config(prefix, **{**fields, **SIZES, "pad_token_id": None, **own_fields}))
+    scale_weights(folder)
+    save_family_gguf(folder, model, written)
+    if kind != "F32":
+        source, model = model, tmp_path / f"{kind}.gguf"
+        llama_cpp.call("quantize", source=str(source), out=str(model), type=kind, threads=1)
+    save_twin(model, folder, tmp_path / "twin")
+    check_tokens(kind, model, tmp_path / "twin", llama_cpp)
+
+
+def check_tokens(kind: str, model: Path, twin: Path, llama_cpp: Worker) -> None:
+    """Compares the tokens of a file, in both, with those of a folder with its numbers, which transformers computes."""
+    reference = load_reference(twin)
 
     def judge(answers: Any, tolerance: float) -> Agreement:
         return greedy_agreement(reference, WORKLOAD.prompts, answers, near_tie=tolerance)

@@ -212,7 +212,7 @@ def test_metadata_that_are_not_supported_are_refused_by_name(
         (
             "mistral",
             {"mistral3.attention.temperature_scale": 0.1},
-            "mistral3.attention.temperature_scale is 0.1, supported in GGUF is 0",
+            "mistral3.rope.scaling.type is not yarn, as attention.temperature_scale requires",
         ),
         ("phi3", {"phi3.attention.sliding_window": -1}, "sliding_window is -1, expected an integer >= 0"),
         ("phi3", {"phi3.rope.dimension_count": 32}, "rope.dimension_count is 32, heads have 16 dimensions"),
@@ -336,8 +336,8 @@ def test_a_file_is_a_model_of_this_machine(tmp_path: Path) -> None:
     assert local_model(str(path)) == path
 
 
-def test_transformers_reads_no_gguf(make_checkpoint: Any, tmp_path: Path) -> None:
+def test_transformers_reads_no_gguf_of_a_family(make_checkpoint: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     save_gguf(make_checkpoint("llama"), path)
-    with pytest.raises(ConfigError, match="--model-impl transformers is not supported for GGUF files, such as"):
+    with pytest.raises(ConfigError, match="transformers is not supported for GGUF files of LlamaForCausalLM, such as"):
         choose_implementation(path, "transformers")

@@ -51,6 +51,7 @@ def test_words_are_those_of_the_classes_of_transformers(tmp_path: Path) -> None:
         ("qwen2", transformers.Qwen2Tokenizer(vocab={"a": 0}, merges=[])),
         ("qwen35", transformers.Qwen3_5Tokenizer(vocab={"a": 0}, merges=[])),
         ("gpt-2", transformers.GPT2Tokenizer(vocab={"a": 0}, merges=[])),
+        ("command-r", transformers.CohereTokenizer(vocab={"a": 0}, merges=[])),
     ):
         expected = json.loads(made.backend_tokenizer.to_str())
         found = json.loads(files_of(tmp_path, {"tokenizer.ggml.pre": pre})["tokenizer.json"])
@@ -73,6 +74,9 @@ def test_words_are_those_of_the_classes_of_transformers(tmp_path: Path) -> None:
         ("smollm", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
         ("refact", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
         ("tekken", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
+        ("command-r", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
+        ("seed-coder", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
+        ("hunyuan-dense", ["Don", "'t", "Ġ", "123", "4", "Ġ", "Ġx"]),
         ("gpt-4o", ["Don't", "Ġ", "123", "4", "Ġ", "Ġx"]),
         ("deepseek-coder", ["Don", "'", "t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
         ("default", ["Don", "'", "t", "Ġ", "123", "4", "Ġ", "Ġx"]),

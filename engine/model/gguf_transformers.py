@@ -1,0 +1,65 @@
+"""Architectures in GGUF that transformers computes: what their metadata mean in config.json, and names of tensors.
+
+The names are those of the modules of transformers; linear layers stay in blocks.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from engine.model.gguf_architecture import Fields, GgufArchitecture
+from engine.model.gguf_metadata import GgufMetadata
+
+_EXAONE4_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_HUNYUAN_NAMES = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+
+
+def _all_attend(metadata: GgufMetadata) -> Fields:
+    """No windows and no experts."""
+    for name in ("attention.sliding_window", "expert_count"):
+        metadata.refuse_others(name, 0)
+    return {}
+
+
+def _windows(metadata: GgufMetadata) -> Fields:
+    """Windows in all layers but every fourth, if the file does not list them; no experts."""
+    metadata.refuse_others("expert_count", 0)
+    if metadata.sliding_window is None:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * metadata.num_layers}
+    return {"sliding_window": metadata.sliding_window, "layer_types": metadata.layer_types(4)}
+
+
+def _cohere(metadata: GgufMetadata, read_layers: Callable[[GgufMetadata], Fields]) -> Fields:
+    return {
+        **read_layers(metadata),
+        "layer_norm_eps": metadata.norm_epsilon,
+        "logit_scale": metadata.number("logit_scale"),
+    }
+
+
+def _ministral3(metadata: GgufMetadata) -> Fields:
+    scaling = metadata.rope_scaling()
+    if scaling is None or scaling["rope_type"] != "yarn":
+        raise metadata.error("rope.scaling.type", "is not yarn, as attention.temperature_scale requires")
+    scaling["llama_4_scaling_beta"] = metadata.number("attention.temperature_scale")
+    return {**_all_attend(metadata), "rope_scaling": scaling}
+
+
+MINISTRAL3 = GgufArchitecture("Ministral3ForCausalLM", _ministral3, rotates_pairs=True, model_type="ministral3")
+
+OF_TRANSFORMERS = {
+    "arcee": GgufArchitecture("ArceeForCausalLM", _all_attend, rotates_pairs=True, model_type="arcee"),
+    "command-r": GgufArchitecture("CohereForCausalLM", partial(_cohere, read_layers=_all_attend), model_type="cohere"),
+    "cohere2": GgufArchitecture("Cohere2ForCausalLM", partial(_cohere, read_layers=_windows), model_type="cohere2"),
+    "ernie4_5": GgufArchitecture("Ernie4_5ForCausalLM", _all_attend, model_type="ernie4_5"),
+    "exaone4": GgufArchitecture("Exaone4ForCausalLM", _windows, _EXAONE4_NAMES, model_type="exaone4"),
+    "hunyuan-dense": GgufArchitecture(
+        "HunYuanDenseV1ForCausalLM", _all_attend, _HUNYUAN_NAMES, model_type="hunyuan_v1_dense"
+    ),
+    "seed_oss": GgufArchitecture(
+        "SeedOssForCausalLM", _all_attend, {"post_attention_norm": "post_attention_layernorm"}, model_type="seed_oss"
+    ),
+}
+"""By general.architecture."""
