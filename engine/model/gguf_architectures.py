@@ -215,6 +215,9 @@ _MIXTRAL = GgufArchitecture(
     },
     rotates_pairs=True,
 )
+_QWEN2 = GgufArchitecture("Qwen2ForCausalLM", _dense)
+_QWEN3 = GgufArchitecture("Qwen3ForCausalLM", _dense)
+_QWEN3MOE = GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe, EXPERTS)
 _MISTRAL3 = GgufArchitecture("MistralForCausalLM", _mistral3, rotates_pairs=True)
 _OLMO2_NAMES = {name: _POST_NORMS[name] for name in ("post_attention_norm", "post_ffw_norm")}
 _OLMO2 = GgufArchitecture("Olmo2ForCausalLM", _dense, _OLMO2_NAMES)
@@ -228,10 +231,13 @@ def _always(architecture: GgufArchitecture) -> Callable[[GgufMetadata], GgufArch
 _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
     "llama": lambda metadata: _MIXTRAL if metadata.num_experts else _LLAMA,
     "mistral3": lambda metadata: MINISTRAL3 if metadata.raw("attention.temperature_scale", 0) else _MISTRAL3,
-    "qwen2": _always(GgufArchitecture("Qwen2ForCausalLM", _dense)),
-    "qwen3": _always(GgufArchitecture("Qwen3ForCausalLM", _dense)),
+    "qwen2": _always(_QWEN2),
+    "qwen2vl": _always(_QWEN2),  # of a text, all three positions of a token are equal
+    "qwen3": _always(_QWEN3),
+    "qwen3vl": _always(_QWEN3),
     "qwen2moe": _always(GgufArchitecture("Qwen2MoeForCausalLM", _qwen2moe, EXPERTS | _SHARED_EXPERT)),
-    "qwen3moe": _always(GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe, EXPERTS)),
+    "qwen3moe": _always(_QWEN3MOE),
+    "qwen3vlmoe": _always(_QWEN3MOE),
     "gpt-oss": _always(
         GgufArchitecture(
             "GptOssForCausalLM",

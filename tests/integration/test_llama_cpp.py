@@ -23,7 +23,7 @@ from chairlift.bench.agreement import NEAR_TIE, Agreement
 from chairlift.bench.shapes import write_tokenizer
 from chairlift.bench.workload import Workload
 from engine.bench.agreement import greedy_agreement, load_reference
-from engine.bench.gguf_writer import save_gguf, save_twin
+from engine.bench.gguf_writer import metadata_of, save_gguf, save_twin, tensors_of, write_gguf
 from engine.bench.serve import engine, serve
 from engine.config import parse_config
 from loadgen.experiments.peers.llama_cpp import servers
@@ -31,6 +31,7 @@ from loadgen.experiments.peers.llama_cpp.environment import llama_environment
 from loadgen.experiments.peers.worker import Worker, WorkerSystem
 from tests.support.engine.checkpoints import save_checkpoint
 from tests.support.engine.families import FAMILIES, family_config, save_family
+from tests.support.engine.gguf import of_a_model_for_images
 from tests.support.engine.gguf_families import WRITTEN, save_family_gguf
 from tests.support.engine.mxfp4_checkpoints import quantise_experts
 
@@ -167,6 +168,13 @@ def test_tokens_are_those_of_llama_cpp(name: str, kind: str, llama_cpp: Worker, 
     model = save_file_of(kind, checkpoint, tmp_path, llama_cpp)
     save_twin(model, checkpoint, tmp_path / "twin")
     check_tokens(kind, model, tmp_path / "twin", llama_cpp)
+
+
+@pytest.mark.slow
+def test_tokens_of_the_text_part_of_qwen3_vl_are_those_of_llama_cpp(llama_cpp: Worker, tmp_path: Path) -> None:
+    checkpoint, model = save_model("qwen3", tmp_path / "checkpoint"), tmp_path / "model.gguf"
+    write_gguf(model, of_a_model_for_images(metadata_of(checkpoint), "qwen3vl"), tensors_of(checkpoint))
+    check_tokens("F32", model, checkpoint, llama_cpp)
 
 
 @pytest.mark.slow

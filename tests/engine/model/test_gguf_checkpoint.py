@@ -155,7 +155,7 @@ def test_other_metadata_or_weights_are_another_model(make_checkpoint: Any, tmp_p
     [
         (
             {"general.architecture": "mamba"},
-            "general.architecture is 'mamba', supported in GGUF are llama, mistral3, qwen2, qwen3, qwen2moe, ",
+            "general.architecture is 'mamba', supported in GGUF are llama, mistral3, qwen2, qwen2vl, qwen3, ",
         ),
         ({"general.architecture": 3}, "general.architecture is 3, supported in GGUF"),
         ({"llama.block_count": None}, "llama.block_count is missing"),

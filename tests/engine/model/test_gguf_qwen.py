@@ -13,6 +13,7 @@ from engine.bench.gguf_writer import Tensor, metadata_of, plain, save_gguf, tens
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
 from engine.model.implementation import choose_implementation
+from tests.support.engine.gguf import of_a_model_for_images
 from tests.support.engine.weights import check_same_tensors, loaded_tensors
 
 
@@ -45,6 +46,19 @@ def test_layers_with_state_are_those_of_the_folder_with_heads_in_another_order(
     assert stored.keys() == wanted.keys()
     for name, tensor in wanted.items():  # files have decays and 1 + norms, whose inverses are rounded
         torch.testing.assert_close(stored[name], tensor, rtol=1e-6, atol=2e-7, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3_moe", "qwen3vlmoe")]
+)
+def test_text_parts_of_models_for_images_are_those_of_the_models_alone(
+    make_checkpoint: Any, tmp_path: Path, name: str, architecture: str
+) -> None:
+    fields = {"mlp_only_layers": [], "norm_topk_prob": True} if name == "qwen3_moe" else {}
+    folder, path = make_checkpoint(name, **fields), tmp_path / "model.gguf"
+    write_gguf(path, of_a_model_for_images(metadata_of(folder), architecture), tensors_of(folder))
+    assert ModelConfig.from_dir(path) == ModelConfig.from_dir(folder)
+    check_same_tensors(loaded_tensors(path), loaded_tensors(folder))
 
 
 @pytest.mark.parametrize("num_predicting", [0, 1])

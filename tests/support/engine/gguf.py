@@ -36,6 +36,17 @@ def random_blocks(kind: str, rows: int, columns: int, generator: torch.Generator
     return Tensor(kind, (rows, columns), data.numpy().tobytes())
 
 
+def of_a_model_for_images(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Returns the metadata of a Qwen as those of the text part of a Qwen-VL, which have another name."""
+    alone = metadata["general.architecture"]
+    return {
+        **{key.replace(f"{alone}.", f"{architecture}.", 1): value for key, value in metadata.items()},
+        "general.architecture": architecture,
+        f"{architecture}.rope.dimension_sections": [8, 12, 12, 0],
+        f"{architecture}.n_deepstack_layers": 0,
+    }
+
+
 def save_random_blocks(
     folder: Path,
     path: Path,
