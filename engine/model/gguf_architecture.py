@@ -44,6 +44,7 @@ class GgufArchitecture:
         rotates_pairs: whether the rows of queries and keys of a head have another order: llama.cpp rotates neighbours.
         norm_offset: what llama.cpp adds to the weights of norms.
         rotates_parts: whether a part of a head may be rotated.
+        model_names: names in the decoder of tensors of no layer, where they are not the usual ones.
         model_type: as which transformers computes it; None: a family does.
     """
 
@@ -53,6 +54,7 @@ class GgufArchitecture:
     rotates_pairs: bool = False
     norm_offset: float = 0.0
     rotates_parts: bool = False
+    model_names: Mapping[str, str] = field(default_factory=dict)
     model_type: str | None = None
 
     def layer_name(self, module: str, expert: str | None, part: str | None) -> str | None:

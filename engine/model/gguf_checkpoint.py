@@ -39,10 +39,10 @@ _MODEL_NAMES = {
     _SHORT_FACTORS: None,
     _LONG_FACTORS: None,
 }
-_LAYER = re.compile(r"blk\.(\d{1,9})\.(\w+)(?:\.(\d{1,4}))?(?:\.(weight|bias))?")
+_LAYER = re.compile(r"blk\.(\d{1,9})\.((?:shortconv\.)?\w+)(?:\.(\d{1,4}))?(?:\.(weight|bias))?")
 _OF_LAYER = re.compile(r"blk\.(\d{1,9})\..+")
 _NORM = re.compile(r"(output|\w+\.\d+\.\w+)_norm\.weight")
-_STATE_NORM, _DECAY, _CONVOLUTION = "ssm_norm", "ssm_a", "ssm_conv1d"  # of layers with state
+_STATE_NORM, _DECAY, _CONVOLUTIONS = "ssm_norm", "ssm_a", ("ssm_conv1d", "shortconv.conv")  # of layers with state
 _SHARED_GATE = "ffn_gate_inp_shexp"
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_SPLITS = 1000
@@ -60,7 +60,7 @@ def _with_all_dimensions(name: str, entry: TensorEntry) -> TensorEntry:
     A convolution has one channel per group, and the gate of a shared expert one row.
     """
     match _module(name), entry.shape:
-        case _, (channels, width) if _module(name) == _CONVOLUTION:
+        case _, (channels, width) if _module(name) in _CONVOLUTIONS:
             return replace(entry, shape=(channels, 1, width))
         case _, (columns,) if _module(name) == _SHARED_GATE:
             return replace(entry, shape=(1, columns))
@@ -115,7 +115,7 @@ class GgufCheckpoint:
             "hidden_size": metadata.integer("embedding_length"),
             "intermediate_size": metadata.intermediate_size,
             "num_attention_heads": metadata.num_heads,
-            "num_key_value_heads": metadata.num_kv_heads,
+            "num_key_value_heads": own_fields.get("num_key_value_heads") or metadata.num_kv_heads,
             "head_dim": head_dim,
             "max_position_embeddings": metadata.integer("context_length"),
             "rms_norm_eps": metadata.norm_epsilon,
@@ -238,9 +238,11 @@ class GgufCheckpoint:
         )
 
     def _decoder_name(self, name: str) -> str | None:
+        architecture, metadata = self._model
+        if name in architecture.model_names:
+            return architecture.model_names[name]
         if name in _MODEL_NAMES:
             return _MODEL_NAMES[name]
-        architecture, metadata = self._model
         layer = _OF_LAYER.fullmatch(name)
         if layer is not None and int(layer[1]) >= metadata.num_layers and metadata.num_predicting_layers:
             return None  # it predicts the tokens behind the next one

@@ -72,6 +72,14 @@ class GgufMetadata:
         """Number of key and value heads."""
         return self.integer("attention.head_count_kv", self.num_heads)
 
+    def kv_heads_by_layer(self) -> list[int]:
+        """Returns the number of key and value heads of each layer; 0: it keeps a state instead."""
+        number, name = self._num_listed_layers(), "attention.head_count_kv"
+        heads = self._header.integers(self._key(name))
+        if len(heads) != number or not all(0 <= count <= self.num_heads for count in heads):
+            raise self.error(name, f"is {heads[:9]}, expected 0 to {self.num_heads} for each of {number} layers")
+        return heads
+
     @property
     def num_experts(self) -> int:
         """Number of experts of a layer; 0: there are none."""

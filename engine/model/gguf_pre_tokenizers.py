@@ -98,6 +98,7 @@ PRE_TOKENIZERS = {
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
     "pixtral": _LLAMA3,
+    "lfm2": _LLAMA3,
     "dbrx": _CL100K,
     "smaug-bpe": _CL100K,
     "glm4": _CL100K,

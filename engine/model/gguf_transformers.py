@@ -13,6 +13,19 @@ _EXAONE4_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_LFM2_NAMES = {
+    "attn_norm": "operator_norm",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "attn_output": "self_attn.out_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
 _HUNYUAN_NAMES = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 
 
@@ -47,6 +60,27 @@ def _ministral3(metadata: GgufMetadata) -> Fields:
     return {**_all_attend(metadata), "rope_scaling": scaling}
 
 
+def _lfm2(metadata: GgufMetadata) -> Fields:
+    """Layers without heads for keys and values are short convolutions."""
+    heads = metadata.kv_heads_by_layer()
+    return {
+        **_all_attend(metadata),
+        **_same_heads(metadata, heads),
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "norm_eps": metadata.norm_epsilon,
+        "conv_L_cache": metadata.integer("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _same_heads(metadata: GgufMetadata, heads: list[int]) -> Fields:
+    """The number of heads for keys and values in all layers that have them."""
+    counts = {*heads} - {0}
+    if len(counts) != 1:
+        raise metadata.error("attention.head_count_kv", f"is {heads}, supported in GGUF is one number besides 0")
+    return {"num_key_value_heads": counts.pop()}
+
+
 MINISTRAL3 = GgufArchitecture("Ministral3ForCausalLM", _ministral3, rotates_pairs=True, model_type="ministral3")
 
 OF_TRANSFORMERS = {
@@ -57,6 +91,13 @@ OF_TRANSFORMERS = {
     "exaone4": GgufArchitecture("Exaone4ForCausalLM", _windows, _EXAONE4_NAMES, model_type="exaone4"),
     "hunyuan-dense": GgufArchitecture(
         "HunYuanDenseV1ForCausalLM", _all_attend, _HUNYUAN_NAMES, model_type="hunyuan_v1_dense"
+    ),
+    "lfm2": GgufArchitecture(
+        "Lfm2ForCausalLM",
+        _lfm2,
+        _LFM2_NAMES,
+        model_names={"token_embd_norm.weight": "model.embedding_norm.weight"},
+        model_type="lfm2",
     ),
     "seed_oss": GgufArchitecture(
         "SeedOssForCausalLM", _all_attend, {"post_attention_norm": "post_attention_layernorm"}, model_type="seed_oss"

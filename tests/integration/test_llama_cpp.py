@@ -88,7 +88,8 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
 }
 
 FIELDS_FOR_LLAMA_CPP: dict[str, dict[str, Any]] = {
-    "EXAONE 4": {"sliding_window": None, "layer_types": ["full_attention"] * 4}
+    "EXAONE 4": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+    "LFM2": {"num_hidden_layers": 4},
 }
 
 WITH_SHARED_EXPERTS = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")

@@ -35,6 +35,7 @@ class Written:
 _RMS_NORM = {"rms_norm_eps": "attention.layer_norm_rms_epsilon"}
 _COHERE = {"layer_norm_eps": "attention.layer_norm_epsilon", "logit_scale": "logit_scale"}
 _WINDOW = {"sliding_window": "attention.sliding_window"}
+_LFM2 = {"norm_eps": "attention.layer_norm_rms_epsilon", "conv_L_cache": "shortconv.l_cache"}
 _FOUR_LAYERS = {"num_hidden_layers": 4, "layer_types": [*["sliding_attention"] * 3, "full_attention"]}
 
 WRITTEN = {
@@ -44,6 +45,7 @@ WRITTEN = {
     "ERNIE 4.5": Written("ernie4_5", _RMS_NORM),
     "EXAONE 4": Written("exaone4", {**_RMS_NORM, **_WINDOW}, _FOUR_LAYERS),
     "Hunyuan": Written("hunyuan-dense", _RMS_NORM),
+    "LFM2": Written("lfm2", _LFM2, {"block_auto_adjust_ff_dim": False}),
     "Ministral 3": Written("mistral3", _RMS_NORM, rotates_pairs=True),
     "Seed-OSS": Written("seed_oss", _RMS_NORM),
 }
@@ -85,6 +87,8 @@ def family_metadata(folder: Path, written: Written) -> dict[str, Any]:
             "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
             "attention.temperature_scale": rope["llama_4_scaling_beta"],
         }
+    if "conv" in (types := config.get("layer_types", ())):
+        values["attention.head_count_kv"] = [0 if kind == "conv" else config["num_key_value_heads"] for kind in types]
     return {
         "general.architecture": written.name,
         **{f"{written.name}.{key}": value for key, value in values.items()},
@@ -106,5 +110,8 @@ def family_tensors(folder: Path, written: Written, kind: str = "F32") -> dict[st
             tensor = tensor.view(num_heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        tensors[stored] = plain(tensor, kind if tensor.ndim == 2 else "F32")
+        is_matrix = tensor.ndim == 2
+        tensors[stored] = plain(
+            tensor.squeeze(1) if tensor.ndim == 3 else tensor, kind if is_matrix else "F32"
+        )  # convolutions have one channel
     return tensors
