@@ -125,6 +125,7 @@ class GgufCheckpoint:
             "tie_word_embeddings": _HEAD not in tensors,
             "attention_bias": "blk.0.attn_q.bias" in tensors,
             "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+            "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
             "dtype": _DTYPES.get(self.tensors(tensors[_EMBEDDING])[_EMBEDDING].dtype, "bfloat16"),
             "eos_token_id": end_token_ids(self._header),
             "rope_scaling": self._rope_scaling(tensors),

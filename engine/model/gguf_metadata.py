@@ -38,6 +38,10 @@ class GgufMetadata:
         """Returns a finite number > 0."""
         return self._fields.number(self._key(name), *default)
 
+    def flag(self, name: str, default: bool) -> bool:
+        """Returns a boolean."""
+        return self._fields.flag(self._key(name), default)
+
     def refuse_others(self, name: str, supported: Any) -> None:
         """Raises CheckpointError if a value is there and is not the supported one."""
         if (value := self.raw(name, supported)) != supported:

@@ -6,7 +6,7 @@ The names are those of the modules of transformers; linear layers stay in blocks
 from collections.abc import Callable
 from functools import partial
 
-from engine.model.gguf_architecture import Fields, GgufArchitecture
+from engine.model.gguf_architecture import EXPERTS, Fields, GgufArchitecture
 from engine.model.gguf_metadata import GgufMetadata
 
 _EXAONE4_NAMES = {
@@ -26,6 +26,33 @@ _LFM2_NAMES = {
     "ffn_up": "feed_forward.w3",
     "ffn_down": "feed_forward.w2",
 }
+_LFM2_EXPERTS = {
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+    "ffn_gate_exps": "feed_forward.experts.{}.w1",
+    "ffn_up_exps": "feed_forward.experts.{}.w3",
+    "ffn_down_exps": "feed_forward.experts.{}.w2",
+}
+_LFM2_MODEL = {"token_embd_norm.weight": "model.embedding_norm.weight"}
+_SHARED_EXPERTS = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_GLM4MOE_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    **EXPERTS,
+    **_SHARED_EXPERTS,
+}
+_ERNIE4_5_MOE_NAMES = {
+    "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
+    **EXPERTS,
+    **_SHARED_EXPERTS,
+}
+_SIGMOID = 2
+"""Of expert_gating_func."""
+
 _HUNYUAN_NAMES = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 
 
@@ -60,16 +87,72 @@ def _ministral3(metadata: GgufMetadata) -> Fields:
     return {**_all_attend(metadata), "rope_scaling": scaling}
 
 
+def _mixture(metadata: GgufMetadata) -> Fields:
+    """Experts, behind layers without; no windows."""
+    metadata.refuse_others("attention.sliding_window", 0)
+    return {
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+    }
+
+
+def _olmoe(metadata: GgufMetadata) -> Fields:
+    fields = {
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+    }
+    metadata.refuse_others("attention.sliding_window", 0)
+    return {**fields, "norm_topk_prob": False}
+
+
+def _glm4moe(metadata: GgufMetadata) -> Fields:
+    fields = _mixture(metadata)
+    metadata.refuse_others("expert_gating_func", _SIGMOID)
+    metadata.refuse_others("expert_group_count", 1)
+    return {
+        **fields,
+        "n_routed_experts": fields["num_experts"],
+        "n_shared_experts": metadata.integer("expert_shared_count"),
+        "first_k_dense_replace": metadata.integer("leading_dense_block_count", 0, minimum=0),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": metadata.flag("expert_weights_norm", False),
+    }
+
+
+def _ernie4_5_moe(metadata: GgufMetadata) -> Fields:
+    fields = _mixture(metadata)
+    return {
+        **fields,
+        "moe_num_experts": fields["num_experts"],
+        "moe_k": fields["num_experts_per_tok"],
+        "moe_num_shared_experts": metadata.integer("expert_shared_count", 0, minimum=0),
+        "moe_layer_start_index": metadata.integer("leading_dense_block_count", 0, minimum=0),
+        "moe_layer_interval": metadata.integer("interleave_moe_layer_step", 1),
+    }
+
+
+def _lfm2moe(metadata: GgufMetadata) -> Fields:
+    metadata.refuse_others("expert_gating_func", _SIGMOID)
+    return {
+        **_mixture(metadata),
+        **_convolutions(metadata),
+        "num_dense_layers": metadata.integer("leading_dense_block_count", 0, minimum=0),
+    }
+
+
 def _lfm2(metadata: GgufMetadata) -> Fields:
+    return {**_all_attend(metadata), **_convolutions(metadata), "block_auto_adjust_ff_dim": False}
+
+
+def _convolutions(metadata: GgufMetadata) -> Fields:
     """Layers without heads for keys and values are short convolutions."""
     heads = metadata.kv_heads_by_layer()
     return {
-        **_all_attend(metadata),
         **_same_heads(metadata, heads),
         "layer_types": ["full_attention" if count else "conv" for count in heads],
         "norm_eps": metadata.norm_epsilon,
         "conv_L_cache": metadata.integer("shortconv.l_cache"),
-        "block_auto_adjust_ff_dim": False,
     }
 
 
@@ -88,6 +171,12 @@ OF_TRANSFORMERS = {
     "command-r": GgufArchitecture("CohereForCausalLM", partial(_cohere, read_layers=_all_attend), model_type="cohere"),
     "cohere2": GgufArchitecture("Cohere2ForCausalLM", partial(_cohere, read_layers=_windows), model_type="cohere2"),
     "ernie4_5": GgufArchitecture("Ernie4_5ForCausalLM", _all_attend, model_type="ernie4_5"),
+    "ernie4_5-moe": GgufArchitecture(
+        "Ernie4_5_MoeForCausalLM", _ernie4_5_moe, _ERNIE4_5_MOE_NAMES, model_type="ernie4_5_moe"
+    ),
+    "glm4moe": GgufArchitecture(
+        "Glm4MoeForCausalLM", _glm4moe, _GLM4MOE_NAMES, rotates_parts=True, model_type="glm4_moe"
+    ),
     "exaone4": GgufArchitecture("Exaone4ForCausalLM", _windows, _EXAONE4_NAMES, model_type="exaone4"),
     "hunyuan-dense": GgufArchitecture(
         "HunYuanDenseV1ForCausalLM", _all_attend, _HUNYUAN_NAMES, model_type="hunyuan_v1_dense"
@@ -96,9 +185,17 @@ OF_TRANSFORMERS = {
         "Lfm2ForCausalLM",
         _lfm2,
         _LFM2_NAMES,
-        model_names={"token_embd_norm.weight": "model.embedding_norm.weight"},
+        model_names=_LFM2_MODEL,
         model_type="lfm2",
     ),
+    "lfm2moe": GgufArchitecture(
+        "Lfm2MoeForCausalLM",
+        _lfm2moe,
+        _LFM2_NAMES | _LFM2_EXPERTS,
+        model_names=_LFM2_MODEL,
+        model_type="lfm2_moe",
+    ),
+    "olmoe": GgufArchitecture("OlmoeForCausalLM", _olmoe, EXPERTS, model_type="olmoe"),
     "seed_oss": GgufArchitecture(
         "SeedOssForCausalLM", _all_attend, {"post_attention_norm": "post_attention_layernorm"}, model_type="seed_oss"
     ),

@@ -175,6 +175,12 @@ def _scales_of(weight: str, quantized: Fp8Weights) -> str:
     return f"{weight.rpartition('.')[0]}.{quantized.scale_name}"
 
 
+def names_of_first(name: str, quantized: QuantizedWeights | None) -> tuple[str, str]:
+    """Returns what a checkpoint calls the layers up and down of the first expert of a module, if it quantises them."""
+    names = [(f"{name}.0.{up}", f"{name}.0.{down}") for _, up, down in _PROJECTIONS]
+    return next((pair for pair in names if quantized is not None and quantized.holds(pair[0])), names[0])
+
+
 def find_experts(
     name: str,
     shape: ExpertsShape,

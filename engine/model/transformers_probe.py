@@ -21,7 +21,7 @@ from engine.model.implementation import CACHED_LAYERS, STATEFUL_LAYERS
 from engine.model.linear import Kept
 from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.quantization_config import QuantizedWeights, read_quantization_config
-from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape
+from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape, names_of_first
 from engine.model.tensor_entry import TensorEntry
 from engine.model.text_part import transformers_fields
 from engine.model.transformers_adapters import LinearProbe
@@ -211,8 +211,9 @@ class TransformersConfig:
         layers = [(name, shape, 1) for name, shape in self.linear_layers.items()]
         for name, experts in self.experts.items():
             gate, down = (experts.inner, experts.hidden), (experts.hidden, experts.inner)
-            layers.append((f"{name}.0.up_proj", LinearShape(*gate, has_bias=False), 2 * experts.num_experts))
-            layers.append((f"{name}.0.down_proj", LinearShape(*down, has_bias=False), experts.num_experts))
+            up_name, down_name = names_of_first(name, self.quantized)
+            layers.append((up_name, LinearShape(*gate, has_bias=False), 2 * experts.num_experts))
+            layers.append((down_name, LinearShape(*down, has_bias=False), experts.num_experts))
         for name, shape, times in layers:
             layer = linear_layer(name, shape, self.quantized, dtype, torch.device("meta"))
             of_layer = layer.packed_bytes(is_quantized_on_load=is_quantized, kept=kept, is_compact=is_compact)

@@ -90,6 +90,8 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
 FIELDS_FOR_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "EXAONE 4": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
     "LFM2": {"num_hidden_layers": 4},
+    "LFM2-MoE": {"num_hidden_layers": 4},
+    "OLMoE": {"num_key_value_heads": 4},  # llama.cpp reads no other
 }
 
 WITH_SHARED_EXPERTS = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")

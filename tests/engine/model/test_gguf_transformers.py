@@ -1,5 +1,6 @@
 """GGUF files of architectures that transformers computes are the models of the folders that they were made of."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +49,26 @@ def test_answers_are_those_of_the_folder(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Seed-OSS", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Arcee", "LFM2"))]
+    "name",
+    [
+        "Seed-OSS",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("Arcee", "GLM-4.5", "LFM2", "LFM2-MoE")),
+    ],
 )
-def test_linear_layers_stay_in_blocks(name: str, tmp_path: Path) -> None:
-    """Arcee's queries and keys have rows in another order."""
-    folder, path = save(tmp_path / "folder", name), tmp_path / "model.gguf"
+def test_linear_layers_and_experts_stay_in_blocks(name: str, tmp_path: Path) -> None:
+    """Arcee's queries and keys have rows in another order; experts have other names in LFM2-MoE."""
+    folder, path = save(tmp_path / "folder", name, moe_intermediate_size=64), tmp_path / "model.gguf"
     tensors, generator = family_tensors(folder, WRITTEN[name]), torch.Generator().manual_seed(0)
     for key, tensor in tensors.items():
-        if len(tensor.shape) == 2 and "conv.conv" not in key:
-            kind = "Q4_0" if "attn_v" in key else "Q8_0"
-            tensors[key] = random_blocks(kind, *tensor.shape, generator)
+        if len(tensor.shape) > 1 and "conv.conv" not in key and "ffn_gate_inp" not in key:
+            kind = "Q4_0" if "attn_v" in key or "exps" in key else "Q8_0"
+            blocks = random_blocks(kind, math.prod(tensor.shape[:-1]), tensor.shape[-1], generator)
+            tensors[key] = blocks._replace(shape=tensor.shape)
     write_gguf(path, family_metadata(folder, WRITTEN[name]), tensors)
     config = TransformersConfig.from_dir(path)
     assert isinstance(config.quantized, GgufWeights)
     assert set(config.linear_layers) <= set(config.quantized.kinds)
+    assert all(any(kept.startswith(f"{module}.3.") for kept in config.quantized.kinds) for module in config.experts)
     dtypes = {"dtype": torch.float32, "model_dtype": torch.float32}
     stays = config.packed_bytes(**dtypes, is_quantized=False, kept=(GgufWeights,), is_compact=True)
     others = 4 * (307 * 64 * 2)  # embedding and output head
