@@ -33,7 +33,7 @@ ARCHITECTURES = {
     "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo2", "MixtralForCausalLM": "llama",
     "Qwen3MoeForCausalLM": "qwen3moe", "GptOssForCausalLM": "gpt-oss", "Qwen3_5ForCausalLM": "qwen35",
     "Qwen2MoeForCausalLM": "qwen2moe", "Qwen3NextForCausalLM": "qwen3next", "Qwen3_5MoeForCausalLM": "qwen35moe",
-    "Glm4ForCausalLM": "glm4",
+    "Glm4ForCausalLM": "glm4", "GemmaForCausalLM": "gemma",
 }  # fmt: skip
 _ALIGNMENT = 32  # of files that do not set general.alignment
 _ROTATED_IN_PAIRS = ("llama", "mistral3", "smollm3", "granite")

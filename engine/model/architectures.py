@@ -1,6 +1,6 @@
 """The registry of architectures: add a module to `engine.model.families`, and its family here."""
 
-from engine.model.families.gemma import GEMMA2, GEMMA3
+from engine.model.families.gemma import GEMMA, GEMMA2, GEMMA3
 from engine.model.families.glm import GLM, GLM4
 from engine.model.families.gpt_oss import GPT_OSS
 from engine.model.families.granite import GRANITE
@@ -30,6 +30,7 @@ FAMILIES: dict[str, Family] = {
         PHI3,
         SMOLLM3,
         GRANITE,
+        GEMMA,
         GEMMA2,
         GEMMA3,
         GLM,

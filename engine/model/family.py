@@ -171,6 +171,7 @@ class Family:
         activation_field: the field that names the activation of the feed-forward networks.
         intermediate_field: the field for the intermediate units of feed-forward networks that all tokens use.
         activations: the values of that field for which the decoder computes its models.
+        activation_names: other names of activations in its files.
     """
 
     architecture: str
@@ -180,10 +181,12 @@ class Family:
     activation_field: str = "hidden_act"
     intermediate_field: str = "intermediate_size"
     activations: tuple[str, ...] = tuple(GATES)
+    activation_names: Mapping[str, str] = field(default_factory=dict)
 
     def activation(self, fields: ConfigFields) -> Any:
         """Returns what config.json, or else the default of the family, names as activation."""
-        return fields.with_defaults(dict(self.defaults)).raw(self.activation_field, "silu")
+        name = fields.with_defaults(dict(self.defaults)).raw(self.activation_field, "silu")
+        return self.activation_names.get(name, name) if isinstance(name, str) else name
 
     def has_gate_of(self, fields: ConfigFields) -> bool:
         """Tells whether the decoder computes models with the activation."""

@@ -282,6 +282,7 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
     "glm4": _always(GgufArchitecture("Glm4ForCausalLM", _glm4, _GLM4_NAMES, rotates_parts=True)),
     "smollm3": _always(GgufArchitecture("SmolLM3ForCausalLM", _dense, rotates_pairs=True)),
     "granite": _always(GgufArchitecture("GraniteForCausalLM", _granite, rotates_pairs=True)),
+    "gemma": _always(GgufArchitecture("GemmaForCausalLM", _dense, norm_offset=1.0)),
     "gemma2": _always(GgufArchitecture("Gemma2ForCausalLM", _gemma2, _POST_NORMS, norm_offset=1.0)),
     "gemma3": _always(GgufArchitecture("Gemma3ForCausalLM", _gemma3, _POST_NORMS, norm_offset=1.0)),
     "olmo2": lambda metadata: _OLMO2 if metadata.sliding_window is None else _OLMO3,

@@ -245,6 +245,7 @@ OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
 """Model types of such files, and those of transformers."""
 
 NATIVE_DECODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "gemma": ("GemmaForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", {}),
     "gemma3_text": ("Gemma3ForCausalLM", {}),
     "glm": ("GlmForCausalLM", {}),

@@ -55,6 +55,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": None, "num_hidden_layers": 4},
     "granite": {},
     "glm4": {},
+    "gemma": {"tie_word_embeddings": False},  # otherwise answers repeat few tokens
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {
         "query_pre_attn_scalar": 16,

@@ -134,8 +134,19 @@ def scale_weights(folder: Path) -> None:
             weights[key] = torch.randn(weight.shape, generator=generator) * 0.1
         elif weight.ndim > 1:  # the inputs of experts are in this dimension too
             weights[key] = torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5
+    if "GemmaForCausalLM" in (folder / "config.json").read_text():
+        scale_gemma(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(folder, SIZES["vocab_size"])
+
+
+def scale_gemma(weights: dict[str, torch.Tensor]) -> None:
+    """Changes the weights of a Gemma, whose embeddings are scaled: otherwise answers repeat few tokens."""
+    for key, weight in weights.items():
+        if ".layers." in key and weight.ndim > 1:
+            weights[key] = 3 * weight
+    weights["model.embed_tokens.weight"] /= 16
+    weights["model.norm.weight"] = 16 * (1 + weights["model.norm.weight"]) - 1
 
 
 def save_file_of(kind: str, checkpoint: Path, folder: Path, worker: Worker) -> Path:
@@ -157,7 +168,7 @@ def save_file_of(kind: str, checkpoint: Path, folder: Path, worker: Worker) -> P
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "F32") for name in ("llama", "qwen2", "qwen3", "qwen3_5", "gpt_oss", "glm4")),
+        *((name, "F32") for name in ("llama", "qwen2", "qwen3", "qwen3_5", "gpt_oss", "glm4", "gemma")),
         *((name, kind) for name in WITH_SHARED_EXPERTS for kind in ("F32", "F16", "Q8_0", "Q4_K_M")),
         *(("llama", kind) for kind in ROUNDING if kind not in ("F32", "MXFP4")),
         *(("qwen3_5", kind) for kind in ("F16", "Q8_0", "Q4_K_M")),

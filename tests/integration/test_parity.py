@@ -31,6 +31,7 @@ SPECIAL: dict[str, dict[str, Any]] = {  # what a family does that its small defa
     "mistral": {"sliding_window": 24},
     "qwen2": {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     "phi3": {"partial_rotary_factor": 0.75, "sliding_window": 24},
+    "gemma": {"tie_word_embeddings": False},  # otherwise answers repeat one token, as embeddings are scaled
 }
 
 

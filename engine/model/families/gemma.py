@@ -1,6 +1,7 @@
-"""Gemma 2 (arXiv:2408.00118) and the text part of Gemma 3 (arXiv:2503.19786).
+"""Gemma (arXiv:2403.08295), Gemma 2 (arXiv:2408.00118) and the text part of Gemma 3 (arXiv:2503.19786).
 
-Norms are around attention and feed-forward network, and stored minus one. Gemma 2 caps scores and logits.
+Norms are stored minus one; those of Gemma 2 and 3 are around attention and feed-forward network. Gemma 2 caps scores
+and logits.
 """
 
 import math
@@ -9,6 +10,19 @@ from dataclasses import replace
 from engine.model.config_fields import ConfigFields
 from engine.model.family import DecoderTraits, Family, num_layers, same_ropes, sliding_window, windows_by_layer_type
 from engine.model.rope import RopeConfig
+
+
+def _gemma(fields: ConfigFields) -> DecoderTraits:
+    _refuse_bidirectional(fields)
+    attention_bias = fields.flag("attention_bias", False)
+    return DecoderTraits(
+        sliding_windows=(None,) * num_layers(fields),
+        ropes=same_ropes(fields),
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        norm_offset=1.0,
+        embedding_scale=math.sqrt(fields.integer("hidden_size")),
+    )
 
 
 def _gemma2(fields: ConfigFields) -> DecoderTraits:
@@ -34,11 +48,15 @@ def _local_layers(fields: ConfigFields, pattern: int) -> tuple[bool, ...]:
     return tuple(map(bool, windows_by_layer_type(fields, 1, default)))
 
 
-def _traits(fields: ConfigFields, is_local: tuple[bool, ...], ropes: tuple[RopeConfig, ...]) -> DecoderTraits:
+def _refuse_bidirectional(fields: ConfigFields) -> None:
     if fields.flag("use_bidirectional_attention", False):
         raise fields.error(
             "use_bidirectional_attention", "is true: tokens attend to later ones, so none can be generated"
         )
+
+
+def _traits(fields: ConfigFields, is_local: tuple[bool, ...], ropes: tuple[RopeConfig, ...]) -> DecoderTraits:
+    _refuse_bidirectional(fields)
     window = sliding_window(fields)
     attention_bias = fields.flag("attention_bias", False)
     return DecoderTraits(
@@ -72,6 +90,24 @@ def _ropes(fields: ConfigFields) -> tuple[RopeConfig, RopeConfig]:
     )
 
 
+GEMMA = Family(
+    "GemmaForCausalLM",
+    _gemma,
+    {
+        "vocab_size": 256_000,
+        "hidden_size": 3072,
+        "intermediate_size": 24_576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "eos_token_id": 1,
+    },
+    activation_names={"gelu": "gelu_pytorch_tanh"},  # of the first files, which mean it
+)
 GEMMA2 = Family(
     "Gemma2ForCausalLM",
     _gemma2,

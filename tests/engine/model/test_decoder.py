@@ -197,6 +197,8 @@ CHECKPOINTS = {
     ),
     "smollm3": ("smollm3", {}),
     "granite": ("granite", {}),
+    "gemma": ("gemma", {}),
+    "gemma untied biases": ("gemma", {"tie_word_embeddings": False, "attention_bias": True}),
     "gemma2": ("gemma2", {}),
     "gemma2 without caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3", {}),

@@ -27,6 +27,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": None, "num_hidden_layers": 4},
     "granite": {},
     "glm4": {},
+    "gemma": {},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {"query_pre_attn_scalar": 16, "layer_types": None, "num_hidden_layers": 7},
     "olmo2": {},

@@ -54,6 +54,8 @@ def test_auto_prefers_the_native_decoder(tmp_path, architecture, model_impl, exp
         ("Qwen3_5ForCausalLM", {}, "chairlift"),
         ("Qwen3_5ForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}, "transformers"),  # it is the convolution's too
         ("Qwen3NextForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}, "transformers"),
+        ("GemmaForCausalLM", {"hidden_act": "gelu"}, "chairlift"),  # which means the other one
+        ("GemmaForCausalLM", {"hidden_act": "relu"}, "transformers"),
         ("Gemma3ForCausalLM", {"hidden_act": "gelu"}, "chairlift"),  # which reads another field
         ("Gemma3ForCausalLM", {"hidden_activation": "relu"}, "transformers"),
     ],

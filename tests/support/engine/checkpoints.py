@@ -84,6 +84,7 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "logits_scaling": 2.5,
         },
     ),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", {"head_dim": 16, "tie_word_embeddings": True, "rms_norm_eps": 0.05}),
     "gemma2": (
         "Gemma2Config",
         "Gemma2ForCausalLM",

@@ -108,7 +108,6 @@ TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": _ONE_FULL,
         },
     ),
-    "Gemma": ("Gemma", {"head_dim": 16}),
     "Gemma 3n": ("Gemma3nText", {**_PER_LAYER, "activation_sparsity_pattern": [0.5, *[0.0] * 5]}),
     "Gemma 4": ("Gemma4Text", {**_PER_LAYER, "global_head_dim": 32}),
     "Gemma 4 unified": (
@@ -175,6 +174,7 @@ TRANSFORMERS_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "VaultGemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}),
     "Youtu-LLM": ("Youtu", _DENSE_LATENT),
     # families that Chairlift computes too, or may come to, with --model-impl transformers
+    "Gemma": ("Gemma", {"head_dim": 16}),
     "Gemma 2": ("Gemma2", {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}),
     "Gemma 3": ("Gemma3Text", {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}),
     "Granite": ("Granite", {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
