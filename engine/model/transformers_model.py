@@ -93,6 +93,7 @@ class TransformersModel(AdaptableModel):
                 config.linear_layers,
                 config.experts,
                 config.quantized,
+                tied_head=config.tied_head,
                 dtype=weights_dtype,
                 model_dtype=dtype,
                 device=device,

@@ -52,6 +52,8 @@ def pack_model(
     def linear(name: str, layer: Any) -> LinearWeights:
         if stored is not None and name in stored.layers:
             return stored.pack(name, ops)
+        if stored is not None and layer is head and stored.tied_head is not None:
+            return stored.pack_tied_head(ops)
         weight = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight  # Conv1D: [in, out]
         return packed(weight, layer.bias, for_logits=layer is head)
 

@@ -17,6 +17,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint import open_checkpoint, stored_dtype
 from engine.model.end_tokens import end_token_ids
 from engine.model.fp8 import Fp8Weights
+from engine.model.gguf_weights import GgufWeights
 from engine.model.implementation import CACHED_LAYERS, STATEFUL_LAYERS
 from engine.model.linear import Kept
 from engine.model.model_shape import LayerShape, ModelShape
@@ -75,7 +76,8 @@ class TransformersConfig:
         shape: of the model; a head is the larger of a key and a value, rounded up.
         attention_layers: layers that attend, in the order of the shape's.
         stateful_layers: layers with state besides keys and values.
-        linear_layers: linear layers but for the output head, by their names.
+        linear_layers: linear layers by their names, an output head only in the blocks of a GGUF file.
+        tied_head: name of an embedding in such blocks that is the output head too, and sizes of the head.
         adaptable_layers: those that adapters can change, see `LinearProbe`.
         experts: modules of experts that `KernelOps` computes, by their names.
         quantized: how the checkpoint quantises linear layers, and which; None: it does not.
@@ -93,6 +95,7 @@ class TransformersConfig:
     attention_layers: tuple[int, ...]
     stateful_layers: tuple[StatefulLayer, ...]
     linear_layers: Mapping[str, LinearShape]
+    tied_head: tuple[str, LinearShape] | None
     adaptable_layers: frozenset[str]
     experts: Mapping[str, ExpertsShape]
     quantized: QuantizedWeights | None
@@ -142,8 +145,19 @@ class TransformersConfig:
                 "the others keep state that is no KV cache, or have their own attention",
             )
         calls = [recorder.layers[index] for index in sorted(recorder.layers)]
-        head = model.get_output_embeddings()
-        is_tied = head is not None and head.weight is model.get_input_embeddings().weight
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        is_tied = head is not None and head.weight is embedding.weight
+        quantized = read_quantization_config(transformers_fields(open_checkpoint(path).config()))
+        in_blocks = quantized.kinds if isinstance(quantized, GgufWeights) else {}
+        names = {module: name for name, module in model.named_modules()}
+        linear_layers = {
+            name: LinearShape(module.out_features, module.in_features, module.bias is not None)
+            for module, name in names.items()
+            if type(module) is torch.nn.Linear and (module is not head or (name in in_blocks and not is_tied))
+        }
+        tied_head = None
+        if is_tied and names[embedding] in in_blocks and head.bias is None:
+            tied_head = names[embedding], LinearShape(head.out_features, head.in_features, has_bias=False)
         return cls(
             path=path,
             name=type(model).__name__,
@@ -157,14 +171,11 @@ class TransformersConfig:
             ),
             attention_layers=tuple(sorted(recorder.layers)),
             stateful_layers=stateful,
-            linear_layers={
-                name: LinearShape(module.out_features, module.in_features, module.bias is not None)
-                for name, module in model.named_modules()
-                if type(module) is torch.nn.Linear and module is not head
-            },
+            linear_layers=linear_layers,
+            tied_head=tied_head,
             adaptable_layers=linear.adaptable(2),
             experts=experts,
-            quantized=read_quantization_config(transformers_fields(open_checkpoint(path).config())),
+            quantized=quantized,
             num_parameters=sum(part.numel() for part in model.parameters()) + (head.weight.numel() if is_tied else 0),
             hidden_size=text.hidden_size,
             intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -208,7 +219,8 @@ class TransformersConfig:
             is_compact: see `Linear.packed_bytes`.
         """
         num_others, num_bytes = self.num_parameters, 0
-        layers = [(name, shape, 1) for name, shape in self.linear_layers.items()]
+        heads = [] if self.tied_head is None else [self.tied_head]
+        layers = [(name, shape, 1) for name, shape in (*self.linear_layers.items(), *heads)]
         for name, experts in self.experts.items():
             gate, down = (experts.inner, experts.hidden), (experts.hidden, experts.inner)
             up_name, down_name = names_of_first(name, self.quantized)

@@ -59,6 +59,7 @@ class TransformersWeights:
 
     Attributes:
         layers: linear layers that are packed from the files.
+        tied_head: the output head, if it is; its matrix is the embedding too.
         experts: modules of experts that are.
     """
 
@@ -69,6 +70,7 @@ class TransformersWeights:
         experts: Mapping[str, ExpertsShape],
         quantized: QuantizedWeights | None,
         *,
+        tied_head: tuple[str, LinearShape] | None = None,
         dtype: torch.dtype,
         model_dtype: torch.dtype,
         device: torch.device,
@@ -77,9 +79,10 @@ class TransformersWeights:
 
         Args:
             path: the folder.
-            layers: linear layers of the model, but for the output head, by their names.
+            layers: linear layers of the model by their names.
             experts: its modules of experts, by their names.
             quantized: how the checkpoint quantises linear layers; None: it does not.
+            tied_head: name of an embedding that is packed as output head too, and sizes of the head; None: none is.
             dtype: dtype of matrices that are not quantised.
             model_dtype: dtype of the parameters of the model.
             device: device of the packed layers.
@@ -98,6 +101,7 @@ class TransformersWeights:
             if layer.is_quantized == (stored is not None) and all(part in self._places for part in of_layer):
                 self.layers[name] = layer
                 parts |= of_layer
+        self.tied_head = None if tied_head is None else linear_layer(*tied_head, quantized, dtype, device)
         self.experts: dict[str, StoredExperts] = {}
         for name, of_module in experts.items():
             found = find_experts(
@@ -177,8 +181,19 @@ class TransformersWeights:
 
         Raises: CheckpointError: a file cannot be read.
         """
-        self.layers[layer].load(ops, self._fill)
-        return self.layers[layer].take_packed()[0]
+        return self._pack(self.layers[layer], ops)
+
+    def pack_tied_head(self, ops: KernelOps) -> LinearWeights:
+        """Reads the embedding and packs it as output head.
+
+        Raises: CheckpointError: a file cannot be read.
+        """
+        assert self.tied_head is not None
+        return self._pack(self.tied_head, ops)
+
+    def _pack(self, layer: Linear, ops: KernelOps) -> LinearWeights:
+        layer.load(ops, self._fill)
+        return layer.take_packed()[0]
 
     def pack_experts(self, module: str, ops: KernelOps) -> PackedLayers:
         """Reads the experts of a module and packs them, in the format of the checkpoint.

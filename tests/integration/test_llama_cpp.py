@@ -193,7 +193,11 @@ def test_tokens_of_the_text_part_of_qwen3_vl_are_those_of_llama_cpp(llama_cpp: W
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "kind"), [*((name, "F32") for name in WRITTEN), *(("Seed-OSS", kind) for kind in ("Q8_0", "Q4_K_M"))]
+    ("name", "kind"),
+    [
+        *((name, "F32") for name in WRITTEN),
+        *((name, kind) for name in ("LFM2", "Seed-OSS") for kind in ("Q8_0", "Q4_K_M")),
+    ],
 )
 def test_tokens_of_architectures_of_transformers_are_those_of_llama_cpp(
     name: str, kind: str, llama_cpp: Worker, tmp_path: Path
