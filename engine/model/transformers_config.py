@@ -40,7 +40,7 @@ def read_config(path: Path) -> Any:
 
 def _config_of_gguf(fields: ConfigFields) -> Any:
     """Returns the configuration of a GGUF file."""
-    values = fields.values
+    values = fields.with_nulls()  # which is no default: without a window EXAONE 4 rotates all layers
     rope = {name: values.pop(name) for name in ("rope_theta", "partial_rotary_factor")}
     rope |= values.pop("rope_scaling", None) or {"rope_type": "default"}
     others = {name: value for name, value in values.items() if name not in ("architectures", "quantization_config")}

@@ -19,10 +19,11 @@ from chairlift.service.engine_protocol import TEMPLATE_FOLDER, TOKENIZER_FILE_NA
 from engine.config import DEMO_MODEL_NAME, EngineConfig
 from engine.demo import MODEL_DIR
 from engine.errors import CheckpointError, ConfigError
-from engine.model import hub, modelopt
+from engine.model import gguf_architectures, hub, modelopt
 from engine.model.architectures import FAMILIES
 from engine.model.config import ModelConfig
 from engine.model.config_fields import ConfigFields
+from engine.model.gguf_pre_tokenizers import PRE_TOKENIZERS
 from engine.model.shapes import find_shape, shape_names
 from engine.model.text_decoders import (
     COMPUTED_AS,
@@ -84,6 +85,15 @@ def startup_error(model: Path | str, **options: Any) -> str:
     with pytest.raises((ConfigError, CheckpointError)) as caught:
         build_engine(EngineConfig(model=str(model), device="cpu", **options), StartupProgress())
     return str(caught.value)
+
+
+def test_the_section_on_gguf_files_names_what_is_supported() -> None:
+    named = {name: set(CODE.findall(cell)) for name, cell, *_ in (row for row in rows("GGUF files") if len(row) == 3)}
+    architectures = {
+        name for key, names in named.items() if "architecture" in key or "transformers" in key for name in names
+    }
+    assert gguf_architectures._ARCHITECTURES.keys() <= architectures
+    assert PRE_TOKENIZERS.keys() == next(names for key, names in named.items() if "ggml.pre" in key)
 
 
 def test_what_transformers_saves_is_served_under_the_folders_name(saved: Path) -> None:

@@ -48,6 +48,14 @@ def test_answers_are_those_of_the_folder(name: str, tmp_path: Path) -> None:
     assert len({token for answer in found for token in answer.token_ids}) > 20
 
 
+def test_without_a_window_all_layers_rotate(tmp_path: Path) -> None:
+    """As in EXAONE 4 1.2B; the class of transformers has a window by default."""
+    types = ["full_attention"] * 4
+    folder = save(tmp_path / "folder", "EXAONE 4", sliding_window=None, layer_types=types)
+    save_family_gguf(folder, tmp_path / "model.gguf", WRITTEN["EXAONE 4"])
+    assert answers(tmp_path / "model.gguf") == answers(folder)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -97,6 +105,8 @@ def test_tensors_that_transformers_does_not_know_are_refused_by_name(name: str, 
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
+        ("GLM-4.5", {"glm4moe.expert_gating_func": 1}, "expert_gating_func is 1, supported in GGUF is 2"),
+        ("GLM-4.5", {"glm4moe.expert_count": 0}, "glm4moe.expert_count is 0, expected an integer >= 1"),
         ("Command R", {"command-r.logit_scale": None}, "command-r.logit_scale is missing"),
         ("Command R7B", {"cohere2.attention.sliding_window_pattern": 0}, "pattern is 0, expected an integer >= 1"),
         ("Command R7B", {"cohere2.expert_count": 4}, "cohere2.expert_count is 4, supported in GGUF is 0"),
