@@ -185,9 +185,12 @@ def test_tokens_are_those_of_llama_cpp(name: str, kind: str, llama_cpp: Worker, 
 
 
 @pytest.mark.slow
-def test_tokens_of_the_text_part_of_qwen3_vl_are_those_of_llama_cpp(llama_cpp: Worker, tmp_path: Path) -> None:
-    checkpoint, model = save_model("qwen3", tmp_path / "checkpoint"), tmp_path / "model.gguf"
-    write_gguf(model, of_a_model_for_images(metadata_of(checkpoint), "qwen3vl"), tensors_of(checkpoint))
+@pytest.mark.parametrize(("name", "architecture"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl")])
+def test_tokens_of_text_parts_are_those_of_llama_cpp(
+    name: str, architecture: str, llama_cpp: Worker, tmp_path: Path
+) -> None:
+    checkpoint, model = save_model(name, tmp_path / "checkpoint"), tmp_path / "model.gguf"
+    write_gguf(model, of_a_model_for_images(metadata_of(checkpoint), architecture), tensors_of(checkpoint))
     check_tokens("F32", model, checkpoint, llama_cpp)
 
 

@@ -37,12 +37,15 @@ def random_blocks(kind: str, rows: int, columns: int, generator: torch.Generator
 
 
 def of_a_model_for_images(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Returns the metadata of a Qwen as those of the text part of a Qwen-VL, which have another name."""
+    """Returns the metadata of a Qwen as those of the text part of a Qwen-VL, which have another name.
+
+    The sections share out 32 rotated pairs in turn: pairs of Qwen3-VL that they leave out llama.cpp does not rotate.
+    """
     alone = metadata["general.architecture"]
     return {
         **{key.replace(f"{alone}.", f"{architecture}.", 1): value for key, value in metadata.items()},
         "general.architecture": architecture,
-        f"{architecture}.rope.dimension_sections": [8, 12, 12, 0],
+        f"{architecture}.rope.dimension_sections": [11, 11, 10, 0],
         f"{architecture}.n_deepstack_layers": 0,
     }
 
