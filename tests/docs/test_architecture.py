@@ -63,5 +63,5 @@ def test_the_check_finds_what_does_not_exist() -> None:
 
 
 def test_every_thread_and_task_with_a_name_is_told() -> None:
-    short_lived = {"engine-leaving", "compile-grammar", "last-spans"}
+    short_lived = {"engine-leaving", "compile-grammar", "http-connection", "last-spans"}
     assert threads() - set(CODE) == short_lived
