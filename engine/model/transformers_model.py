@@ -19,6 +19,7 @@ from engine.model.linear_adapters import AdaptableModel, LinearAdapters
 from engine.model.transformers_adapters import StepAdapters
 from engine.model.transformers_config import causal_class, first_line, read_config, refusal
 from engine.model.transformers_experts import EXPERTS
+from engine.model.transformers_latents import keep_latents
 from engine.model.transformers_packing import pack_model
 from engine.model.transformers_probe import (
     ATTENTION,
@@ -101,6 +102,7 @@ class TransformersModel(AdaptableModel):
         )
         self._model = _random(config, dtype, seed) if stored is None else _loaded(config, dtype, stored)
         _fix_longrope(config, self._model, max_model_len)
+        plain = keep_latents(self._model) if config.has_latents else ()
         self._states = RequestStates(self._model, config.stateful_layers, self._adapters.select)
         with contextlib.nullcontext() if stored is None else stored.stand_in(self._model):
             _check_tokens_are_separate(config, self._model, self._states)
@@ -113,7 +115,7 @@ class TransformersModel(AdaptableModel):
             ops,
             stored,
             config.experts,
-            self._states.uncalled,
+            {*self._states.uncalled, *plain},
             self._adapters,
             dtype=weights_dtype,
             device=device,

@@ -28,6 +28,7 @@ from engine.model.text_part import transformers_fields
 from engine.model.transformers_adapters import LinearProbe
 from engine.model.transformers_config import causal_class, first_line, read_config, refusal
 from engine.model.transformers_experts import PROBED_EXPERTS, experts_shapes
+from engine.model.transformers_latents import keep_latents
 from engine.model.transformers_states import StatefulLayer, StateProbe
 from engine.model.transformers_weights import LinearShape, linear_layer
 from engine.model.weights import exact_dtype
@@ -87,6 +88,7 @@ class TransformersConfig:
         soft_caps: the different limits of attention scores; None: no limit.
         unrecordable: why a step cannot be recorded as a CUDA graph; None: it can.
         original_positions: positions up to which a longrope rotation uses its short factors; None: another rotation.
+        has_latents: whether layers attend over latents, see `keep_latents`.
     """
 
     path: Path
@@ -106,11 +108,15 @@ class TransformersConfig:
     soft_caps: tuple[float | None, ...]
     unrecordable: str | None
     original_positions: int | None
+    has_latents: bool
 
     @classmethod
-    def from_dir(cls, path: Path) -> "TransformersConfig":
+    def from_dir(cls, path: Path, *, may_keep_latents: bool = True) -> "TransformersConfig":
         """Probes the model of a checkpoint folder that `choose_implementation` has let pass; reads no weights.
 
+        Args:
+            path: the folder.
+            may_keep_latents: whether layers that can do so attend over latents.
         Raises: CheckpointError: the model cannot be served; says why.
         """
         config = read_config(path)
@@ -119,6 +125,7 @@ class TransformersConfig:
         try:
             with torch.device("meta"), _without_checks_of_values():
                 model = build(config, experts=PROBED_EXPERTS)
+                plain = keep_latents(model) if may_keep_latents else ()
                 states, linear = StateProbe(model), LinearProbe(model)
 
                 def attend(call: AttentionCall) -> torch.Tensor:
@@ -153,7 +160,9 @@ class TransformersConfig:
         linear_layers = {
             name: LinearShape(module.out_features, module.in_features, module.bias is not None)
             for module, name in names.items()
-            if type(module) is torch.nn.Linear and (module is not head or (name in in_blocks and not is_tied))
+            if type(module) is torch.nn.Linear
+            and module not in plain
+            and (module is not head or (name in in_blocks and not is_tied))
         }
         tied_head = None
         if is_tied and names[embedding] in in_blocks and head.bias is None:
@@ -183,6 +192,7 @@ class TransformersConfig:
             soft_caps=tuple(dict.fromkeys(call.soft_cap for call in calls)),
             unrecordable="its layers keep state of each request" if stateful else _unrecordable(model, calls),
             original_positions=_original_positions(text),
+            has_latents=bool(plain),
         )
 
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
@@ -344,9 +354,10 @@ def _attention(
     ):
         raise CheckpointError(f"the attention of layer {index} takes {', '.join(unknown)}, which paged attention lacks")
     scale = options.get("scaling")
+    latents = getattr(module, "chairlift_latents", None)
     call = AttentionCall(
         layer_index=index,
-        query=query,
+        query=query if latents is None else latents.of_queries(query),
         key=key,
         value=value,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
@@ -354,7 +365,8 @@ def _attention(
         soft_cap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )
-    return module.chairlift_attend(call), None
+    out = module.chairlift_attend(call)
+    return out if latents is None else latents.of_values(out), None
 
 
 transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -79,7 +79,7 @@ def build_engine(
     startup.begin("model", f"finding model {config.model_name}")
     is_dummy = config.load_format == "dummy"
     model_dir = find_model(config, startup)
-    model = open_model(model_dir, config)
+    model = open_model(model_dir, config, device)
     shape = model.shape
     if (drafts := config.drafts) is not None:
         _announce_drafts(drafts, config, shape, device)

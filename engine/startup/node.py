@@ -108,7 +108,7 @@ def start_node(config: EngineConfig, startup: StartupProgress, end: Callable[[En
     num_threads = set_threads(config, device)
     startup.begin("model", f"finding model {config.model_name}")
     model_dir = find_model(config, startup)
-    task = make_task(config, device, model_dir, open_model(model_dir, config), num_threads)
+    task = make_task(config, device, model_dir, open_model(model_dir, config, device), num_threads)
     link, meeting = join_group(task, startup)
 
     lost = threading.Event()

@@ -58,8 +58,8 @@ def find_model(config: EngineConfig, startup: StartupProgress) -> Path:
     return resolve_model(config.model, check, startup.update)
 
 
-def open_model(model_dir: Path, config: EngineConfig) -> ServedModel:
-    """Returns the configuration of a checkpoint.
+def open_model(model_dir: Path, config: EngineConfig, device: torch.device) -> ServedModel:
+    """Returns the configuration of a checkpoint that is computed on a device.
 
     Raises:
         CheckpointError: the model cannot be served; says why.
@@ -76,7 +76,8 @@ def open_model(model_dir: Path, config: EngineConfig) -> ServedModel:
         return _with_cache_groups(native, tuple(windows[layer] for layer in native.attention_layers), config)
     from engine.model.transformers_probe import TransformersConfig
 
-    model = TransformersConfig.from_dir(model_dir)
+    # GPU kernels of attention take no heads of the size of latents. Adapters may change the matrix that expands them.
+    model = TransformersConfig.from_dir(model_dir, may_keep_latents=device.type == "cpu" and not config.enable_lora)
     if config.batch_invariant:
         raise ConfigError(
             f"--batch-invariant is not supported for {model.name}, which is computed by transformers, whose order of "

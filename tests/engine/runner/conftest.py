@@ -151,12 +151,18 @@ class TransformersEngine(TinyEngine):
     """A model that transformers computes."""
 
     def __init__(
-        self, path: Path, ops: KernelOps, *, max_model_len: int = 256, weights_dtype: torch.dtype | None = None
+        self,
+        path: Path,
+        ops: KernelOps,
+        *,
+        max_model_len: int = 256,
+        weights_dtype: torch.dtype | None = None,
+        may_keep_latents: bool = True,
     ) -> None:
         from engine.model.transformers_model import TransformersModel
         from engine.model.transformers_probe import TransformersConfig
 
-        self.config = TransformersConfig.from_dir(path)
+        self.config = TransformersConfig.from_dir(path, may_keep_latents=may_keep_latents)
         self._shape = self.config.shape
         self.ops = ops
         self.model = TransformersModel(
@@ -270,7 +276,7 @@ def make_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def transformers_on() -> Callable[..., TransformersEngine]:
-    """transformers_on(checkpoint folder, ops, max_model_len=256, weights_dtype=None) -> TransformersEngine."""
+    """transformers_on(checkpoint folder, ops, max_model_len=256, ...) -> TransformersEngine."""
     return TransformersEngine
 
 

@@ -36,7 +36,7 @@ def plan_of(path: Path, **fields: Any) -> KVCachePlan:
     config = EngineConfig(
         model=str(path), device="cpu", load_format="dummy", max_num_seqs=8, max_model_len=64, **fields
     )
-    plan = make_task(config, torch.device("cpu"), path, open_model(path, config), 1).kv_plan
+    plan = make_task(config, torch.device("cpu"), path, open_model(path, config, torch.device("cpu")), 1).kv_plan
     assert plan is not None
     return plan
 

@@ -13,7 +13,8 @@ from engine.startup.served_model import open_model
 
 def _facts(model_dir: Path, device: str, **fields: int) -> dict[str, str]:
     config = EngineConfig(model=str(model_dir), max_num_seqs=2, **fields)  # type: ignore[arg-type]
-    return facts_of(make_task(config, torch.device(device), model_dir, open_model(model_dir, config), 1))
+    on = torch.device(device)
+    return facts_of(make_task(config, on, model_dir, open_model(model_dir, config, on), 1))
 
 
 @pytest.mark.parametrize("given", [{"kv_cache_memory_bytes": 1 << 24}, {"num_gpu_blocks_override": 8}])

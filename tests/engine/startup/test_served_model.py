@@ -63,16 +63,30 @@ def test_a_family_without_a_decoder_is_served_with_one_line_that_names_the_cost(
 def test_transformers_stores_the_dtype_of_the_checkpoint(model_dir: Path) -> None:
     """On a CPU that of the files, on a GPU that of config.json; plain PyTorch operations have float32 on a CPU."""
     auto = EngineConfig(model=str(model_dir), device="cpu")
-    model = open_model(model_dir, auto)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    model = open_model(model_dir, auto, cpu)
     assert not isinstance(model, ModelConfig)
     model = replace(model, shape=replace(model.shape, checkpoint_dtype="bfloat16"))
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert weights_dtype(model, model_dir, auto, cpu) is torch.float32
     assert weights_dtype(model, model_dir, replace(auto, load_format="dummy"), cpu) is torch.bfloat16
     assert weights_dtype(model, model_dir, replace(auto, dtype="bfloat16"), cpu) is torch.bfloat16
     assert weights_dtype(model, model_dir, auto, gpu) is torch.bfloat16
     with pytest.raises(ConfigError, match=r"dtype is 'bfloat16'.*--kernels torch.* are float32 and auto"):
         weights_dtype(model, model_dir, replace(auto, dtype="bfloat16", kernels="torch"), cpu)
+
+
+def test_a_cpu_keeps_latents_unless_adapters_may_change_the_matrix_that_expands_them(tmp_path: Path) -> None:
+    prefix, fields = TRANSFORMERS_FAMILIES["DeepSeek-V2"]
+    save_family(tmp_path, family_config(prefix, **fields))
+    config = EngineConfig(model=str(tmp_path), device="cpu", load_format="dummy")
+    for changes, device, num_kv_heads in (
+        ({}, "cpu", 1),
+        ({"kernels": "torch"}, "cpu", 1),
+        ({"enable_lora": True}, "cpu", 4),
+        ({}, "cuda", 4),
+    ):
+        model = open_model(tmp_path, replace(config, **changes), torch.device(device))
+        assert {layer.num_kv_heads for layer in model.shape.layers} == {num_kv_heads}
 
 
 def test_int8_weights_and_an_int8_cache_serve(model_dir: Path) -> None:
