@@ -157,11 +157,16 @@ def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
 def set_threads(config: EngineConfig, device: torch.device) -> int:
     """Sets the number of CPU threads of this process and returns it.
 
+    Without --threads they are this rank's share of the usable cores, or fewer if NUMBA_NUM_THREADS says so.
+
     Raises: ConfigError: the machine has fewer.
     """
     threads = config.threads or max(1, usable_cores() // config.layout.ranks_per_node)
     if device.type == "cpu":
         from engine.startup import cpu_threads  # and with it numba, which a machine with a GPU may lack
+        from kernels.cpu.threads import max_num_threads
 
+        if config.threads is None:
+            threads = min(threads, max_num_threads())
         cpu_threads.set_threads(threads)
     return threads

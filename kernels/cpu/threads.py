@@ -20,6 +20,12 @@ _layer: Any = parallel
 _config.THREADING_LAYER = "workqueue"
 
 
+def max_num_threads() -> int:
+    """Returns the size of numba's pool: the cores, or what NUMBA_NUM_THREADS says."""
+    limit: int = _config.NUMBA_NUM_THREADS
+    return limit
+
+
 def set_num_threads(num_threads: int) -> None:
     """Sets both pools; call it on the thread that will run the model.
 
@@ -27,11 +33,11 @@ def set_num_threads(num_threads: int) -> None:
 
     Raises: ValueError: fewer than one, or more than the size of numba's pool (the cores, or NUMBA_NUM_THREADS).
     """
-    limit = _config.NUMBA_NUM_THREADS
+    limit = max_num_threads()
     if not 1 <= num_threads <= limit:
         source = "NUMBA_NUM_THREADS" if os.environ.get("NUMBA_NUM_THREADS") else "the cores"
         raise ValueError(f"{num_threads} threads asked for, 1 to {limit} can be had ({source})")
     torch.set_num_threads(num_threads)
-    if not _layer._is_initialized:
+    if not getattr(_layer, "_is_initialized", True):  # not documented: where it is missing, numba starts all of them
         _layer.NUM_THREADS = num_threads
-    numba.set_num_threads(min(num_threads, _layer.NUM_THREADS))
+    numba.set_num_threads(min(num_threads, getattr(_layer, "NUM_THREADS", num_threads)))

@@ -1,11 +1,16 @@
 """Selection of the device, and settings that it does not support."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.startup.device import check_device, choose_device, kv_cache_dtype
+from tests.hang import HANG_S
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 DRAFTS = {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 4}'}
@@ -104,3 +109,17 @@ def test_dtypes_that_the_device_supports_are_accepted(
 def test_the_cache_of_a_cpu_has_bfloat16_where_that_is_asked_for(fields: dict[str, object], dtype: torch.dtype) -> None:
     config = EngineConfig(model="any", **fields)  # type: ignore[arg-type]
     assert kv_cache_dtype(config, torch.float32) is dtype
+
+
+@pytest.mark.parametrize(("flag", "threads"), [("None", "1"), ("1", "1")])
+def test_there_are_no_more_threads_by_default_than_numba_may_start(flag: str, threads: str) -> None:
+    """As where a module of a cluster sets its variable."""
+    code = (
+        "import torch; from engine.config import EngineConfig; from engine.startup.device import set_threads\n"
+        f"print(set_threads(EngineConfig(model='', threads={flag}), torch.device('cpu')))"
+    )
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "1"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=HANG_S
+    )
+    assert found.stdout.strip() == threads
