@@ -80,6 +80,9 @@ ALLOWANCES = (
     # two operands of 256 values per row, which the matrix instruction wants twice, in 256 registers
     Allowance(frozenset({"gfx1100"}), "_decode_attention_kernel", "head size 256", {"3.7": 196}),
     Allowance(frozenset({"gfx1100"}), "_prefill_attention_kernel", "head size 256", {"3.7": 544}),
+    Allowance(frozenset({"gfx1100"}), "_decode_attention_kernel", "head size 512", {"3.7": 520}),
+    Allowance(frozenset({"gfx1100"}), "_prefill_attention_kernel", "head size 512", {"3.7": 640}),
+    Allowance(frozenset({"sm_75"}), "_prefill_attention_kernel", "head size 512", {"3.7": 40}),  # in float32
     # GPTQ in the order of activations: rows of inputs are gathered through registers
     Allowance(frozenset({"gfx1100"}), "grouped_expert_kernel", "orders of inputs", {"3.7": 468}),
     Allowance(frozenset({"sm_80", "sm_87"}), "_product_kernel", "", {"3.6": 8, "3.7": 8}),

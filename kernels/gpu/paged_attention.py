@@ -15,7 +15,7 @@ from kernels.gpu.prefill_attention import prefill_attention
 from kernels.gpu.targets import Target, UnsupportedTargetError
 from kernels.metadata import AttentionMetadata
 
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _INSTEAD = "use --attention-backend torch, which is slower"
 
@@ -42,7 +42,7 @@ def paged_attention(
     become zeros.
 
     Args:
-        q: [T, num_heads, head_dim] fp32, fp16 or bf16, a token's heads contiguous; head_dim a multiple of 16 up to 256.
+        q: [T, num_heads, head_dim] fp32, fp16 or bf16, a token's heads contiguous; head_dim a multiple of 16 up to 512.
         kv_cache: contiguous; fp32, fp16, bf16, or the target's 8-bit float with scales.
         metadata: the batch; its first num_one_token_reqs rows, or all if max_query_len is 1, go to the decode kernel.
         scale: softmax scale, positive.
@@ -146,9 +146,10 @@ def _check(
             f"the attention kernels of a GPU take heads of a multiple of 16 up to {_MAX_HEAD_DIM}, these have "
             f"{head_dim}: {_INSTEAD}"
         )
-    if num_heads // num_kv_heads > tiles.MAX_GROUP_SIZE:
+    max_group_size = tiles.max_group_size(head_dim)
+    if num_heads // num_kv_heads > max_group_size:
         raise UnsupportedTargetError(
-            f"the attention kernels of a GPU take up to {tiles.MAX_GROUP_SIZE} heads per KV head, these are "
+            f"the attention kernels of a GPU take up to {max_group_size} heads of {head_dim} per KV head, these are "
             f"{num_heads} over {num_kv_heads}: {_INSTEAD}"
         )
     if block_size != metadata.block_size or block_size < 16 or block_size & (block_size - 1):

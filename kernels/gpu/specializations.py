@@ -85,6 +85,7 @@ def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShap
     if not everything:
         yield shape
         yield replace(shape, head_dim=256, block_size=64)
+        yield replace(shape, head_dim=512, group_size=8)
         yield replace(shape, head_dim=64, group_size=8, sliding_window=128, has_sinks=True)
         yield replace(shape, head_dim=80, group_size=7, dtype=fp16, kv_dtype=fp16, sliding_window=1024, soft_cap=50.0)
         if target.fp8_dtype is not None:
@@ -97,7 +98,7 @@ def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShap
     for kv_dtype in (bf16, target.fp8_dtype):
         if kv_dtype is None:
             continue
-        for head_dim in (64, 80, 96, 128, 192, 256):
+        for head_dim in (64, 80, 96, 128, 192, 256, 512):
             sized = replace(shape, head_dim=head_dim, kv_dtype=kv_dtype)
             yield from (replace(sized, block_size=block_size) for block_size in (16, 32, 64, 128))
             yield replace(sized, sliding_window=1024)
@@ -108,7 +109,7 @@ def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShap
         yield from (
             replace(shape, kv_dtype=kv_dtype, group_size=group_size) for group_size in (1, 2, 3, 5, 6, 7, 8, 16)
         )
-    yield from (replace(shape, head_dim=head_dim, dtype=fp32, kv_dtype=fp32) for head_dim in (64, 128, 256))
+    yield from (replace(shape, head_dim=head_dim, dtype=fp32, kv_dtype=fp32) for head_dim in (64, 128, 256, 512))
     yield replace(shape, head_dim=256, dtype=fp32, kv_dtype=fp32, sliding_window=1024, soft_cap=50.0)
 
 

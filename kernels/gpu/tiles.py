@@ -28,17 +28,18 @@ class AttentionTile(NamedTuple):
     num_stages: int
 
 
-_Shape = tuple[int, int]  # (head size rounded up to 64, 128 or 256; bits of a KV value)
-_SHAPES = [(head_dim, bits) for head_dim in (64, 128, 256) for bits in (16, 8)]
+_Shape = tuple[int, int]  # (head size rounded up to 64, 128, 256 or 512; bits of a KV value)
+_SHAPES = [(head_dim, bits) for head_dim in (64, 128, 256, 512) for bits in (16, 8)]
 
 _PREFILL_TILES: dict[str, dict[_Shape, AttentionTile]] = {
     # Turing: Triton does not use its tensor cores but scalar multiply-adds, which spill registers with larger tiles.
-    "sm_75": dict.fromkeys(_SHAPES, AttentionTile(16, 16, 4, 1)),
+    "sm_75": {**dict.fromkeys(_SHAPES, AttentionTile(16, 16, 4, 1)), (512, 16): AttentionTile(16, 16, 8, 1)},
     # Hopper and Blackwell: 128 rows are two 64-row matrix instructions side by side (one warp group each), and halve
     # what 64 rows would read of keys through the L2 cache, which 5 TB/s would not feed. 64 keys keep scores,
     # probabilities and a 128 x 128 accumulator in 8 warps' registers. Three stages hide the latency of gathered blocks;
     # heads of 256 have room for two, and registers for 32 keys. Stock Triton reaches 400-490 TFLOP/s on an H100 with
-    # 128 x 64 for heads of 128.
+    # 128 x 64 for heads of 128. An accumulator of 64 rows of 512 does not fit in the registers: on all targets heads of
+    # 512 have 32 rows, which 16-row instructions multiply.
     "sm_90": {
         (64, 16): AttentionTile(128, 128, 8, 3),
         (64, 8): AttentionTile(128, 64, 8, 3),  # 128 keys, widened, take too many registers
@@ -46,6 +47,7 @@ _PREFILL_TILES: dict[str, dict[_Shape, AttentionTile]] = {
         (128, 8): AttentionTile(128, 64, 8, 3),
         (256, 16): AttentionTile(128, 32, 8, 2),
         (256, 8): AttentionTile(128, 32, 8, 2),
+        **dict.fromkeys(((512, 16), (512, 8)), AttentionTile(32, 32, 8, 2)),
     },
     # Ampere, A100: matrix instructions of 16 rows per warp, so 8 warps share 128 rows; operands pass through registers,
     # which heads of 256 exhaust beyond 64 rows of 32 keys.
@@ -56,6 +58,7 @@ _PREFILL_TILES: dict[str, dict[_Shape, AttentionTile]] = {
         (128, 8): AttentionTile(128, 64, 8, 3),
         (256, 16): AttentionTile(64, 32, 8, 2),
         (256, 8): AttentionTile(64, 32, 8, 2),
+        **dict.fromkeys(((512, 16), (512, 8)), AttentionTile(32, 32, 8, 2)),
     },
     # The same instructions with 99 KB of shared memory: fewer keys under way, and half the rows for heads of 256.
     "sm_86": {
@@ -65,6 +68,7 @@ _PREFILL_TILES: dict[str, dict[_Shape, AttentionTile]] = {
         (128, 8): AttentionTile(128, 32, 8, 2),
         (256, 16): AttentionTile(64, 32, 8, 2),
         (256, 8): AttentionTile(64, 32, 8, 2),
+        **dict.fromkeys(((512, 16), (512, 8)), AttentionTile(32, 16, 8, 2)),
     },
     # CDNA 3: 64 KB for everything. Its pipeliner keeps the next tile in registers and one in shared memory, so a tile
     # of keys and one of values must fit beside the probabilities; four waves of 64 lanes share 128 rows.
@@ -75,17 +79,19 @@ _PREFILL_TILES: dict[str, dict[_Shape, AttentionTile]] = {
         (128, 8): AttentionTile(128, 64, 4, 2),
         (256, 16): AttentionTile(128, 16, 8, 2),
         (256, 8): AttentionTile(128, 16, 8, 2),
+        **dict.fromkeys(((512, 16), (512, 8)), AttentionTile(32, 16, 4, 2)),
     },
     # RDNA 3: waves of 32 lanes, and half of CDNA's registers per lane.
     "gfx1100": {
         **dict.fromkeys(((64, 16), (64, 8)), AttentionTile(64, 64, 8, 2)),
         **dict.fromkeys(((128, 16), (128, 8)), AttentionTile(64, 16, 8, 2)),
         **dict.fromkeys(((256, 16), (256, 8)), AttentionTile(64, 16, 8, 2)),
+        **dict.fromkeys(((512, 16), (512, 8)), AttentionTile(16, 16, 8, 1)),
     },
 }
 
 _DECODE_TILES: dict[str, dict[_Shape, AttentionTile]] = {
-    "sm_75": dict.fromkeys(_SHAPES, AttentionTile(16, 16, 4, 1)),
+    "sm_75": {**dict.fromkeys(_SHAPES, AttentionTile(16, 16, 4, 1)), (512, 16): AttentionTile(16, 16, 8, 1)},
     # One query token is bound by memory, so what counts is bytes under way: latency times bandwidth is about 30 KB per
     # multiprocessor on an H200. 16 KB of keys and as many values per step, two steps in flight in each of two resident
     # programs, is four times that and still leaves room in shared memory. 16 rows are the smallest matrix instruction;
@@ -97,6 +103,8 @@ _DECODE_TILES: dict[str, dict[_Shape, AttentionTile]] = {
         (128, 8): AttentionTile(16, 128, 4, 3),
         (256, 16): AttentionTile(16, 32, 4, 3),
         (256, 8): AttentionTile(16, 32, 4, 4),  # 64 keys, widened, take too many registers
+        (512, 16): AttentionTile(16, 16, 4, 3),
+        (512, 8): AttentionTile(16, 16, 4, 4),
     },
     "sm_80": {
         (64, 16): AttentionTile(16, 64, 4, 3),
@@ -105,6 +113,7 @@ _DECODE_TILES: dict[str, dict[_Shape, AttentionTile]] = {
         (128, 8): AttentionTile(16, 64, 4, 3),
         (256, 16): AttentionTile(16, 32, 4, 3),
         (256, 8): AttentionTile(16, 32, 4, 3),
+        **dict.fromkeys(((512, 16), (512, 8)), AttentionTile(16, 16, 4, 3)),
     },
     # 99 KB and about a quarter of the bandwidth: half of the bytes under way.
     "sm_86": {
@@ -114,6 +123,7 @@ _DECODE_TILES: dict[str, dict[_Shape, AttentionTile]] = {
         (128, 8): AttentionTile(16, 64, 4, 3),
         (256, 16): AttentionTile(16, 16, 4, 3),
         (256, 8): AttentionTile(16, 32, 4, 3),
+        **dict.fromkeys(((512, 16), (512, 8)), AttentionTile(16, 16, 4, 2)),
     },
     # 64 KB: two programs per compute unit want at most 32 KB each.
     "gfx942": {
@@ -123,11 +133,13 @@ _DECODE_TILES: dict[str, dict[_Shape, AttentionTile]] = {
         (128, 8): AttentionTile(16, 32, 4, 2),
         (256, 16): AttentionTile(16, 16, 4, 2),
         (256, 8): AttentionTile(16, 16, 4, 2),
+        **dict.fromkeys(((512, 16), (512, 8)), AttentionTile(16, 16, 4, 2)),
     },
     "gfx1100": {
         **dict.fromkeys(((64, 16), (64, 8)), AttentionTile(16, 64, 4, 2)),
         **dict.fromkeys(((128, 16), (128, 8)), AttentionTile(16, 32, 4, 2)),
         **dict.fromkeys(((256, 16), (256, 8)), AttentionTile(16, 16, 8, 2)),
+        **dict.fromkeys(((512, 16), (512, 8)), AttentionTile(16, 16, 16, 2)),
     },
 }
 
@@ -146,14 +158,16 @@ _FLOAT32_TILE = AttentionTile(32, 32, 4, 1)
 """fp32 has no matrix instruction of full precision on NVIDIA, so tiles are small everywhere."""
 
 _SMALLEST_TILE = AttentionTile(16, 16, 4, 1)
-"""For fp32 in 64 KB: with heads of 256, 32 rows of queries and 32 keys alone fill them."""
+"""For fp32 in 64 KB, which 32 rows of queries and 32 keys of heads of 256 alone fill, and for larger heads."""
 
 PROGRAMS_PER_PROCESSOR = 3
 """Decode programs resident on a multiprocessor. The kernel for heads of 128 in bf16 takes 71,680 of sm_90's 233,472
 bytes of shared memory, which allows three, and 128 registers per thread, which allow four."""
 
-MAX_GROUP_SIZE = 128
-"""Most query heads per KV head: they share one tile."""
+
+def max_group_size(head_dim: int) -> int:
+    """Returns the most query heads per KV head: they share one tile, and its accumulator is to fit in the registers."""
+    return 128 if head_dim <= 256 else 32
 
 
 def prefill_tile(
@@ -186,7 +200,7 @@ def _attention_tile(
     table: dict[str, dict[_Shape, AttentionTile]], target: Target, head_dim: int, query_bits: int, kv_bits: int
 ) -> AttentionTile:
     if max(query_bits, kv_bits) == 32:
-        return _SMALLEST_TILE if target.name == "sm_75" else _FLOAT32_TILE
+        return _SMALLEST_TILE if target.name == "sm_75" or head_dim > 256 else _FLOAT32_TILE
     return table[_TABLE_OF.get(target.name, target.name)][max(64, _power_of_2(head_dim)), kv_bits]
 
 

@@ -139,8 +139,8 @@ def test_settings_that_the_gpu_cannot_run_are_config_errors(
 def test_a_model_with_heads_that_have_no_kernels_is_a_config_error(
     gpu: SimpleNamespace, servable: Callable[..., Path], kernel_check: str
 ) -> None:
-    path = servable(num_hidden_layers=1, head_dim=512)  # as some layers of Gemma 4
-    with pytest.raises(ConfigError, match=r"up to 256, these have 512: use --attention-backend torch"):
+    path = servable(num_hidden_layers=1, head_dim=576)
+    with pytest.raises(ConfigError, match=r"up to 512, these have 576: use --attention-backend torch"):
         build(path, kernel_check=kernel_check, num_gpu_blocks_override=9)
 
 

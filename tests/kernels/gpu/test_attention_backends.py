@@ -248,7 +248,8 @@ def test_flashinfer_plans_layers_of_another_scale_or_other_heads_apart(libraries
         ("flashinfer", {"dtype": torch.float32}, "does not support float32: use --dtype bfloat16"),
         ("flash-attn", {"kv_dtype": torch.float8_e4m3fn}, "does not .* --kv-cache-dtype fp8: omit one of the two"),
         ("flashinfer", {"head_dims": [64, 96]}, "does not support heads of 96 on sm_90: use triton"),
-        ("flashinfer", {"head_dims": [256, 512]}, "does not support heads of 512 on sm_90: use torch"),
+        ("flashinfer", {"head_dims": [256, 512]}, "does not support heads of 512 on sm_90: use triton"),
+        ("flashinfer", {"head_dims": [256, 576]}, "does not support heads of 576 on sm_90: use torch"),
         ("flash-attn", {"head_dims": [192], "target": TARGETS["sm_100"]}, "does not support heads of 192 on sm_100"),
     ],
 )

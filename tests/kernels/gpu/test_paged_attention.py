@@ -104,7 +104,7 @@ def test_paged_attention_equals_reference_for_group_size(device, target, group_s
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 192, 256, 320, 512])
 @pytest.mark.parametrize(("block_size", "dtype"), [(16, torch.float32), (32, torch.float16), (64, torch.float16)])
 def test_paged_attention_equals_reference_for_shape(device, target, head_dim, block_size, dtype):
     batch = make_ragged_batch([1, 9, 30], [150, 65, 131], head_dim=head_dim, block_size=block_size)
@@ -282,9 +282,10 @@ def test_unsupported_shapes_are_rejected_with_their_numbers(device, target, shap
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ({"head_dim": 72}, "heads of a multiple of 16 up to 256, these have 72: use --attention-backend torch"),
-        ({"head_dim": 272}, "these have 272: use --attention-backend torch"),
-        ({"num_heads": 129, "num_kv_heads": 1}, "up to 128 heads per KV head, these are 129 over 1"),
+        ({"head_dim": 72}, "heads of a multiple of 16 up to 512, these have 72: use --attention-backend torch"),
+        ({"head_dim": 528}, "these have 528: use --attention-backend torch"),
+        ({"num_heads": 129, "num_kv_heads": 1}, "up to 128 heads of 64 per KV head, these are 129 over 1"),
+        ({"num_heads": 33, "num_kv_heads": 1, "head_dim": 272}, "up to 32 heads of 272 per KV head, these are 33"),
     ],
 )
 def test_heads_without_kernels_are_errors_of_the_model_and_name_another_attention(device, target, shape, message):

@@ -41,7 +41,7 @@ def assert_all_equal(step, device, dtype, cache_dtype):
 @pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norms", [False, True], ids=["plain", "norms"])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256, 512])
 def test_every_head_size_equals_reference(device, seed, head_dim, norms, dtype):
     assert_all_equal(RotationStep(5, head_dim, norms=norms, seed=seed), device, dtype, dtype)
 
