@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 import torch
 
 from kernels.dtypes import dtype_name
-from kernels.gpu.paged_attention import has_kernels
 from kernels.gpu.targets import Target
+from kernels.gpu.tiles import has_kernels
 from kernels.kv_cache import PagedKVCache
 from kernels.metadata import AttentionMetadata
 from kernels.torch_attention import torch_attention

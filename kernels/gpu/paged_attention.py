@@ -15,7 +15,6 @@ from kernels.gpu.prefill_attention import prefill_attention
 from kernels.gpu.targets import Target, UnsupportedTargetError
 from kernels.metadata import AttentionMetadata
 
-_MAX_HEAD_DIM = 512
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _INSTEAD = "use --attention-backend torch, which is slower"
 
@@ -120,11 +119,6 @@ def paged_attention(
     return out
 
 
-def has_kernels(head_dim: int) -> bool:
-    """Tells whether the kernels take heads of this size."""
-    return head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM
-
-
 def _check(
     q: torch.Tensor,
     kv_cache: GpuKVCache,
@@ -141,9 +135,9 @@ def _check(
             f"{num_heads} heads of {head_dim}, the cache has {num_kv_heads} of {cached_head_dim}; expected a multiple "
             "of the same size"
         )
-    if not has_kernels(head_dim):
+    if not tiles.has_kernels(head_dim):
         raise UnsupportedTargetError(
-            f"the attention kernels of a GPU take heads of a multiple of 16 up to {_MAX_HEAD_DIM}, these have "
+            f"the attention kernels of a GPU take heads of a multiple of 16 up to {tiles.MAX_HEAD_DIM}, these have "
             f"{head_dim}: {_INSTEAD}"
         )
     max_group_size = tiles.max_group_size(head_dim)

@@ -165,6 +165,14 @@ PROGRAMS_PER_PROCESSOR = 3
 bytes of shared memory, which allows three, and 128 registers per thread, which allow four."""
 
 
+MAX_HEAD_DIM = 512
+
+
+def has_kernels(head_dim: int) -> bool:
+    """Tells whether the attention kernels take heads of this size."""
+    return head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM
+
+
 def max_group_size(head_dim: int) -> int:
     """Returns the most query heads per KV head: they share one tile, and its accumulator is to fit in the registers."""
     return 128 if head_dim <= 256 else 32

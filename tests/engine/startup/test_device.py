@@ -123,3 +123,13 @@ def test_there_are_no_more_threads_by_default_than_numba_may_start(flag: str, th
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=HANG_S
     )
     assert found.stdout.strip() == threads
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    """As in the image for CPUs and on macOS, where there is none."""
+    code = "import sys; sys.modules['triton'] = None; import engine.startup.build; import kernels.cpu.ops"
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True, check=False, timeout=HANG_S
+    )
+    assert found.returncode == 0, found.stderr
