@@ -101,28 +101,35 @@ def test_a_split_is_one_model(make_checkpoint: Any, tmp_path: Path) -> None:
         ModelConfig.from_dir(files[0])
 
 
-def test_tokens_that_end_an_answer_come_from_keys_and_texts(make_checkpoint: Any, tmp_path: Path) -> None:
-    folder, path = make_checkpoint("llama"), tmp_path / "model.gguf"
-    tokens = {
-        "tokenizer.ggml.tokens": ["<|im_end|>", "<|eot_id|>", "a", "<|im_end|>"],
-        "tokenizer.ggml.token_type": [1, 3, 3, 3],
-        "tokenizer.ggml.eot_token_id": 7,
-    }
-    write_gguf(path, metadata_of(folder) | tokens, tensors_of(folder))
-    assert ModelConfig.from_dir(path).end_token_ids == {1, 2, 3, 7}
-
-
-def test_glm_4_ends_behind_calls_of_tools(make_checkpoint: Any, tmp_path: Path) -> None:
-    """Its files name two of the three end tokens of its generation_config.json."""
-    folder, path = make_checkpoint("glm4"), tmp_path / "model.gguf"
-    tokens = {
-        "tokenizer.ggml.tokens": ["<|endoftext|>", "<|user|>", "<|observation|>", "<|assistant|>"],
-        "tokenizer.ggml.token_type": [3, 3, 3, 3],
-        "tokenizer.ggml.eos_token_id": 0,
-        "tokenizer.ggml.eot_token_id": 1,
-    }
-    write_gguf(path, metadata_of(folder) | tokens, tensors_of(folder))
-    assert ModelConfig.from_dir(path).end_token_ids == {0, 1, 2}
+@pytest.mark.parametrize(
+    ("family", "tokens", "types", "ids", "found"),
+    [
+        ("llama", ("<|im_end|>", "<|eot_id|>", "a", "<|im_end|>"), (1, 3, 3, 3), {"eot": 7}, {1, 2, 3, 7}),
+        # its files name two of the three end tokens of its generation_config.json, the third is behind calls of tools
+        (
+            "glm4",
+            ("<|endoftext|>", "<|user|>", "<|observation|>", "<|assistant|>"),
+            (3, 3, 3, 3),
+            {"eos": 0, "eot": 1},
+            {0, 1, 2},
+        ),
+    ],
+    ids=["llama", "glm4"],
+)
+def test_tokens_that_end_an_answer_come_from_keys_and_texts(
+    make_checkpoint: Any,
+    tmp_path: Path,
+    family: str,
+    tokens: tuple[str, ...],
+    types: tuple[int, ...],
+    ids: dict[str, int],
+    found: set[int],
+) -> None:
+    folder, path = make_checkpoint(family), tmp_path / "model.gguf"
+    metadata = {"tokenizer.ggml.tokens": [*tokens], "tokenizer.ggml.token_type": [*types]}
+    metadata |= {f"tokenizer.ggml.{kind}_token_id": number for kind, number in ids.items()}
+    write_gguf(path, metadata_of(folder) | metadata, tensors_of(folder))
+    assert ModelConfig.from_dir(path).end_token_ids == found
 
 
 def test_end_tokens_may_have_the_type_of_users_tokens(make_checkpoint: Any, tmp_path: Path) -> None:

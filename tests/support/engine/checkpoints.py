@@ -3,6 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""The scaling of Llama 3.1's rotation."""
+
 _SMALL = {
     "vocab_size": 211,
     "hidden_size": 64,
