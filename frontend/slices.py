@@ -6,20 +6,25 @@ loop at every system call. Work is a generator that yields where it may be inter
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 SLICE_S = 0.001
 """Duration of one slice. Work must yield several times as often."""
 
-IDS_AT_ONCE = 1 << 14
-"""Token ids that are copied or checked in one go, which takes less than a slice."""
+_IDS_AT_ONCE = 1 << 14
 
 T = TypeVar("T")
 Sliced = Generator[None, None, T]
 
 _lanes: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+def pieces(token_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yields token ids in pieces that are each copied or checked in less than a slice."""
+    for start in range(0, len(token_ids), _IDS_AT_ONCE):
+        yield token_ids[start : start + _IDS_AT_ONCE]
 
 
 async def in_slices(work: Sliced[T]) -> T:

@@ -8,7 +8,7 @@ from frontend.errors import RequestTooLong
 from frontend.request.checks import check_token_ids
 from frontend.request.prompt_options import Truncation
 from frontend.request.request import TokenPrompt
-from frontend.slices import IDS_AT_ONCE, Sliced
+from frontend.slices import Sliced, pieces
 from frontend.text.served_model import ServedModel
 
 
@@ -44,8 +44,7 @@ def checked_ids(field: str, given: Sequence[int], model: ServedModel) -> "Sliced
         InvalidRequest: an id is not in the vocabulary.
     """
     ids = array("I")
-    for start in range(0, len(given), IDS_AT_ONCE):
-        piece = given[start : start + IDS_AT_ONCE]
+    for piece in pieces(given):
         check_token_ids(field, piece, model.vocab_size)
         ids.extend(piece)
         yield

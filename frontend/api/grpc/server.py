@@ -23,7 +23,7 @@ from frontend.generation.answer.collect import collect_answer
 from frontend.generation.deadline import Deadline
 from frontend.generation.pipeline import GenerationPipeline
 from frontend.routing.adapter_control import AdapterControl
-from frontend.slices import IDS_AT_ONCE, Sliced, in_slices
+from frontend.slices import Sliced, in_slices, pieces
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
@@ -139,6 +139,6 @@ class GenerationService(GenerationServiceServicer):
 
 
 def _add_ids(response: pb.CountTokensResponse, token_ids: Sequence[int]) -> Sliced[None]:
-    for start in range(0, len(token_ids), IDS_AT_ONCE):
-        response.token_ids.extend(token_ids[start : start + IDS_AT_ONCE])
+    for piece in pieces(token_ids):
+        response.token_ids.extend(piece)
         yield

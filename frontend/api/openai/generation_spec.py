@@ -9,7 +9,7 @@ from frontend.api.http.generation_spec import sampling_spec
 from frontend.api.openai.chat_bodies import ChatBody
 from frontend.api.openai.completion_bodies import CompletionBody, GenerationBody
 from frontend.limits import MAX_PROMPTS
-from frontend.slices import IDS_AT_ONCE, Sliced
+from frontend.slices import Sliced, pieces
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's and vLLM's default max_tokens of completions."""
@@ -37,8 +37,8 @@ def completion_specs(body: CompletionBody, request_id: str) -> Sliced[list[pb.Ge
         if isinstance(prompt, str):
             spec.text = prompt
         else:
-            for start in range(0, len(prompt), IDS_AT_ONCE):
-                spec.token_ids.ids.extend(prompt[start : start + IDS_AT_ONCE])
+            for piece in pieces(prompt):
+                spec.token_ids.ids.extend(piece)
                 yield
             spec.token_ids.SetInParent()  # an empty list is an empty prompt, not a missing one
         if body.echo:

@@ -8,7 +8,7 @@ from frontend.generation.answer.token_logprobs import token_logprobs
 from frontend.limits import MAX_ECHO_BYTES, MAX_PROMPT_LOGPROBS
 from frontend.request.request import OutputOptions
 from frontend.routing.logprobs import PromptLogprobs
-from frontend.slices import IDS_AT_ONCE, Sliced
+from frontend.slices import Sliced, pieces
 from frontend.text.tokenizer import Tokenizer
 
 _TOKENS_AT_ONCE = 256
@@ -45,8 +45,8 @@ class PromptEcho:
             self.message.text = tokenizer.text_of(prompt_ids)
         if output.token_ids:
             # In pieces: one call with a million ids would hold the GIL for 0.1 s.
-            for start in range(0, len(prompt_ids), IDS_AT_ONCE):
-                self.message.token_ids.extend(prompt_ids[start : start + IDS_AT_ONCE])
+            for piece in pieces(prompt_ids):
+                self.message.token_ids.extend(piece)
         if self.message.ByteSize() > MAX_ECHO_BYTES:
             raise InvalidRequest(
                 f"echo requests {self.message.ByteSize()} bytes of prompt, at most {MAX_ECHO_BYTES} are sent",
