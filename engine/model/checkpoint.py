@@ -5,7 +5,7 @@ and its tokenizer by `TokenizerFiles`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -59,6 +59,18 @@ class Checkpoint(Protocol):
     def decoder_names(self) -> Callable[[str], str | None]:
         """Returns what maps the name of a tensor in a file to the decoder's; None: the decoder does not need it."""
         ...
+
+
+def decoder_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Path, str, TensorEntry]]:
+    """Yields the tensors of the decoder: name there, file, name in the file, and entry.
+
+    Raises: CheckpointError: a file is missing, unreadable or broken.
+    """
+    decoder_name = checkpoint.decoder_names()
+    for file in checkpoint.weights_files():
+        for stored, entry in checkpoint.tensors(file).items():
+            if (name := decoder_name(stored)) is not None:
+                yield name, file, stored, entry
 
 
 FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

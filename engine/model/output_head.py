@@ -4,7 +4,7 @@ import functools
 from pathlib import Path
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint import Checkpoint
+from engine.model.checkpoint import Checkpoint, decoder_tensors
 from engine.model.checkpoint_file import open_regular
 from engine.model.tensor_entry import TensorEntry
 
@@ -24,13 +24,11 @@ def has_own_head(checkpoint: Checkpoint) -> bool:
     have none; nor has a checkpoint without weights, which will be random. `check_weights` reports files that cannot be
     read.
     """
-    decoder_name = checkpoint.decoder_names()
     try:
         places = {
             name: (file, entry)
-            for file in checkpoint.weights_files()
-            for stored, entry in checkpoint.tensors(file).items()
-            if (name := decoder_name(stored)) in (EMBEDDING_WEIGHT, HEAD_WEIGHT)
+            for name, file, _, entry in decoder_tensors(checkpoint)
+            if name in (EMBEDDING_WEIGHT, HEAD_WEIGHT)
         }
         return len(places) == 2 and not _are_equal(places[EMBEDDING_WEIGHT], places[HEAD_WEIGHT])
     except (CheckpointError, OSError):

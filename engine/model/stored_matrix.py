@@ -135,11 +135,10 @@ def stored_shape(
         return int_matrix_shape(stored, module, shapes)
     if isinstance(stored, Fp4Weights):
         return fp4_matrix_shape(stored, module, shapes)
-    is_stored = (
-        stored.holds(module)
-        if isinstance(stored, GgufWeights)
-        else isinstance(stored, Fp8Weights) and f"{module}.{stored.scale_name}" in shapes
-    )
+    if isinstance(stored, GgufWeights):
+        is_stored = stored.holds(module)
+    else:
+        is_stored = isinstance(stored, Fp8Weights) and f"{module}.{stored.scale_name}" in shapes
     shape = shapes.get(f"{module}.weight", ()) if is_stored else ()
     return (shape[0], shape[1]) if len(shape) == 2 else None
 

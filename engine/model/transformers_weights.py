@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint import open_checkpoint
+from engine.model.checkpoint import decoder_tensors, open_checkpoint
 from engine.model.checkpoint_part import CheckpointPart, Span
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_tensors import GgufTensors
@@ -285,17 +285,11 @@ def _places(path: Path) -> dict[str, _Place]:
 
     Raises: CheckpointError: a file is broken, or two tensors have one name.
     """
-    checkpoint = open_checkpoint(path)
-    name_of = checkpoint.decoder_names()
     places: dict[str, _Place] = {}
-    for file in checkpoint.weights_files():
-        for stored, entry in checkpoint.tensors(file).items():
-            name = name_of(stored)
-            if name is None:
-                continue
-            if (other := places.get(name)) is not None:
-                raise CheckpointError(f"{file}: tensor {stored} is in {other.file.name} too, as {other.name}")
-            places[name] = _Place(file, stored, entry)
+    for name, file, stored, entry in decoder_tensors(open_checkpoint(path)):
+        if (other := places.get(name)) is not None:
+            raise CheckpointError(f"{file}: tensor {stored} is in {other.file.name} too, as {other.name}")
+        places[name] = _Place(file, stored, entry)
     return places
 
 

@@ -6,7 +6,7 @@ GPTQModel and AutoAWQ leave layers out by the architecture, such as `in_proj_a` 
 from dataclasses import replace
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint import FLOAT_DTYPES, Checkpoint
+from engine.model.checkpoint import FLOAT_DTYPES, Checkpoint, decoder_tensors
 from engine.model.int_weights import IntWeights
 from engine.model.module_patterns import ModuleNames
 from engine.model.quantization_config import QuantizedWeights
@@ -22,14 +22,8 @@ def without_unlisted_layers(stored: QuantizedWeights | None, checkpoint: Checkpo
     """
     if not isinstance(stored, IntWeights) or stored.layout not in _LAYOUTS:
         return stored
-    decoder_name = checkpoint.decoder_names()
     try:
-        tensors = {
-            name: entry
-            for file in checkpoint.weights_files()
-            for stored_name, entry in checkpoint.tensors(file).items()
-            if (name := decoder_name(stored_name)) is not None
-        }
+        tensors = {name: entry for name, _, _, entry in decoder_tensors(checkpoint)}
     except CheckpointError:
         return stored
     modules = {

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint import Checkpoint, open_checkpoint
+from engine.model.checkpoint import Checkpoint, decoder_tensors, open_checkpoint
 from engine.model.checkpoint_file import open_regular
 from engine.model.checkpoint_part import CheckpointPart
 from engine.model.gguf_checkpoint import GgufCheckpoint
@@ -261,23 +261,19 @@ def exact_dtype(path: Path, counts: Callable[[str, TensorEntry], bool] | None = 
         counts: whether a tensor counts, by its name in the decoder; None: all do.
     Raises: CheckpointError: a file is missing, unreadable, truncated or corrupt.
     """
-    checkpoint = open_checkpoint(path)
-    decoder_name = checkpoint.decoder_names()
     dtypes: set[torch.dtype] = set()
     vectors: list[tuple[Path, TensorEntry]] = []
-    for file in checkpoint.weights_files():
-        for stored, entry in checkpoint.tensors(file).items():
-            name = decoder_name(stored)
-            if name is None or _is_of_rotation(name) or name.endswith(_SCALES):
-                continue
-            if counts is not None and not counts(name, entry):
-                continue
-            if entry.dtype == "F32" and len(entry.shape) == 1:
-                vectors.append((file, entry))
-            elif entry.dtype in LOADED_TYPES:  # stands for numbers in float32
-                dtypes.add(torch.float32)
-            elif entry.dtype in _DTYPES:  # others are reported by `check_weights`
-                dtypes.add(_DTYPES[entry.dtype])
+    for name, file, _, entry in decoder_tensors(open_checkpoint(path)):
+        if _is_of_rotation(name) or name.endswith(_SCALES):
+            continue
+        if counts is not None and not counts(name, entry):
+            continue
+        if entry.dtype == "F32" and len(entry.shape) == 1:
+            vectors.append((file, entry))
+        elif entry.dtype in LOADED_TYPES:  # stands for numbers in float32
+            dtypes.add(torch.float32)
+        elif entry.dtype in _DTYPES:  # others are reported by `check_weights`
+            dtypes.add(_DTYPES[entry.dtype])
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     is_exact = dtype.itemsize == 2 and all(_holds(dtype, file, entry) for file, entry in vectors)
     return dtype if is_exact else torch.float32
