@@ -14,43 +14,35 @@ _FEW_TOKENS = 8
 """A product of so few takes less time on one thread than a second one takes to start on a busy machine."""
 
 
-class LatentHeads:
-    """The matrices of one layer, [heads, size of a key without rotation, or of a value; size of a latent].
-
-    They are views of the weights of the layer's `kv_b_proj`, which is not called and stays a plain matrix.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-        self._key_dim = module.qk_nope_head_dim
-
-    def _weights(self) -> tuple[torch.Tensor, torch.Tensor]:
-        weight = self._module.kv_b_proj.weight
-        both = weight.view(-1, self._key_dim + self._module.v_head_dim, weight.shape[1])
-        return both[:, : self._key_dim], both[:, self._key_dim :]
-
-    def of_queries(self, query: torch.Tensor) -> torch.Tensor:
-        """Returns queries of latents and shared keys [1, heads, T, n], for queries of expanded keys."""
-        of_keys, _ = self._weights()
-        plain, rotated = query[0, :, :, : self._key_dim], query[0, :, :, self._key_dim :]
-        return torch.cat([_multiply(plain, of_keys), rotated], dim=2)[None]
-
-    def of_values(self, latents: torch.Tensor) -> torch.Tensor:
-        """Returns means of expanded values [1, T, heads, size of a value], for means of latents."""
-        _, of_values = self._weights()
-        return _multiply(latents[0].transpose(0, 1), of_values.transpose(1, 2)).transpose(0, 1).contiguous()[None]
-
-
 def keep_latents(model: Any) -> tuple[Any, ...]:
-    """Has the layers of a model that can do so attend over latents, by `LatentHeads` in `module.chairlift_latents`.
+    """Has the layers of a model that can do so attend over latents; they have `chairlift_keeps_latents`.
 
-    Returns: linear layers whose weights these layers use, which must stay as they are.
+    Returns: linear layers `kv_b_proj`, which are not called: their weights must stay plain matrices.
     """
     layers = [module for module in model.modules() if hasattr(module, "expand_kv") and module.kv_b_proj.bias is None]
     for module in layers:
-        module.chairlift_latents = LatentHeads(module)
+        module.chairlift_keeps_latents = True
         module.expand_kv = _latents
     return tuple(module.kv_b_proj for module in layers)
+
+
+def queries_of_latents(layer: Any, query: torch.Tensor) -> torch.Tensor:
+    """Returns queries of latents and shared keys [1, heads, T, n], for a layer's queries of expanded keys."""
+    key_dim = layer.qk_nope_head_dim
+    plain, rotated = query[0, :, :, :key_dim], query[0, :, :, key_dim:]
+    return torch.cat([_multiply(plain, _expansion(layer)[:, :key_dim]), rotated], dim=2)[None]
+
+
+def means_of_values(layer: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Returns means of a layer's expanded values [1, T, heads, size of a value], for means of latents."""
+    of_values = _expansion(layer)[:, layer.qk_nope_head_dim :]
+    return _multiply(latents[0].transpose(0, 1), of_values.transpose(1, 2)).transpose(0, 1).contiguous()[None]
+
+
+def _expansion(layer: Any) -> torch.Tensor:
+    """Returns what expands latents: [heads, sizes of a key without rotation and of a value, size of a latent]."""
+    weight: torch.Tensor = layer.kv_b_proj.weight
+    return weight.view(-1, layer.qk_nope_head_dim + layer.v_head_dim, weight.shape[1])
 
 
 def _latents(kv_nope: torch.Tensor, k_rot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,7 +28,7 @@ from engine.model.text_part import transformers_fields
 from engine.model.transformers_adapters import LinearProbe
 from engine.model.transformers_config import causal_class, first_line, read_config, refusal
 from engine.model.transformers_experts import PROBED_EXPERTS, experts_shapes
-from engine.model.transformers_latents import keep_latents
+from engine.model.transformers_latents import keep_latents, means_of_values, queries_of_latents
 from engine.model.transformers_states import StatefulLayer, StateProbe
 from engine.model.transformers_weights import LinearShape, linear_layer
 from engine.model.weights import exact_dtype
@@ -354,10 +354,10 @@ def _attention(
     ):
         raise CheckpointError(f"the attention of layer {index} takes {', '.join(unknown)}, which paged attention lacks")
     scale = options.get("scaling")
-    latents = getattr(module, "chairlift_latents", None)
+    keeps_latents = getattr(module, "chairlift_keeps_latents", False)
     call = AttentionCall(
         layer_index=index,
-        query=query if latents is None else latents.of_queries(query),
+        query=queries_of_latents(module, query) if keeps_latents else query,
         key=key,
         value=value,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
@@ -366,7 +366,7 @@ def _attention(
         sinks=options.get("s_aux"),
     )
     out = module.chairlift_attend(call)
-    return out if latents is None else latents.of_values(out), None
+    return means_of_values(module, out) if keeps_latents else out, None
 
 
 transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.core.request import SamplingParams
-from engine.model.transformers_latents import LatentHeads
+from engine.model.transformers_latents import means_of_values, queries_of_latents
 from kernels.families import cpu_ops
 
 GREEDY = SamplingParams(seed=0, max_tokens=8, temperature=0.0, ignore_end_token=True)
@@ -65,10 +65,9 @@ def test_scores_and_means_are_those_of_expanded_keys_and_values(num_tokens):
     expanded = module.kv_b_proj(latents).view(5, heads, key + value).transpose(0, 1)
     keys = torch.cat([expanded[..., :key], shared.expand(heads, 5, rotated)], dim=-1)
     wanted = query[0] @ keys.transpose(1, 2)
-    absorbed = LatentHeads(module)
-    found = absorbed.of_queries(query)[0] @ torch.cat([latents, shared], dim=-1).T
+    found = queries_of_latents(module, query)[0] @ torch.cat([latents, shared], dim=-1).T
     torch.testing.assert_close(found, wanted)
     weights = wanted.softmax(dim=-1)
     means = (weights @ latents).transpose(0, 1)[None]
-    torch.testing.assert_close(absorbed.of_values(means)[0], (weights @ expanded[..., key:]).transpose(0, 1))
+    torch.testing.assert_close(means_of_values(module, means)[0], (weights @ expanded[..., key:]).transpose(0, 1))
     assert torch.get_num_threads() == before
