@@ -34,6 +34,7 @@ from kernels.scale_groups import FP8_BLOCK_SIZE
 _META = torch.device("meta")
 _NUM_KV_HEADS = 8
 _NUM_PROCESSORS = 132
+_MAX_LIVE_TOKENS = 16_384  # of a step: AMD's compiler distinguishes tensors beyond 2 GiB
 _LAYERS = ((4096, 6144), (14336, 4096), (576, 49152), (4096, 28672), (896, 1152), (1037, 999))
 
 
@@ -305,11 +306,12 @@ def _live_attention(target: Target, generator: random.Random) -> Iterator[Call]:
         for _ in range(30):
             num_decodes = generator.choice((0, *sizes))
             num_prefills = generator.choice((0, *sizes)) if num_decodes else generator.choice(sizes)
+            num_tokens = num_prefills * generator.choice(sizes) + (num_prefills > 0)
             yield _attention_call(
                 shape,
                 target,
                 num_decodes=num_decodes,
-                num_prefill_tokens=num_prefills * generator.choice(sizes) + (num_prefills > 0),
+                num_prefill_tokens=min(num_tokens, _MAX_LIVE_TOKENS),
                 num_rows=num_decodes + num_prefills,
                 max_seq_len=generator.choice((*sizes, 1000, 4096, 100_000)),
                 max_blocks=generator.choice(sizes),
