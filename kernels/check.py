@@ -166,7 +166,7 @@ def _linear_cases(forms: ModelForms, inputs: CheckInputs) -> Iterator[KernelCase
         return ops.linear(row, weights), ops.linear(rows, weights)
 
     def gated(ops: KernelOps, _: torch.dtype) -> Outputs:
-        return (ops.linear(getattr(ops, forms.gate)(gate_up), packed(ops, narrow, None)),)
+        return (ops.linear(ops.gate_and_mul(gate_up, forms.gate), packed(ops, narrow, None)),)
 
     def head(ops: KernelOps, _: torch.dtype) -> Outputs:
         return (ops.linear(x, ops.pack_linear(wide, None, for_logits=True)),)

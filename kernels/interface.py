@@ -47,18 +47,22 @@ class ClampedGate(NamedTuple):
     limit: float
 
 
+Gate: TypeAlias = Literal["silu_and_mul", "gelu_and_mul"] | ClampedGate
+"""What is between the two layers of a feed-forward network, see `KernelOps.gate_and_mul`."""
+
+
 class Routing(NamedTuple):
     """How a mixture of experts chooses those of a token: the `top_k` with the largest probabilities.
 
     Attributes:
         top_k: experts of a token.
         normalizes: whether these probabilities are scaled to a sum of one; no effect on an `ExpertChoice`.
-        gate: between the layers of an expert, the name of an operation of `KernelOps`, or a clamped gate.
+        gate: between the layers of an expert.
     """
 
     top_k: int
     normalizes: bool
-    gate: Literal["silu_and_mul", "gelu_and_mul"] | ClampedGate
+    gate: Gate
 
 
 class ExpertChoice(NamedTuple):
@@ -313,12 +317,12 @@ class KernelOps(Protocol):
         """
         ...
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> LinearInput:
-        """[T, 2 * n] -> [T, n]: silu(first half) * second half (SwiGLU, arXiv:2002.05202), for `linear` only."""
-        ...
+    def gate_and_mul(self, gate_up: torch.Tensor, gate: Gate) -> LinearInput:
+        """[T, 2 * n] -> [T, n], for `linear` only: f(first half) * second half (arXiv:2002.05202), or as `ClampedGate`.
 
-    def gelu_and_mul(self, gate_up: torch.Tensor) -> LinearInput:
-        """As `silu_and_mul` with gelu(x) = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2 (arXiv:1606.08415)."""
+        f is silu(x) = x * sigmoid(x), or gelu(x) = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2
+        (arXiv:1606.08415).
+        """
         ...
 
     def soft_cap(self, x: torch.Tensor, soft_cap: float) -> torch.Tensor:

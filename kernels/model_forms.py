@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from kernels.delta_heads import DeltaHeads
-from kernels.interface import Routing
+from kernels.interface import Gate, Routing
 
 WeightsForm = Literal[
     "int8",
@@ -24,7 +24,6 @@ WeightsForm = Literal[
     "int8 by int6 groups",
     "int8 by int8 groups",
 ]
-Gate = Literal["silu_and_mul", "gelu_and_mul"]
 
 ALLOWED = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.int8: 4e-1}
 """Allowed error by dtype, relative to the root mean square of the row: several rounding steps of its largest values."""

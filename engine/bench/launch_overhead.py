@@ -5,7 +5,7 @@ Claim: steps that are not replayed as CUDA graphs, such as all steps with a prom
 Goal: at most 20 us per layer for the launches of our own kernels in a decode step of llama-3.1-8b.
 
 Method: the operations of a layer other than matrix products (rotate_and_store, paged_attention with divided rows,
-add_rms_norm twice, silu_and_mul) for 16 rows, with Triton's compile-only driver, whose launches end where the driver
+add_rms_norm twice, gate_and_mul) for 16 rows, with Triton's compile-only driver, whose launches end where the driver
 would be called. Their launches are recorded and repeated, through `BoundKernel` and through Triton's dispatch; then the
 whole operations are repeated, with checks and allocations. A sample is the CPU time of a layer, the mean of many.
 """
@@ -128,7 +128,7 @@ def _layer() -> Callable[[], None]:
         q = ops.rotate_and_store(qkv, numbers, table, table, cache, metadata.slot_mapping)
         ops.paged_attention(q, cache, metadata, scale=config.head_dim**-0.5)
         ops.add_rms_norm(hidden, hidden, weight, config.rms_norm_eps)
-        ops.silu_and_mul(gate_up)
+        ops.gate_and_mul(gate_up, "silu_and_mul")
         ops.add_rms_norm(hidden, hidden, weight, config.rms_norm_eps)
 
     return layer

@@ -38,7 +38,7 @@ PARTS: dict[str, tuple[Opcode, ...]] = {
     "packing and quantising": (Opcode.PACK_ROWS, Opcode.PACK_EXPERT_ROWS),
     "RoPE and KV write": (Opcode.ROTATE_AND_STORE,),
     "linear attention": (Opcode.CONVOLVE, Opcode.DELTA_RULE),
-    "gate": (Opcode.SILU_AND_MUL, Opcode.GELU_AND_MUL, Opcode.CLAMPED_GATE, Opcode.GATE_COLUMNS),
+    "gate": (Opcode.GATE, Opcode.GATE_COLUMNS),
     "routing": (Opcode.ROUTE, Opcode.COMBINE, Opcode.ADD_SHARED),
     "norms, gathers and soft caps": (Opcode.RMS_NORM, Opcode.ADD_RMS_NORM, Opcode.GATHER_ROWS, Opcode.SOFT_CAP),
 }

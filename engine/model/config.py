@@ -8,12 +8,13 @@ from engine.model.architectures import FAMILIES
 from engine.model.checkpoint import open_checkpoint, stored_dtype
 from engine.model.config_fields import ConfigFields
 from engine.model.end_tokens import end_token_ids
-from engine.model.family import GATES, DecoderTraits, Family, Gate
+from engine.model.family import GATES, DecoderTraits, Family
 from engine.model.model_shape import LayerShape, ModelShape
 from engine.model.output_head import has_own_head
 from engine.model.quantization_config import QuantizedWeights, read_quantization_config
 from engine.model.text_part import end_token_defaults, text_fields, ties_by_class
 from engine.model.unlisted_layers import without_unlisted_layers
+from kernels.interface import Gate
 
 # Several times the values of the largest models; beyond them even the shapes of the weights cannot be handled.
 _MAX_LAYERS = 1024

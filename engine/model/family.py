@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from engine.model.config_fields import ConfigFields
 from engine.model.rope import RopeConfig
 from kernels.delta_heads import DeltaHeads
-
-Gate = Literal["silu_and_mul", "gelu_and_mul"]
-"""Name of the operation of `kernels.interface.KernelOps` between the two layers of a feed-forward network."""
+from kernels.interface import ClampedGate, Gate
 
 GATES: dict[str, Gate] = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_and_mul"}
 """Gates by the name of their activation in config.json."""
@@ -35,7 +33,7 @@ class Mixture:
         has_bias: whether the router and the layers of experts have biases.
         is_stacked: whether the checkpoint has all experts of a layer in one tensor, see `StackedLinear`, in which
             rows of gate and up alternate.
-        clamped_gate: alpha and limit of `kernels.interface.ClampedGate`; None: experts have the gate of the model.
+        clamped_gate: of experts; None: they have the gate of the model.
         shared_size: intermediate units of an expert beside them that all tokens use; None: there is none.
     """
 
@@ -48,7 +46,7 @@ class Mixture:
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     has_bias: bool = False
     is_stacked: bool = False
-    clamped_gate: tuple[float, float] | None = None
+    clamped_gate: ClampedGate | None = None
     shared_size: int | None = None
 
     @classmethod

@@ -8,11 +8,11 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span
-from engine.model.family import Gate, Mixture
+from engine.model.family import Mixture
 from engine.model.linear import Linear, LinearFactory
 from engine.model.quantization_config import QuantizedWeights
 from engine.model.stacked_linear import StackedLinear
-from kernels.interface import ClampedGate, Experts, KernelOps, LinearInput, Routing
+from kernels.interface import Experts, Gate, KernelOps, LinearInput, Routing
 from kernels.metadata import AdaptedTokens
 
 
@@ -69,7 +69,7 @@ class GatedFeedForward:
         if is_fused:
             gate_up = {"gate_up_proj": FusedSpan((inner, inner))}
         self._ops = ops
-        self._gate = ops.gelu_and_mul if gate == "gelu_and_mul" else ops.silu_and_mul
+        self._gate = gate
         self.gate_up = linear(prefix, hidden, gate_up, bias=has_bias)
         self.down = linear(prefix, inner, {"down_proj": hidden}, bias=has_bias)
 
@@ -99,7 +99,8 @@ class GatedFeedForward:
 
     def __call__(self, x: LinearInput, adapted: AdaptedTokens | None, /) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return self.down(self._ops, self._gate(self.gate_up(self._ops, x, adapted)), adapted)
+        gated = self._ops.gate_and_mul(self.gate_up(self._ops, x, adapted), self._gate)
+        return self.down(self._ops, gated, adapted)
 
 
 class MixtureOfExperts:
@@ -136,8 +137,7 @@ class MixtureOfExperts:
             ConfigError: see `StackedLinear`.
         """
         self._ops = ops
-        clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
-        self._routing = Routing(mixture.top_k, mixture.normalizes, clamped or gate)
+        self._routing = Routing(mixture.top_k, mixture.normalizes, mixture.clamped_gate or gate)
         self._router_name = f"{prefix}{mixture.module}.{mixture.router}"
         self._router = torch.empty(mixture.num_experts, hidden.total, dtype=dtype, device=device)
         self._router_bias = torch.empty(mixture.num_experts, dtype=dtype, device=device) if mixture.has_bias else None

@@ -12,9 +12,8 @@ from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.errors import CheckpointError
-from engine.model.family import Gate
 from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape, PackedLayers
-from kernels.interface import ExpertChoice, Experts, KernelOps, Routing
+from kernels.interface import ExpertChoice, Experts, Gate, KernelOps, Routing
 
 EXPERTS = "chairlift"
 """Name under which modules of experts find `_mix` in transformers' interface."""

@@ -25,8 +25,8 @@ from kernels.check import (
 )
 from kernels.delta_heads import DeltaHeads
 from kernels.families import reference_ops
-from kernels.interface import ClampedGate, KernelOps, Routing
-from kernels.model_forms import ExpertForms, Gate, ModelForms, WeightsForm
+from kernels.interface import Gate, KernelOps, Routing
+from kernels.model_forms import ExpertForms, ModelForms, WeightsForm
 
 _GROUPS: dict[int, WeightsForm] = {4: "int4 groups", 5: "int5 groups", 6: "int6 groups", 8: "int8 groups"}
 _INT8_BY_GROUPS: dict[int, WeightsForm] = {
@@ -132,8 +132,7 @@ def _expert_forms(config: EngineConfig, model: ServedModel, kept: Kept) -> Exper
     mixture = next((mixture for mixture in model.traits.mixtures if mixture is not None), None)
     if mixture is None:
         return None
-    clamped = None if mixture.clamped_gate is None else ClampedGate(*mixture.clamped_gate)
-    routing = Routing(mixture.top_k, mixture.normalizes, clamped or model.gate)
+    routing = Routing(mixture.top_k, mixture.normalizes, mixture.clamped_gate or model.gate)
     return ExpertForms(
         mixture.num_experts,
         mixture.inner_size,

@@ -8,13 +8,13 @@ import torch
 from kernels.bench.case import Case, Prepared, num_copies, relative_error
 from kernels.bench.device import BenchDevice
 from kernels.bench.dims import Dims
-from kernels.gpu.gate import silu_and_mul
+from kernels.gpu.gate import gate_and_mul
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.reference import rms_norm as reference_norms
-from kernels.reference.gate import silu_and_mul as reference_silu
+from kernels.reference.gate import gate_and_mul as reference_gate
 from kernels.reference.rotate_and_store import rotate_and_store as reference_rotation
 
 _DTYPE = torch.bfloat16
@@ -102,9 +102,9 @@ def _silu(device: BenchDevice, num_tokens: int, m: int, quantize: torch.dtype | 
     gate_up = _random(device, num_tokens, 2 * m)
 
     def call() -> torch.Tensor | QuantizedRows:
-        return silu_and_mul(gate_up, quantize=quantize)
+        return gate_and_mul(gate_up, "silu_and_mul", quantize=quantize)
 
-    return call, lambda: relative_error(_values(call()), reference_silu(gate_up.float()))
+    return call, lambda: relative_error(_values(call()), reference_gate(gate_up.float(), "silu_and_mul"))
 
 
 def _rotation(device: BenchDevice, dims: Dims, num_tokens: int, kv_dtype: torch.dtype) -> Made:

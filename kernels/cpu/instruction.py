@@ -42,19 +42,17 @@ class Opcode(IntEnum):
     ROTATE_AND_STORE = 5
     PLAN_ATTENTION = 6
     PAGED_ATTENTION = 7
-    SILU_AND_MUL = 8
-    GELU_AND_MUL = 9
-    ADAPT = 10
-    SOFT_CAP = 11
-    ROUTE = 12
-    PACK_EXPERT_ROWS = 13
-    EXPERT_LINEAR = 14
-    COMBINE = 15
-    CLAMPED_GATE = 16
-    GATE_COLUMNS = 17
-    CONVOLVE = 18
-    DELTA_RULE = 19
-    ADD_SHARED = 20
+    GATE = 8
+    ADAPT = 9
+    SOFT_CAP = 10
+    ROUTE = 11
+    PACK_EXPERT_ROWS = 12
+    EXPERT_LINEAR = 13
+    COMBINE = 14
+    GATE_COLUMNS = 15
+    CONVOLVE = 16
+    DELTA_RULE = 17
+    ADD_SHARED = 18
 
 
 ItemKernel = Callable[["Longs", np.float32, int, int], None]

@@ -34,12 +34,10 @@ from kernels.cpu.paged_attention import emit_paged_attention, emit_plan
 from kernels.cpu.pointwise import (
     emit_add_rms_norm,
     emit_add_shared,
-    emit_clamped_gate,
+    emit_gate_and_mul,
     emit_gate_columns,
-    emit_gelu_and_mul,
     emit_norm_columns,
     emit_rms_norm,
-    emit_silu_and_mul,
     emit_soft_cap,
 )
 from kernels.cpu.recording import Recording
@@ -49,12 +47,10 @@ from kernels.cpu.worker_pool import Program, WorkerPool
 from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ClampedGate, ExpertChoice, LowRank, Quantization, Routing, Step
+from kernels.interface import ExpertChoice, Gate, LowRank, Quantization, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
 from kernels.sampling import SampledTokens, SamplingBatch
-
-_GATES = {"silu_and_mul": emit_silu_and_mul, "gelu_and_mul": emit_gelu_and_mul}
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -335,13 +331,9 @@ class CpuOps:
         """Takes the tokens of each row through the layer, and keeps its state."""
         return self._emit(emit_delta_rule, x, gates, weights, states, metadata)
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Computes silu(first half) * second half."""
-        return self._emit(emit_silu_and_mul, gate_up)
-
-    def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Computes gelu(first half) * second half."""
-        return self._emit(emit_gelu_and_mul, gate_up)
+    def gate_and_mul(self, gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
+        """Gates the second half by the first one."""
+        return self._emit(emit_gate_and_mul, gate_up, gate)
 
     def soft_cap(self, x: torch.Tensor, soft_cap: float) -> torch.Tensor:
         """Computes soft_cap * tanh(x / soft_cap) in place."""
@@ -375,10 +367,6 @@ class CpuOps:
 def _emit_mixture(recording: Recording, x: torch.Tensor, experts: PackedExperts, routed: Routed) -> torch.Tensor:
     """Emits the experts of the rows x [T, in], and their weighted sum."""
     gate_up = emit_expert_linear(recording, x, experts.gate_up, routed, is_of_tokens=True)
-    gate = experts.routing.gate
-    if isinstance(gate, ClampedGate):
-        gated = emit_clamped_gate(recording, gate_up, gate)
-    else:
-        gated = _GATES[gate](recording, gate_up)
+    gated = emit_gate_and_mul(recording, gate_up, experts.routing.gate)
     results = emit_expert_linear(recording, gated, experts.down, routed, is_of_tokens=False)
     return emit_combine(recording, results, routed)

@@ -12,16 +12,18 @@ from kernels.cpu.intrinsics import floats_at
 from kernels.cpu.jit import bits_float, exp_nonpositive, inline, inline_in_order
 from kernels.cpu.recording import Recording
 from kernels.cpu.soft_cap import cap_scores
-from kernels.interface import ClampedGate
+from kernels.interface import ClampedGate, Gate
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Longs
 
 _X, _OUT, _N, _WEIGHT, _RESIDUAL = range(FIRST_OPERAND, FIRST_OPERAND + 5)
 _STEP = FIRST_OPERAND + 4  # of RMS_NORM, after _WEIGHT: bytes between rows
-_LIMIT = FIRST_OPERAND + 3  # of CLAMPED_GATE, after _N: its bits
+_KIND, _LIMIT = FIRST_OPERAND + 3, FIRST_OPERAND + 4  # of GATE, after _N; bits of the limit
 _GATE, _GATE_STEP = FIRST_OPERAND + 3, FIRST_OPERAND + 4  # of GATE_COLUMNS, after _N; bytes between rows
 _SHARED = FIRST_OPERAND + 4  # of ADD_SHARED, after _WEIGHT
+
+_SILU, _GELU, _CLAMPED = range(3)  # kinds of gates
 
 
 def emit_rms_norm(recording: Recording, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -79,32 +81,19 @@ def emit_add_rms_norm(
     return out, residual
 
 
-def emit_silu_and_mul(recording: Recording, gate_up: torch.Tensor) -> torch.Tensor:
-    """[T, 2 * n] -> [T, n]: silu(first half) * second half.
-
-    Raises: ValueError: not fp32, or not contiguous.
-    """
-    return _emit_gate(recording, Opcode.SILU_AND_MUL, gate_up)
-
-
-def emit_gelu_and_mul(recording: Recording, gate_up: torch.Tensor) -> torch.Tensor:
-    """[T, 2 * n] -> [T, n]: gelu(first half) * second half, with the tanh approximation.
-
-    Raises: ValueError: not fp32, or not contiguous.
-    """
-    return _emit_gate(recording, Opcode.GELU_AND_MUL, gate_up)
-
-
-def emit_clamped_gate(recording: Recording, gate_up: torch.Tensor, gate: ClampedGate) -> torch.Tensor:
-    """[T, 2 * n] -> [T, n]: (up + 1) * g * sigmoid(alpha * g) of the first half g and the second half up, clamped.
+def emit_gate_and_mul(recording: Recording, gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
+    """[T, 2 * n] -> [T, n]: the second half gated by the first one, see `kernels.interface.KernelOps`.
 
     Raises: ValueError: not fp32, or not contiguous.
     """
     check_rows(gate_up=gate_up)
     n = gate_up.shape[1] // 2
     out = recording.empty(gate_up, n)
-    limit = int(np.float32(gate.limit).view(np.int32))
-    recording.emit(Opcode.CLAMPED_GATE, gate_up, gate_up.data_ptr(), out.data_ptr(), n, limit, value=gate.alpha)
+    if isinstance(gate, ClampedGate):
+        kind, alpha, limit = _CLAMPED, gate.alpha, int(np.float32(gate.limit).view(np.int32))
+    else:
+        kind, alpha, limit = _GELU if gate == "gelu_and_mul" else _SILU, 0.0, 0
+    recording.emit(Opcode.GATE, gate_up, gate_up.data_ptr(), out.data_ptr(), n, kind, limit, value=alpha)
     return out
 
 
@@ -139,14 +128,6 @@ def emit_add_shared(
     recording.emit(Opcode.ADD_SHARED, mixed, *operands)
     recording.keep(gate)
     return mixed
-
-
-def _emit_gate(recording: Recording, opcode: Opcode, gate_up: torch.Tensor) -> torch.Tensor:
-    check_rows(gate_up=gate_up)
-    n = gate_up.shape[1] // 2
-    out = recording.empty(gate_up, n)
-    recording.emit(opcode, gate_up, gate_up.data_ptr(), out.data_ptr(), n)
-    return out
 
 
 def emit_soft_cap(recording: Recording, x: torch.Tensor, soft_cap: float) -> torch.Tensor:
@@ -242,12 +223,18 @@ def _clamped_row(gate: "Floats", up: "Floats", alpha: np.float32, limit: np.floa
 
 
 @item_kernel
-def clamped_gate_item(row: "Longs", alpha: np.float32, item: int, _scratch: int) -> None:
-    """Gates some rows by the clamped gate."""
-    n, limit = row[_N], bits_float(np.int32(row[_LIMIT]))
+def gate_item(row: "Longs", alpha: np.float32, item: int, _scratch: int) -> None:
+    """Gates some rows by their first halves."""
+    n, kind = row[_N], row[_KIND]
     for i in range(first_row(item, row), first_row(item + 1, row)):
         gate, up = floats_at(row[_X] + 8 * n * i, n), floats_at(row[_X] + 8 * n * i + 4 * n, n)
-        _clamped_row(gate, up, alpha, limit, floats_at(row[_OUT] + 4 * n * i, n))
+        out = floats_at(row[_OUT] + 4 * n * i, n)
+        if kind == _SILU:
+            _silu_row(gate, up, out)
+        elif kind == _GELU:
+            _gelu_row(gate, up, out)
+        else:
+            _clamped_row(gate, up, alpha, bits_float(np.int32(row[_LIMIT])), out)
 
 
 @item_kernel
@@ -272,24 +259,6 @@ def add_shared_item(row: "Longs", _value: np.float32, item: int, _scratch: int) 
         factor = sigmoid(total)
         for j in range(n):
             out[j] += factor * shared[j]
-
-
-@item_kernel
-def silu_and_mul_item(row: "Longs", _value: np.float32, item: int, _scratch: int) -> None:
-    """Gates some rows by SiLU."""
-    n = row[_N]
-    for i in range(first_row(item, row), first_row(item + 1, row)):
-        gate, up = floats_at(row[_X] + 8 * n * i, n), floats_at(row[_X] + 8 * n * i + 4 * n, n)
-        _silu_row(gate, up, floats_at(row[_OUT] + 4 * n * i, n))
-
-
-@item_kernel
-def gelu_and_mul_item(row: "Longs", _value: np.float32, item: int, _scratch: int) -> None:
-    """Gates some rows by GELU."""
-    n = row[_N]
-    for i in range(first_row(item, row), first_row(item + 1, row)):
-        gate, up = floats_at(row[_X] + 8 * n * i, n), floats_at(row[_X] + 8 * n * i + 4 * n, n)
-        _gelu_row(gate, up, floats_at(row[_OUT] + 4 * n * i, n))
 
 
 @item_kernel

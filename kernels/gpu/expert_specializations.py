@@ -9,13 +9,13 @@ import torch
 
 from kernels.dtypes import dtype_name
 from kernels.gpu.experts import ExpertLinear, PackedExperts, mix_chosen_experts, mix_experts
-from kernels.gpu.gate import clamped_gate, silu_and_mul
+from kernels.gpu.gate import gate_and_mul
 from kernels.gpu.grouped_experts import ExpertGroups
 from kernels.gpu.grouped_linear import grouped_span
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.row_specializations import Call, model_dtypes
 from kernels.gpu.targets import Target
-from kernels.interface import ClampedGate, ExpertChoice, Routing
+from kernels.interface import ClampedGate, ExpertChoice, Gate, Routing
 from kernels.scale_groups import FP8_BLOCK_SIZE
 
 _META = torch.device("meta")
@@ -92,7 +92,7 @@ def _call(
     form: str | _GroupedForm | None,
     target: Target,
     *,
-    gate: ClampedGate | None = None,
+    gate: Gate = "silu_and_mul",
     has_bias: bool = False,
     is_chosen: bool = False,
 ) -> Call:
@@ -126,7 +126,7 @@ def _call(
         return torch.empty(len(x), packed.out_features, dtype=packed.dtype, device=_META)
 
     x = torch.empty(num_tokens, shape.hidden, dtype=dtype, device=_META)
-    routing = Routing(shape.top_k, normalizes=True, gate=gate or "silu_and_mul")
+    routing = Routing(shape.top_k, normalizes=True, gate=gate)
     experts = PackedExperts(
         PackedLinear(torch.empty(shape.num_experts, shape.hidden, dtype=dtype, device=_META), None, None, dtype),
         layer(2 * shape.inner, shape.hidden),
@@ -134,11 +134,11 @@ def _call(
         routing,
     )
     label = f"{dtype_name(dtype)}{'' if form is None else f', {form}'}, {shape.num_experts} experts of {shape.inner}"
-    between = silu_and_mul if gate is None else partial(clamped_gate, gate=gate)
     if is_chosen:
         sizes = num_tokens, shape.top_k
         choice = ExpertChoice(torch.empty(sizes, dtype=torch.int64, device=_META), torch.empty(sizes, device=_META))
         label, mix = f"{label}, chosen", partial(mix_chosen_experts, choice=choice)
     else:
         mix = partial(mix_experts, linear=router)
+    between = partial(gate_and_mul, gate=gate)
     return Call(label, partial(mix, x, experts, gate=between, target=target, batch_invariant=False))

@@ -1,7 +1,6 @@
 """Gates of feed-forward layers (arXiv:2002.05202) and of attention, with results in the model's dtype or in 8 bits."""
 
 from functools import cache
-from typing import Literal
 
 import torch
 import triton
@@ -10,49 +9,33 @@ import triton.language as tl
 from kernels.gpu.launch import BoundKernel
 from kernels.gpu.quantize import QuantizedRows, checked_group_size, empty_rows, store_quantized_rows
 from kernels.gpu.rows import bind_tiles, check_columns, check_rows
-from kernels.interface import ClampedGate
-
-_Gate = Literal["silu", "gelu"] | ClampedGate
+from kernels.interface import ClampedGate, Gate
 
 
-def silu_and_mul(
-    gate_up: torch.Tensor, *, quantize: torch.dtype | None = None, group_size: int | None = None
+def gate_and_mul(
+    gate_up: torch.Tensor, gate: Gate, *, quantize: torch.dtype | None = None, group_size: int | None = None
 ) -> torch.Tensor | QuantizedRows:
-    """Returns silu(first half) * second half of each row, where silu(x) = x * sigmoid(x); computes in fp32.
+    """Returns the second half of each row, gated by the first one; computes in fp32.
 
     Args:
         gate_up: [T, 2 * n], contiguous, fp32, fp16 or bf16; n within `kernels.gpu.tiles.MAX_ROW_BYTES`
             to be quantised.
+        gate: see `kernels.interface`.
         quantize: the target's 8-bit float, or None for the dtype of gate_up.
         group_size: number of adjacent 8-bit values that share a scale, a power of two; None: those of a row.
     Returns: [T, n], dtype of gate_up, or quantised.
     Raises: ValueError: another shape or dtype, or groups that do not divide the row.
     """
-    return _gated(gate_up, "silu", quantize, group_size)
-
-
-def gelu_and_mul(
-    gate_up: torch.Tensor, *, quantize: torch.dtype | None = None, group_size: int | None = None
-) -> torch.Tensor | QuantizedRows:
-    """Returns gelu(first half) * second half of each row, with the tanh approximation of GELU (arXiv:1606.08415).
-
-    Arguments, result and errors as in `silu_and_mul`.
-    """
-    return _gated(gate_up, "gelu", quantize, group_size)
-
-
-def clamped_gate(
-    gate_up: torch.Tensor,
-    gate: ClampedGate,
-    *,
-    quantize: torch.dtype | None = None,
-    group_size: int | None = None,
-) -> torch.Tensor | QuantizedRows:
-    """Returns (up + 1) * g * sigmoid(alpha * g) of the first half g and the second half up, both clamped.
-
-    Arguments, result and errors as in `silu_and_mul`.
-    """
-    return _gated(gate_up, gate, quantize, group_size)
+    check_rows(gate_up=gate_up)
+    num_rows, width = gate_up.shape
+    n = width // 2
+    if width % 2:
+        raise ValueError(f"gate_up has rows of {width} values, which are not two halves")
+    values_per_scale = checked_group_size(n, quantize, group_size)
+    launch, block_m, num_columns = _bind(n, gate_up.itemsize, gate, values_per_scale)
+    out, values, scales = empty_rows(gate_up, n, quantize, values_per_scale)
+    launch((-(-num_rows // block_m), num_columns), gate_up, values, scales, num_rows)
+    return out
 
 
 def gate_columns(
@@ -63,7 +46,7 @@ def gate_columns(
     Args:
         x: [T, n], contiguous, fp32, fp16 or bf16; n within `kernels.gpu.tiles.MAX_ROW_BYTES` to be quantised.
         gate: [T, n], dtype of x; may be columns of wider rows.
-        quantize, group_size: as in `silu_and_mul`.
+        quantize, group_size: as in `gate_and_mul`.
     Returns: [T, n], dtype of x, or quantised.
     Raises: ValueError: another shape or dtype, or groups that do not divide the row.
     """
@@ -79,30 +62,15 @@ def gate_columns(
     return out
 
 
-def _gated(
-    gate_up: torch.Tensor, gate: _Gate, quantize: torch.dtype | None, group_size: int | None
-) -> torch.Tensor | QuantizedRows:
-    check_rows(gate_up=gate_up)
-    num_rows, width = gate_up.shape
-    n = width // 2
-    if width % 2:
-        raise ValueError(f"gate_up has rows of {width} values, which are not two halves")
-    values_per_scale = checked_group_size(n, quantize, group_size)
-    launch, block_m, num_columns = _bind(n, gate_up.itemsize, gate, values_per_scale)
-    out, values, scales = empty_rows(gate_up, n, quantize, values_per_scale)
-    launch((-(-num_rows // block_m), num_columns), gate_up, values, scales, num_rows)
-    return out
-
-
 @cache
-def _bind(n: int, itemsize: int, gate: _Gate, group_size: int) -> tuple[BoundKernel, int, int]:
+def _bind(n: int, itemsize: int, gate: Gate, group_size: int) -> tuple[BoundKernel, int, int]:
     """Returns the kernel for rows of n results, its rows per program and its programs per row."""
     return bind_tiles(
         _gate_kernel,
         n,
         itemsize,
         group_size,
-        IS_GELU=gate == "gelu",
+        IS_GELU=gate == "gelu_and_mul",
         ALPHA=gate.alpha if isinstance(gate, ClampedGate) else 0.0,
         LIMIT=gate.limit if isinstance(gate, ClampedGate) else 0.0,
     )

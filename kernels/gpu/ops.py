@@ -15,7 +15,7 @@ from kernels.gpu.attention_backends import Attention
 from kernels.gpu.block_scales import BlockScaledLinear, pack_block_scaled
 from kernels.gpu.delta_rule import delta_rule
 from kernels.gpu.experts import PackedExperts, mix_chosen_experts, mix_experts, pack_experts
-from kernels.gpu.gate import clamped_gate, gate_columns, gelu_and_mul, silu_and_mul
+from kernels.gpu.gate import gate_and_mul, gate_columns
 from kernels.gpu.grouped_linear import GroupedLinear, grouped_span, pack_grouped
 from kernels.gpu.kernel_cache import use_kernel_cache
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
@@ -36,7 +36,7 @@ from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import TiledLinear, is_tiled, tiled_linear
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ClampedGate, ExpertChoice, LowRank, Routing, Step
+from kernels.interface import ExpertChoice, Gate, LowRank, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
 from kernels.sampling import greedy_batch
@@ -263,7 +263,7 @@ class GpuOps:
             x,
             experts,
             linear=self.linear,
-            gate=self._expert_gate(experts.routing),
+            gate=partial(self.gate_and_mul, gate=experts.routing.gate),
             target=self._target,
             batch_invariant=self._batch_invariant,
         )
@@ -274,15 +274,10 @@ class GpuOps:
             x,
             experts,
             choice,
-            gate=self._expert_gate(experts.routing),
+            gate=partial(self.gate_and_mul, gate=experts.routing.gate),
             target=self._target,
             batch_invariant=self._batch_invariant,
         )
-
-    def _expert_gate(self, routing: Routing) -> Callable[[torch.Tensor], torch.Tensor | QuantizedRows]:
-        if isinstance(routing.gate, ClampedGate):
-            return partial(self._clamped_gate, gate=routing.gate)
-        return self.gelu_and_mul if routing.gate == "gelu_and_mul" else self.silu_and_mul
 
     def paged_attention(
         self,
@@ -333,16 +328,9 @@ class GpuOps:
         """Returns (rms_norm(x + residual), x + residual), the former quantised for 8-bit layers."""
         return add_rms_norm(x, residual, weight, eps, **self._row_format(x.shape[1]) if for_linear else {})
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor | QuantizedRows:
-        """Computes silu(first half) * second half, quantised for 8-bit layers."""
-        return silu_and_mul(gate_up, **self._row_format(gate_up.shape[1] // 2))
-
-    def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor | QuantizedRows:
-        """Computes gelu(first half) * second half, quantised for 8-bit layers."""
-        return gelu_and_mul(gate_up, **self._row_format(gate_up.shape[1] // 2))
-
-    def _clamped_gate(self, gate_up: torch.Tensor, gate: ClampedGate) -> torch.Tensor | QuantizedRows:
-        return clamped_gate(gate_up, gate, **self._row_format(gate_up.shape[1] // 2))
+    def gate_and_mul(self, gate_up: torch.Tensor, gate: Gate) -> torch.Tensor | QuantizedRows:
+        """Gates the second half by the first one, quantised for 8-bit layers."""
+        return gate_and_mul(gate_up, gate, **self._row_format(gate_up.shape[1] // 2))
 
     def _row_format(self, n: int) -> _RowFormat:
         """Returns how inputs of linear layers are quantised: not at all if groups do not divide them.

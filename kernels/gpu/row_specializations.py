@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
-from kernels.gpu.gate import gate_columns, gelu_and_mul, silu_and_mul
+from kernels.gpu.gate import gate_and_mul, gate_columns
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import add_rms_norm, norm_columns, rms_norm
@@ -17,11 +17,13 @@ from kernels.gpu.shared_expert import add_shared
 from kernels.gpu.soft_cap import soft_cap
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import MAX_ROW_BYTES
+from kernels.interface import Gate
 from kernels.scale_groups import FP8_BLOCK_SIZE
 
 _META = torch.device("meta")
 _FEW_SIZES = (576, 4096, 18944)
 _SIZES = (64, 576, 896, 1536, 2048, 3072, 4096, 5120, 8192, 14336, 16384, 18944)
+_GATES: tuple[Gate, ...] = ("silu_and_mul", "gelu_and_mul")
 _GATE_SIZES = (*_SIZES, 28672, 32768)
 _VOCAB_SIZE = 256_000
 _MAX_LOGITS = 1024  # rows of a step: AMD's compiler distinguishes tensors beyond 2 GiB
@@ -102,8 +104,8 @@ def _gates(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterato
         if quantize is not None and n * dtype.itemsize > MAX_ROW_BYTES:
             continue
         label = _rows_label(n, dtype, quantize, group_size)
-        for gate in (silu_and_mul, gelu_and_mul):
-            yield Call(label, partial(gate, gate_up, quantize=quantize, group_size=group_size))
+        for gate in _GATES:
+            yield Call(label, partial(gate_and_mul, gate_up, gate, quantize=quantize, group_size=group_size))
         yield Call(label, partial(gate_columns, x, gate_up[:, n:], quantize=quantize, group_size=group_size))
 
 

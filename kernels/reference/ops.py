@@ -6,11 +6,11 @@ import torch
 
 from kernels.fp8_weights import dequantized
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ClampedGate, ExpertChoice, LowRank, Routing, Step
+from kernels.interface import ExpertChoice, LowRank, Routing, Step
 from kernels.metadata import AdaptedTokens, StepInputs
 from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
 from kernels.reference.delta_rule import delta_rule
-from kernels.reference.gate import add_shared, clamped_gate, gate_columns, gelu_and_mul, silu_and_mul
+from kernels.reference.gate import add_shared, gate_and_mul, gate_columns
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.rotate_and_store import rotate_and_store
@@ -36,8 +36,7 @@ class ReferenceOps:
     gate_columns = staticmethod(gate_columns)
     add_shared = staticmethod(add_shared)
     delta_rule = staticmethod(delta_rule)
-    silu_and_mul = staticmethod(silu_and_mul)
-    gelu_and_mul = staticmethod(gelu_and_mul)
+    gate_and_mul = staticmethod(gate_and_mul)
     soft_cap = staticmethod(soft_cap)
     sample = staticmethod(sample)
 
@@ -164,11 +163,7 @@ class ReferenceOps:
         for expert, layers in enumerate(zip(gate_up, down, strict=True)):
             tokens, places = torch.where(choice.experts == expert)
             if len(tokens):
-                gate_up_of_tokens = self.linear(x[tokens], layers[0])
-                if isinstance(routing.gate, ClampedGate):
-                    gated = clamped_gate(gate_up_of_tokens, routing.gate)
-                else:
-                    gated = getattr(self, routing.gate)(gate_up_of_tokens)
+                gated = self.gate_and_mul(self.linear(x[tokens], layers[0]), routing.gate)
                 results[tokens, places] = self.linear(gated, layers[1])
         out = torch.zeros_like(results[:, 0])
         for place in range(routing.top_k):

@@ -89,7 +89,8 @@ def test_rounding_to_16_bits_passes(dtype):
 @pytest.mark.parametrize(
     ("name", "kernel"),
     [
-        *((name, name) for name in ("gather_rows", "rms_norm", "add_rms_norm", "linear", "silu_and_mul")),
+        *((name, name) for name in ("gather_rows", "rms_norm", "add_rms_norm", "linear")),
+        ("gate_and_mul", "silu_and_mul"),
         ("paged_attention", "paged_attention"),
         ("soft_cap", "soft_cap"),
         *((name, f"linear after {name}") for name in ("delta_rule", "gate_columns")),
@@ -185,7 +186,7 @@ def test_a_wrong_token_is_noticed(row):
 
 def test_a_kernel_that_fails_is_reported_with_its_first_line():
     class FaultyOps(ReferenceOps):
-        def silu_and_mul(self, gate_up):
+        def gate_and_mul(self, gate_up, gate):
             raise RuntimeError("out of resource: shared memory\nAdvice")
 
     (mismatch,) = check(FaultyOps())
@@ -215,5 +216,5 @@ def test_cases_of_all_kernels_are_compiled():
             return super().__getattribute__(name)
 
     run_cases(RecordingOps(), SMALL, kernel_cases(SMALL, CPU))
-    names = {"rms_norm", "add_rms_norm", "silu_and_mul", "linear", "rotate_and_store", "paged_attention", "sample"}
+    names = {"rms_norm", "add_rms_norm", "gate_and_mul", "linear", "rotate_and_store", "paged_attention", "sample"}
     assert names <= called

@@ -10,6 +10,7 @@ from engine.model.family import (
     sliding_window,
     windows_by_layer_type,
 )
+from kernels.interface import ClampedGate
 
 _ROPE = {
     "rope_type": "yarn",
@@ -32,7 +33,7 @@ def _traits(fields: ConfigFields) -> DecoderTraits:
         router="router",
         has_bias=True,
         is_stacked=fields.flag("stacks_experts", True),  # a GGUF file has them one by one
-        clamped_gate=(fields.number("swiglu_alpha"), fields.number("swiglu_limit")),
+        clamped_gate=ClampedGate(fields.number("swiglu_alpha"), fields.number("swiglu_limit")),
     )
     has_bias = fields.flag("attention_bias", True)
     return DecoderTraits(

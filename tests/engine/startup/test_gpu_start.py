@@ -96,23 +96,23 @@ def test_a_cache_of_a_given_size_is_not_measured(
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"),
+    ("name", "kernel", "remedy"),
     [
-        ("paged_attention", "use --attention-backend torch or --kernels torch"),
-        pytest.param("silu_and_mul", "use --kernels torch", marks=pytest.mark.slow),
+        ("paged_attention", "paged_attention", "use --attention-backend torch or --kernels torch"),
+        pytest.param("gate_and_mul", "silu_and_mul", "use --kernels torch", marks=pytest.mark.slow),
     ],
 )
 def test_a_faulty_kernel_ends_the_start_before_weights_are_read(
-    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, remedy: str
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, kernel: str, remedy: str
 ) -> None:
     monkeypatch.setattr("engine.startup.rank.load", pytest.fail)
     monkeypatch.setattr(
         "engine.startup.kernel_check.kernel_cases",
-        lambda *of: [case for case in kernel_cases(*of) if name in case.kernel and "decode, " not in case.form[:8]],
+        lambda *of: [case for case in kernel_cases(*of) if kernel in case.kernel and "decode, " not in case.form[:8]],
     )
     right = getattr(kernels.gpu.ops, name)
     monkeypatch.setattr(f"kernels.gpu.ops.{name}", lambda *args, **options: -right(*args, **options))
-    with pytest.raises(ConfigError, match=rf"kernel check: .*{name} .*float32.* has an error of .* {remedy}, or"):
+    with pytest.raises(ConfigError, match=rf"kernel check: .*{kernel} .*float32.* has an error of .* {remedy}, or"):
         build(model_dir, kernel_check="fail", num_gpu_blocks_override=9)
 
 

@@ -65,7 +65,7 @@ class Model:
             )  # fmt: skip
             x = ops.linear(ops.paged_attention(q, cache, metadata, scale=0.2, sliding_window=window), o)
             x, residual = ops.add_rms_norm(x, residual, self.norm, 1e-5)
-            x = ops.linear(ops.silu_and_mul(ops.linear(x, gate_up)), down)
+            x = ops.linear(ops.gate_and_mul(ops.linear(x, gate_up), "silu_and_mul"), down)
             x, residual = ops.add_rms_norm(x, residual, self.norm, 1e-5)
         return ops.linear(ops.gather_rows(x, inputs.logits_indices), self.head)
 

@@ -28,7 +28,7 @@ x, residual = torch.randn(2, 37, 999, generator=generator)
 weights = ops.pack_linear(torch.randn(257, 999, generator=generator), None)
 weight = torch.randn(999, generator=generator)
 normed, residual = ops.add_rms_norm(x, residual, weight, 1e-6, for_linear=True)
-gated = ops.silu_and_mul(ops.linear(normed, weights)[:, :256].contiguous())
+gated = ops.gate_and_mul(ops.linear(normed, weights)[:, :256].contiguous(), "silu_and_mul")
 print(ops.rms_norm(residual, weight, 1e-6).double().sum().item().hex(), gated.double().sum().item().hex())
 """
 

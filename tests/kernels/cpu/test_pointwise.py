@@ -8,6 +8,7 @@ import torch
 
 from kernels.cpu.jit import exp_nonpositive
 from kernels.families import cpu_ops, reference_ops
+from kernels.interface import ClampedGate
 from tests.support.kernels.batches import assert_close, assert_same_bits
 
 OPS, REFERENCE = cpu_ops(), reference_ops()
@@ -76,7 +77,7 @@ def test_add_rms_norm_equals_reference(num_tokens):
 @pytest.mark.parametrize("gate", ["silu_and_mul", "gelu_and_mul"])
 def test_gates_equal_reference(num_tokens, scale, gate):
     gate_up = torch.randn(num_tokens, 2 * 88) * scale
-    actual, expected = getattr(OPS, gate)(gate_up), getattr(REFERENCE, gate)(gate_up)
+    actual, expected = (ops.gate_and_mul(gate_up, gate) for ops in (OPS, REFERENCE))
     assert_close(actual / scale, expected / scale)
 
 
@@ -90,7 +91,7 @@ def test_soft_cap_is_exact_from_tiny_values_to_infinity():
 
 def test_gelu_of_large_values_is_zero_or_the_value():
     gate = torch.tensor([[-3e38, -1e14, -100.0, -0.0, 100.0, 1e14, 3e38]])
-    gated = OPS.gelu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
+    gated = OPS.gate_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1), "gelu_and_mul")
     assert_close(gated, gate.clamp(min=0))
 
 
@@ -99,8 +100,8 @@ def _operations(x):
     yield OPS.gather_rows(x, torch.arange(len(x)))
     yield OPS.rms_norm(x, weight, 1e-6)
     yield OPS.add_rms_norm(x, x + 1, weight, 1e-6)[0]
-    yield OPS.silu_and_mul(x)
-    yield OPS.gelu_and_mul(x)
+    for gate in ("silu_and_mul", "gelu_and_mul", ClampedGate(1.702, 7.0)):
+        yield OPS.gate_and_mul(x, gate)
 
 
 def test_a_row_has_the_same_bits_among_any_number_of_rows():
@@ -130,11 +131,11 @@ def test_rows_have_the_same_bits_however_near_their_results_are(n):
 def test_nan_propagates_through_every_operation_within_its_row():
     x = torch.randn(3, 8)
     x[1, 5] = torch.nan
-    _, *normed, silu, gelu = _operations(x)
-    for out in normed:
+    _, normed, added, *gates = _operations(x)
+    for out in (normed, added):
         assert out[1].isnan().all()
         assert not out[[0, 2]].isnan().any()
-    for gated in (silu, gelu):
+    for gated in gates:
         assert gated.isnan().tolist() == [[False] * 4, [False, True, False, False], [False] * 4]
 
 
@@ -159,7 +160,7 @@ def test_errors_name_what_is_wrong():
     with pytest.raises(ValueError, match=r"x of shape \[3, 4\] is not contiguous"):
         OPS.rms_norm(torch.ones(3, 8)[:, ::2], ones, 1e-6)
     with pytest.raises(ValueError, match=r"gate_up of shape \[2, 3, 4\] .*not of two dimensions"):
-        OPS.silu_and_mul(torch.ones(2, 3, 4))
+        OPS.gate_and_mul(torch.ones(2, 3, 4), "silu_and_mul")
     with pytest.raises(ValueError, match=r"table of shape \[3, 4\] is not contiguous"):
         OPS.gather_rows(torch.ones(3, 8)[:, :4], torch.tensor([0]))
 

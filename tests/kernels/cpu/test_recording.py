@@ -70,11 +70,11 @@ def test_reused_memory_has_the_row_count_of_its_new_owner(recording):
     recording.add_input(rows, num_rows)
     x = recording.empty(tokens, 4)
     address = x.data_ptr()
-    recording.emit(Opcode.SILU_AND_MUL, x)
+    recording.emit(Opcode.GATE, x)
     del x
     y = recording.empty(rows, 12)
     assert y.data_ptr() == address
-    recording.emit(Opcode.SILU_AND_MUL, y)
+    recording.emit(Opcode.GATE, y)
     instructions, _ = recording.instructions()
     assert instructions[:, ROWS].tolist() == [num_tokens.data_ptr(), num_rows.data_ptr()]
 

@@ -20,7 +20,7 @@ from numba.core.event import install_recorder
 
 from kernels.cpu import worker_pool
 from kernels.cpu.execute import take
-from kernels.cpu.pointwise import emit_add_rms_norm, emit_silu_and_mul
+from kernels.cpu.pointwise import emit_add_rms_norm, emit_gate_and_mul
 from kernels.cpu.recording import Recording
 from kernels.cpu.worker_pool import Program, WorkerPool
 from tests.hang import HANG_S
@@ -259,7 +259,7 @@ def test_rows_are_counted_when_a_program_runs():
     recording, num_rows = Recording(), torch.tensor([0])
     gate_up = torch.ones(100, 16)
     recording.add_input(gate_up, num_rows)
-    out = emit_silu_and_mul(recording, gate_up)
+    out = emit_gate_and_mul(recording, gate_up, "silu_and_mul")
     program, pool = Program(recording), WorkerPool(2)
     for count in (100, 0, 1, 31, 32, 33, 99):
         out.fill_(torch.nan)

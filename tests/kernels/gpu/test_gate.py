@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.gpu.gate import clamped_gate, gate_columns, gelu_and_mul, silu_and_mul
+from kernels.gpu.gate import gate_and_mul, gate_columns
 from kernels.interface import ClampedGate
 from tests.support.kernels.batches import assert_close, assert_quantized
 
@@ -18,27 +18,27 @@ def random_gate_up(seed, num_rows, n, dtype):
 
 
 ACTIVATIONS = {
-    silu_and_mul: torch.nn.functional.silu,
-    gelu_and_mul: partial(torch.nn.functional.gelu, approximate="tanh"),
+    "silu_and_mul": torch.nn.functional.silu,
+    "gelu_and_mul": partial(torch.nn.functional.gelu, approximate="tanh"),
 }
-gates = pytest.mark.parametrize("gate_and_mul", ACTIVATIONS)
+gates = pytest.mark.parametrize("kind", ACTIVATIONS)
 
 
-def exact(gate_up, gate_and_mul=silu_and_mul):
+def exact(gate_up, kind):
     gate, up = gate_up.float().chunk(2, dim=1)
-    return ACTIVATIONS[gate_and_mul](gate) * up
+    return ACTIVATIONS[kind](gate) * up
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "n"), SHAPES)
 @gates
-def test_gates_the_second_half(device, seed, dtype, num_rows, n, gate_and_mul):
+def test_gates_the_second_half(device, seed, dtype, num_rows, n, kind):
     gate_up = random_gate_up(seed, num_rows, n, dtype)
-    out = gate_and_mul(gate_up.to(device))
+    out = gate_and_mul(gate_up.to(device), kind)
     assert out.dtype is dtype
     assert out.shape == (num_rows, n)
-    assert_close(out.cpu(), exact(gate_up, gate_and_mul))
+    assert_close(out.cpu(), exact(gate_up, kind))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,7 +47,7 @@ def test_a_clamped_gate_limits_both_halves_and_keeps_nan(device, seed, dtype):
     gate_up[3, 7] = gate_up[5, 90] = torch.nan
     gate, up = gate_up.double().chunk(2, dim=1)
     gate, up = gate.clamp(max=2.5), up.clamp(-2.5, 2.5)
-    out = clamped_gate(gate_up.to(device), ClampedGate(1.702, 2.5)).cpu()
+    out = gate_and_mul(gate_up.to(device), ClampedGate(1.702, 2.5)).cpu()
     assert out.isnan().nonzero().tolist() == [[3, 7], [5, 10]]
     assert_close(out.nan_to_num(), ((up + 1) * gate * torch.sigmoid(1.702 * gate)).nan_to_num())
 
@@ -56,9 +56,9 @@ def test_a_clamped_gate_limits_both_halves_and_keeps_nan(device, seed, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "n"), [(1, 16), (9, 80), (3, 1536), (1, 14336)])
 @gates
-def test_quantized_results_are_rounded_once(device, seed, float8, dtype, num_rows, n, gate_and_mul):
+def test_quantized_results_are_rounded_once(device, seed, float8, dtype, num_rows, n, kind):
     gate_up = random_gate_up(seed, num_rows, n, dtype)
-    rows, wanted = gate_and_mul(gate_up.to(device), quantize=float8), exact(gate_up, gate_and_mul)
+    rows, wanted = gate_and_mul(gate_up.to(device), kind, quantize=float8), exact(gate_up, kind)
     assert rows.values.dtype is float8
     torch.testing.assert_close(
         rows.scales.cpu(), wanted.abs().amax(dim=1, keepdim=True) / torch.finfo(float8).max, atol=0, rtol=1e-5
@@ -68,10 +68,10 @@ def test_quantized_results_are_rounded_once(device, seed, float8, dtype, num_row
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter's, where a GPU has infinity
 @gates
-def test_large_gates_open_or_close(device, gate_and_mul):
+def test_large_gates_open_or_close(device, kind):
     gate_up = torch.tensor([[-1e4, -100.0, -20.0, 20.0, 100.0, 1e4] + 6 * [3.0]])
-    out = gate_and_mul(gate_up.to(device)).cpu()
-    assert_close(out[:, :3], torch.tensor([[0.0, 0.0, exact(gate_up, gate_and_mul)[0, 2]]]))
+    out = gate_and_mul(gate_up.to(device), kind).cpu()
+    assert_close(out[:, :3], torch.tensor([[0.0, 0.0, exact(gate_up, kind)[0, 2]]]))
     assert_close(out[:, 3:], 3 * gate_up[:, 3:6])
 
 
@@ -111,26 +111,26 @@ def test_nan_stays_where_it_gates_or_is_gated(device):
 
 
 @gates
-def test_nan_stays_where_it_is(device, gate_and_mul):
+def test_nan_stays_where_it_is(device, kind):
     gate_up = torch.randn(3, 40, device=device)
     gate_up[1, 5] = gate_up[1, 27] = torch.nan
-    isnan = gate_and_mul(gate_up).isnan()
+    isnan = gate_and_mul(gate_up, kind).isnan()
     assert isnan.nonzero().tolist() == [[1, 5], [1, 7]]
-    rows = gate_and_mul(gate_up, quantize=torch.float8_e4m3fn).dequantized(torch.float32)
+    rows = gate_and_mul(gate_up, kind, quantize=torch.float8_e4m3fn).dequantized(torch.float32)
     assert rows.isnan().any(dim=1).tolist() == [False, True, False]
 
 
 def test_empty_batch_gives_no_rows(device):
     empty = torch.empty(0, 80, device=device)
-    assert silu_and_mul(empty).shape == (0, 40)
+    assert gate_and_mul(empty, "silu_and_mul").shape == (0, 40)
     assert gate_columns(empty, empty).shape == (0, 80)
 
 
 def test_errors_name_what_is_wrong(device):
     with pytest.raises(ValueError, match="gate_up has rows of 7 values, which are not two halves"):
-        silu_and_mul(torch.ones(1, 7, device=device))
+        gate_and_mul(torch.ones(1, 7, device=device), "silu_and_mul")
     with pytest.raises(ValueError, match=r"gate_up has shape \[2, 3, 4\]"):
-        silu_and_mul(torch.ones(2, 3, 4, device=device))
+        gate_and_mul(torch.ones(2, 3, 4, device=device), "silu_and_mul")
     x = torch.ones(2, 3, device=device)
     with pytest.raises(ValueError, match=r"x is torch\.float32 of shape \[2, 3\], gate torch\.float32 of \[2, 2\]"):
         gate_columns(x, x[:, 1:])

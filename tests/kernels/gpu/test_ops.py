@@ -40,7 +40,7 @@ def test_8_bit_rows_are_made_for_linear_layers_only(make_ops, device, float8):
     normed, residual = ops.add_rms_norm(x, x.clone(), weight, 1e-6, for_linear=True)
     assert isinstance(residual, torch.Tensor)
     gated = ops.gate_columns(x, torch.cat((x, x), dim=1)[:, 32:])
-    for rows in (ops.rms_norm(x, weight, 1e-6, for_linear=True), normed, ops.silu_and_mul(x), gated):
+    for rows in (ops.rms_norm(x, weight, 1e-6, for_linear=True), normed, ops.gate_and_mul(x, "silu_and_mul"), gated):
         assert isinstance(rows, QuantizedRows)
         assert rows.values.dtype is float8
 

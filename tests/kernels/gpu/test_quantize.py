@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.gpu.gate import silu_and_mul
+from kernels.gpu.gate import gate_and_mul
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from tests.support.kernels.batches import assert_quantized
@@ -78,8 +78,8 @@ def test_groups_are_quantized_like_rows_of_their_own(device, seed, float8, num_r
             add_rms_norm(x, x.clone(), ones, 1e-6)[0],
         ),
         (
-            silu_and_mul(torch.cat((gates, x), 1), quantize=float8, group_size=group_size),
-            silu_and_mul(torch.cat((gates, x), 1)),
+            gate_and_mul(torch.cat((gates, x), 1), "silu_and_mul", quantize=float8, group_size=group_size),
+            gate_and_mul(torch.cat((gates, x), 1), "silu_and_mul"),
         ),
     ]
     for name, (rows, exact) in zip(("plain", "norm", "norm of a sum", "gate"), made, strict=True):

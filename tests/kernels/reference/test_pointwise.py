@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.families import reference_ops
-from kernels.reference.gate import gelu_and_mul, silu_and_mul
+from kernels.reference.gate import gate_and_mul
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from tests.support.kernels.batches import assert_close, assert_same_bits, poison_cache, read_cache
 
@@ -61,14 +61,14 @@ def test_rotate_and_store_norms_heads_before_rotating():
 
 def test_silu_and_mul_gates_the_second_half():
     gate_up = torch.randn(5, 14)
-    assert_close(silu_and_mul(gate_up), torch.nn.functional.silu(gate_up[:, :7]) * gate_up[:, 7:])
+    assert_close(gate_and_mul(gate_up, "silu_and_mul"), torch.nn.functional.silu(gate_up[:, :7]) * gate_up[:, 7:])
 
 
 def test_gelu_and_mul_is_the_tanh_approximation():
     gate_up = torch.linspace(-6, 6, 98).view(7, 14)
     gate, up = gate_up.double().chunk(2, dim=1)
     gelu = gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) / 2
-    assert_close(gelu_and_mul(gate_up), (gelu * up).float())
+    assert_close(gate_and_mul(gate_up, "gelu_and_mul"), (gelu * up).float())
 
 
 def test_rotate_and_store_writes_only_the_given_slots():
