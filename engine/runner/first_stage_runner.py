@@ -10,9 +10,8 @@ import torch
 from engine.model.model_shape import ModelShape
 from engine.parallel.group import ParallelGroup
 from engine.runner.kv_cache import KVCachePlan
-from engine.runner.model_runner import StepInFlight, TorchModelRunner
+from engine.runner.model_runner import RunnerOptions, StepInFlight, TorchModelRunner
 from engine.runner.step_model import FirstStage
-from engine.runner.stream import Stream
 from kernels.interface import KernelOps, Step
 from kernels.metadata import StepInputs
 from kernels.sampling import TokenMasks
@@ -35,37 +34,19 @@ class FirstStageRunner(TorchModelRunner):
         kv_plan: KVCachePlan,
         ops: KernelOps,
         group: ParallelGroup,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        kv_dtype: torch.dtype | None = None,
-        stream: Stream | None = None,
-        max_steps_in_flight: int = 1,
-        max_logprobs: int = 20,
+        options: RunnerOptions,
     ) -> None:
         """Allocates buffers and caches, and compiles the step.
 
         Args:
             model: layers of the stage and the output head, on the device of the stream.
             group: the stages.
-            shape, kv_plan, ops, max_num_seqs, max_num_batched_tokens, kv_dtype, stream, max_steps_in_flight,
-                max_logprobs: as of `TorchModelRunner`.
+            shape, kv_plan, ops, options: as of `TorchModelRunner`.
         """
-        super().__init__(
-            model,
-            shape,
-            kv_plan,
-            ops,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kv_dtype=kv_dtype,
-            stream=stream,
-            max_steps_in_flight=max_steps_in_flight,
-            max_logprobs=max_logprobs,
-        )
+        super().__init__(model, shape, kv_plan, ops, options)
         self._group = group
         self._residual = torch.zeros(
-            max_num_seqs, model.hidden_size, dtype=model.residual_dtype, device=self._stream.device
+            options.max_num_seqs, model.hidden_size, dtype=model.residual_dtype, device=self._stream.device
         )
 
         def head(inputs: StepInputs) -> torch.Tensor:

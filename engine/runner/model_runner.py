@@ -51,6 +51,30 @@ class StepInFlight:
     done: Event | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How a runner makes its steps.
+
+    Attributes:
+        max_num_seqs, max_num_batched_tokens: most rows and tokens of a step.
+        kv_dtype: dtype of the cache; None: the model's.
+        stream: stream of the steps; None: the host's thread.
+        max_steps_in_flight: steps that may be launched before the first is collected.
+        max_logprobs: most alternatives per row.
+        decode_buckets, mixed_buckets, has_adapters: see `BatchBuilder`; pipeline stages have none of them.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_dtype: torch.dtype | None = None
+    stream: Stream | None = None
+    max_steps_in_flight: int = 1
+    max_logprobs: int = 20
+    decode_buckets: Sequence[int] = ()
+    mixed_buckets: Sequence[int] = ()
+    has_adapters: bool = False
+
+
 class TorchModelRunner:
     """`engine.interfaces.ModelRunner` on a torch model: batch -> forward -> logits -> sampler.
 
@@ -78,16 +102,7 @@ class TorchModelRunner:
         shape: ModelShape,
         kv_plan: KVCachePlan,
         ops: KernelOps,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        kv_dtype: torch.dtype | None = None,
-        stream: Stream | None = None,
-        max_steps_in_flight: int = 1,
-        max_logprobs: int = 20,
-        decode_buckets: Sequence[int] = (),
-        mixed_buckets: Sequence[int] = (),
-        has_adapters: bool = False,
+        options: RunnerOptions,
     ) -> None:
         """Allocates buffers and caches, and compiles the step.
 
@@ -96,38 +111,24 @@ class TorchModelRunner:
             shape: of the rank's shard.
             kv_plan: size of the cache.
             ops: operations of model and sampler.
-            max_num_seqs, max_num_batched_tokens: most rows and tokens of a step.
-            kv_dtype: dtype of the cache; None: the model's.
-            stream: stream of the steps; None: the host's thread.
-            max_steps_in_flight: steps that may be launched before the first is collected.
-            max_logprobs: most alternatives per row.
-            decode_buckets, mixed_buckets, has_adapters: see `BatchBuilder`.
+            options: how steps are made.
         """
         self._ops = ops
-        self._stream = stream or InlineStream()
-        self._max_steps_in_flight = max_steps_in_flight
-        self._state = RequestState(
-            max_num_seqs=max_num_seqs,
-            max_model_len=kv_plan.max_model_len,
-            block_size=kv_plan.block_size,
-            num_groups=kv_plan.groups.num_groups,
-            sampling=SamplingState(
-                max_num_seqs=max_num_seqs,
-                vocab_size=shape.vocab_size,
-                end_token_ids=shape.end_token_ids,
-            ),
-        )
+        self._stream = options.stream or InlineStream()
+        self._max_steps_in_flight = max_steps_in_flight = options.max_steps_in_flight
+        max_num_seqs = options.max_num_seqs
+        self._state = request_state(shape, kv_plan, max_num_seqs)
         self._builder = BatchBuilder(
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=kv_plan.max_model_len,
             block_size=kv_plan.block_size,
             num_groups=kv_plan.groups.num_groups,
             stream=self._stream,
             max_steps_in_flight=max_steps_in_flight,
-            decode_buckets=decode_buckets,
-            mixed_buckets=mixed_buckets,
-            has_adapters=has_adapters,
+            decode_buckets=options.decode_buckets,
+            mixed_buckets=options.mixed_buckets,
+            has_adapters=options.has_adapters,
             samples_later=self.samples_when_collected,
             has_state=bool(shape.state_bytes),
             has_spans=model.mixes_torch and bool(shape.state_bytes),
@@ -139,7 +140,7 @@ class TorchModelRunner:
             is_ahead=False if self.samples_when_collected else None,
         )
         self._results = deque(
-            SampledBuffer(self._stream, max_num_seqs, max_logprobs) for _ in range(max_steps_in_flight)
+            SampledBuffer(self._stream, max_num_seqs, options.max_logprobs) for _ in range(max_steps_in_flight)
         )
         self._masks = RowMasks(
             max_num_seqs=max_num_seqs,
@@ -149,14 +150,14 @@ class TorchModelRunner:
         )
         self._in_flight: deque[tuple[SchedulerOutput, StepInFlight | None]] = deque()
         self._unsampled: deque[StepInFlight] = deque()  # steps whose draws have not been queued
-        kv_caches = allocate_kv_caches(kv_plan, shape, kv_dtype or model.dtype, ops)
+        kv_caches = allocate_kv_caches(kv_plan, shape, options.kv_dtype or model.dtype, ops)
         model.allocate_states(max_num_seqs + kv_plan.num_snapshots)
         self._copy_states = model.copy_states
         self._step: Step = ops.compile_step(
             lambda inputs: model.step(inputs, kv_caches),
             self._builder.largest(),
-            decode_buckets,
-            mixed_buckets,
+            options.decode_buckets,
+            options.mixed_buckets,
             mixes_torch=model.mixes_torch,
             yields_logits=not self.samples_when_collected,
         )
@@ -313,6 +314,19 @@ class TorchModelRunner:
             for row, request in zip(rows, plan.new_requests, strict=True)
             if self._state.sampling.is_penalised(row)
         ]
+
+
+def request_state(shape: ModelShape, kv_plan: KVCachePlan, max_num_seqs: int) -> RequestState:
+    """Returns the empty state of a runner's requests."""
+    return RequestState(
+        max_num_seqs=max_num_seqs,
+        max_model_len=kv_plan.max_model_len,
+        block_size=kv_plan.block_size,
+        num_groups=kv_plan.groups.num_groups,
+        sampling=SamplingState(
+            max_num_seqs=max_num_seqs, vocab_size=shape.vocab_size, end_token_ids=shape.end_token_ids
+        ),
+    )
 
 
 def closed(_inputs: StepInputs) -> torch.Tensor:

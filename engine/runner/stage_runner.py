@@ -11,11 +11,9 @@ from engine.model.model_shape import ModelShape
 from engine.parallel.group import ParallelGroup
 from engine.runner.batch import Batch, BatchBuilder
 from engine.runner.kv_cache import KVCachePlan, allocate_kv_caches
-from engine.runner.model_runner import closed, step_error
-from engine.runner.request_state import RequestState
-from engine.runner.sampling_state import SamplingState
+from engine.runner.model_runner import RunnerOptions, closed, request_state, step_error
 from engine.runner.step_model import DividedModel
-from engine.runner.stream import Event, InlineStream, Stream
+from engine.runner.stream import Event, InlineStream
 from kernels.interface import KernelOps, Step
 
 
@@ -33,49 +31,34 @@ class StageRunner:
         kv_plan: KVCachePlan,
         ops: KernelOps,
         group: ParallelGroup,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        kv_dtype: torch.dtype,
-        stream: Stream | None = None,
-        max_steps_in_flight: int = 1,
+        options: RunnerOptions,
     ) -> None:
         """Allocates buffers and caches, and compiles the step.
 
         Args:
             model: layers of the stage, on the device of the stream.
             group: the stages.
-            shape, kv_plan, ops, max_num_seqs, max_num_batched_tokens, kv_dtype, stream, max_steps_in_flight: as of
-                `TorchModelRunner`.
+            shape, kv_plan, ops, options: as of `TorchModelRunner`.
         """
         self._group = group
         self._is_last = group.stage == group.num_stages - 1
-        self._stream = stream or InlineStream()
-        self._state = RequestState(
-            max_num_seqs=max_num_seqs,
-            max_model_len=kv_plan.max_model_len,
-            block_size=kv_plan.block_size,
-            num_groups=kv_plan.groups.num_groups,
-            sampling=SamplingState(
-                max_num_seqs=max_num_seqs, vocab_size=shape.vocab_size, end_token_ids=shape.end_token_ids
-            ),
-        )
+        self._stream = options.stream or InlineStream()
+        self._state = request_state(shape, kv_plan, options.max_num_seqs)
         self._builder = BatchBuilder(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=kv_plan.max_model_len,
             block_size=kv_plan.block_size,
             num_groups=kv_plan.groups.num_groups,
             stream=self._stream,
-            max_steps_in_flight=max_steps_in_flight,
+            max_steps_in_flight=options.max_steps_in_flight,
             has_state=bool(shape.state_bytes),
         )
-        self._residual = torch.zeros(
-            max_num_batched_tokens, model.hidden_size, dtype=model.residual_dtype, device=self._stream.device
-        )
+        residual_shape = options.max_num_batched_tokens, model.hidden_size
+        self._residual = torch.zeros(residual_shape, dtype=model.residual_dtype, device=self._stream.device)
         self._in_flight: deque[tuple[SchedulerOutput, Event | None]] = deque()
-        kv_caches = allocate_kv_caches(kv_plan, shape, kv_dtype, ops)
-        model.allocate_states(max_num_seqs + kv_plan.num_snapshots)
+        kv_caches = allocate_kv_caches(kv_plan, shape, options.kv_dtype or model.dtype, ops)
+        model.allocate_states(options.max_num_seqs + kv_plan.num_snapshots)
         self._copy_states = model.copy_states
         self._step: Step = ops.compile_step(
             lambda inputs: model.step(inputs, kv_caches),

@@ -19,7 +19,7 @@ from engine.parallel.sampling import with_shared_draws
 from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.first_stage_runner import FirstStageRunner
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
-from engine.runner.model_runner import TorchModelRunner
+from engine.runner.model_runner import RunnerOptions, TorchModelRunner
 from engine.runner.stage_runner import StageRunner
 from engine.runner.step_model import StepModel
 from engine.runner.stream import CudaStream, InlineStream, Stream
@@ -380,48 +380,21 @@ def _make_runner(
 ) -> TorchModelRunner | StageRunner:
     shape = shard_shape(task.model, group)
     max_num_seqs, max_num_batched_tokens = task.limits
-    max_steps_in_flight = task.config.max_steps_in_flight("cpu" if stream is None else "cuda")
-    if isinstance(model, DecoderStage):
-        return StageRunner(
-            model,
-            shape,
-            kv_plan,
-            ops,
-            group,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kv_dtype=task.kv_dtype,
-            stream=stream,
-            max_steps_in_flight=max_steps_in_flight,
-        )
-    ops = with_shared_draws(ops, group)
-    if group.num_stages > 1:
-        assert isinstance(model, Decoder), "pipeline stages are refused for other models"
-        return FirstStageRunner(
-            model,
-            shape,
-            kv_plan,
-            ops,
-            group,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kv_dtype=task.kv_dtype,
-            stream=stream,
-            max_steps_in_flight=max_steps_in_flight,
-            max_logprobs=task.config.max_logprobs,
-        )
-    return TorchModelRunner(
-        model,
-        shape,
-        kv_plan,
-        ops,
+    options = RunnerOptions(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_dtype=task.kv_dtype,
         stream=stream,
-        max_steps_in_flight=max_steps_in_flight,
+        max_steps_in_flight=task.config.max_steps_in_flight("cpu" if stream is None else "cuda"),
         max_logprobs=task.config.max_logprobs,
         decode_buckets=decode_buckets(max_num_seqs) if has_graphs else (),
         mixed_buckets=mixed_buckets(max_num_batched_tokens) if has_graphs else (),
         has_adapters=bool(task.adapters) or task.config.enable_lora,
     )
+    if isinstance(model, DecoderStage):
+        return StageRunner(model, shape, kv_plan, ops, group, options)
+    ops = with_shared_draws(ops, group)
+    if group.num_stages > 1:
+        assert isinstance(model, Decoder), "pipeline stages are refused for other models"
+        return FirstStageRunner(model, shape, kv_plan, ops, group, options)
+    return TorchModelRunner(model, shape, kv_plan, ops, options)

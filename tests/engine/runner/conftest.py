@@ -20,7 +20,7 @@ from engine.model.decoder import Decoder
 from engine.model.loader import load_model
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
-from engine.runner.model_runner import TorchModelRunner
+from engine.runner.model_runner import RunnerOptions, TorchModelRunner
 from engine.runner.stream import Stream
 from engine.startup.served_model import shard_shape
 from kernels.families import cpu_ops, reference_ops
@@ -71,7 +71,7 @@ class TinyEngine:
 
     def runner(self, kv_plan: KVCachePlan, **config: Any) -> TorchModelRunner:
         """A runner with a cache of its own."""
-        return TorchModelRunner(self.model, self._shape, kv_plan, self.ops, **config)
+        return TorchModelRunner(self.model, self._shape, kv_plan, self.ops, RunnerOptions(**config))
 
     def serve(
         self,

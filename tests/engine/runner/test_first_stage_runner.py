@@ -16,6 +16,7 @@ from engine.model.loader import load_model
 from engine.parallel.group import SingleRank
 from engine.runner.first_stage_runner import FirstStageRunner
 from engine.runner.kv_cache import plan_kv_cache
+from engine.runner.model_runner import RunnerOptions
 from engine.runner.stream import CudaStream
 from engine.startup.served_model import shard_shape
 from kernels.families import reference_ops
@@ -53,9 +54,11 @@ def test_the_kernels_of_the_output_head_and_of_the_sampler_are_compiled_at_start
         replace(plan, max_model_len=64),
         ops,
         group,
-        max_num_seqs=4,
-        max_num_batched_tokens=16,
-        stream=CudaStream(gpu_device) if gpu_device.type == "cuda" else None,
+        RunnerOptions(
+            max_num_seqs=4,
+            max_num_batched_tokens=16,
+            stream=CudaStream(gpu_device) if gpu_device.type == "cuda" else None,
+        ),
     )
     logits_shape = (1, shape.vocab_size)
     assert used == [("soft_cap", True, logits_shape), ("sample", True, logits_shape)]
@@ -96,10 +99,7 @@ def test_the_samples_of_requests_that_stayed_are_copied_without_a_wait(
         plan,
         ops,
         group,
-        max_num_seqs=4,
-        max_num_batched_tokens=16,
-        stream=Stream(),
-        max_steps_in_flight=2,
+        RunnerOptions(max_num_seqs=4, max_num_batched_tokens=16, stream=Stream(), max_steps_in_flight=2),
     )
 
     def plan_of(step: int, ids: tuple[int, ...], removed: tuple[int, ...] = ()) -> SchedulerOutput:

@@ -16,7 +16,7 @@ from engine.model.loader import weights_bytes
 from engine.model.shapes import find_shape
 from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
-from engine.runner.model_runner import TorchModelRunner
+from engine.runner.model_runner import RunnerOptions, TorchModelRunner
 from engine.runner.sampler import SampledBuffer
 from engine.startup.gpu import Gpu
 from engine.startup.gpu_memory import GpuMemory, kv_cache_bytes
@@ -79,13 +79,15 @@ def test_default_flags_leave_47_000_tokens_beside_an_8b_model_in_16_bits_on_24_g
             small.shape,
             plan,
             ops,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            kv_dtype=torch.bfloat16,
-            stream=MetaStream(),
-            max_steps_in_flight=2,
-            decode_buckets=decode_buckets(limits.max_num_seqs) if has_graphs else (),
-            mixed_buckets=mixed if has_graphs else (),
+            RunnerOptions(
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                kv_dtype=torch.bfloat16,
+                stream=MetaStream(),
+                max_steps_in_flight=2,
+                decode_buckets=decode_buckets(limits.max_num_seqs) if has_graphs else (),
+                mixed_buckets=mixed if has_graphs else (),
+            ),
         )
 
     cache = smallest_cache(

@@ -27,7 +27,7 @@ from engine.model.fp8 import Fp8Weights
 from engine.model.shapes import find_shape, shape_names
 from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import plan_kv_cache
-from engine.runner.model_runner import TorchModelRunner
+from engine.runner.model_runner import RunnerOptions, TorchModelRunner
 from engine.runner.sampler import SampledBuffer
 from engine.runner.step_buffers import BIAS_CAPACITY
 from engine.runner.stream import Event, InlineStream
@@ -145,13 +145,15 @@ def _serve(
         config.shape,
         kv_plan,
         ops,
-        max_num_seqs=_MAX_NUM_SEQS,
-        max_num_batched_tokens=_MAX_NUM_BATCHED_TOKENS,
-        kv_dtype=kv_dtype,
-        stream=MetaStream(),
-        max_steps_in_flight=2,
-        decode_buckets=decode_buckets(_MAX_NUM_SEQS) if is_recorded else (),
-        mixed_buckets=mixed_buckets(_MAX_NUM_BATCHED_TOKENS) if is_recorded else (),
+        RunnerOptions(
+            max_num_seqs=_MAX_NUM_SEQS,
+            max_num_batched_tokens=_MAX_NUM_BATCHED_TOKENS,
+            kv_dtype=kv_dtype,
+            stream=MetaStream(),
+            max_steps_in_flight=2,
+            decode_buckets=decode_buckets(_MAX_NUM_SEQS) if is_recorded else (),
+            mixed_buckets=mixed_buckets(_MAX_NUM_BATCHED_TOKENS) if is_recorded else (),
+        ),
     )
     scheduler = Scheduler(
         SchedulerConfig(
