@@ -29,6 +29,7 @@ from engine.model.model_folder import check_folder, local_model
 from engine.serving.coalescing import CoalescePolicy
 from engine.serving.engine import STOP_GRACE_S, Engine
 from engine.serving.io_thread import IoThread
+from engine.serving.listener import Listener
 from engine.serving.server import EngineService
 from engine.serving.step_log import StepLog
 from engine.serving.watchdog import Watchdog
@@ -125,7 +126,7 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
         signals.watch_stdin()
     step_log = StepLog(config.step_log) if config.step_log is not None else None
     service, add_services = _services(config)
-    io = IoThread(service, config.address, signals.stop, credentials, [handshakes], add_services)
+    io = IoThread(lambda: Listener(service, config.address, credentials, [handshakes], add_services), signals.stop)
     end = _ending(service, io, signals, config)
     try:
         io.start()

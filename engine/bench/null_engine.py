@@ -23,6 +23,7 @@ from engine.core.scheduler import Scheduler
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.engine import STOP_GRACE_S, Engine
 from engine.serving.io_thread import IoThread
+from engine.serving.listener import Listener
 from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.parts import CheckpointInfo, EngineParts
 from engine.serving.server import EngineService
@@ -197,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signals.watch_stdin()
     service, add_services = _services(serves_vllm=options.vllm_api)
     listen_on = f"unix:{options.uds}" if options.uds else f"127.0.0.1:{options.port}"
-    io = IoThread(service, listen_on, on_failure=signals.stop, add_services=add_services)
+    io = IoThread(lambda: Listener(service, listen_on, add_services=add_services), signals.stop)
     io.start()
     try:
         with contextlib.ExitStack() as stack:

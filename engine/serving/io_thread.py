@@ -4,15 +4,11 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ParamSpec
-
-import grpc
-import grpc.aio
 
 from engine.errors import ConfigError
 from engine.serving.listener import Listener
-from engine.serving.server import EngineService
 
 _P = ParamSpec("_P")
 _log = logging.getLogger(__name__)
@@ -24,27 +20,14 @@ class IoThread:
     `start` returns once the address is bound, so that a port in use is reported before the weights are loaded.
     """
 
-    def __init__(
-        self,
-        service: EngineService,
-        address: str,
-        on_failure: Callable[[], None],
-        credentials: grpc.ServerCredentials | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-        add_services: Callable[[grpc.aio.Server], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, make_listener: Callable[[], Listener], on_failure: Callable[[], None]) -> None:
         """Creates the thread; `start` starts it.
 
         Args:
-            service: the service.
-            address: see `Listener`.
+            make_listener: called on this thread, in its event loop.
             on_failure: called on this thread if it fails.
-            credentials, interceptors, add_services: see `Listener`.
         """
-        self._credentials = credentials
-        self._interceptors = interceptors
-        self._add_services = add_services
-        self._service = service
+        self._make_listener = make_listener
         self._on_failure = on_failure
         self._has_started = threading.Event()
         self._bind_error: ConfigError | None = None
@@ -52,7 +35,7 @@ class IoThread:
         self._stop: asyncio.Future[float] | None = None
         self._defect: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="grpc-io", daemon=True)
-        self.address = address
+        self.address = ""  # until `start` has bound it
         self.has_failed = False
 
     def start(self) -> None:
@@ -113,7 +96,7 @@ class IoThread:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = self._loop.create_future()
-        listener = Listener(self._service, self.address, self._credentials, self._interceptors, self._add_services)
+        listener = self._make_listener()
         try:
             await listener.start()
         except ConfigError as error:

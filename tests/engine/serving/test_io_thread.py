@@ -10,6 +10,7 @@ from tests.support.engine.process import run_fake_engine
 _DEFECT = """
 import logging
 from engine.serving.io_thread import IoThread
+from engine.serving.listener import Listener
 from engine.serving.server import EngineService
 
 class Broken(EngineService):
@@ -18,7 +19,7 @@ class Broken(EngineService):
 
 logging.basicConfig()
 failures = []
-thread = IoThread(Broken(), "127.0.0.1:0", on_failure=lambda: failures.append("told"))
+thread = IoThread(lambda: Listener(Broken(), "127.0.0.1:0"), on_failure=lambda: failures.append("told"))
 thread.start()
 thread.stop(0)
 assert thread.has_failed
@@ -29,6 +30,7 @@ thread.stop(0)
 _DEFECT_IN_A_CALL = """
 import logging
 from engine.serving.io_thread import IoThread
+from engine.serving.listener import Listener
 from engine.serving.server import EngineService
 
 def broken():
@@ -36,7 +38,7 @@ def broken():
 
 logging.basicConfig()
 failures = []
-thread = IoThread(EngineService(), "127.0.0.1:0", on_failure=lambda: failures.append("told"))
+thread = IoThread(lambda: Listener(EngineService(), "127.0.0.1:0"), on_failure=lambda: failures.append("told"))
 thread.start()
 thread.call(broken)
 thread._thread.join(20)
@@ -58,11 +60,12 @@ build_parts = None
 _TAKEN = """
 from engine.errors import ConfigError
 from engine.serving.io_thread import IoThread
+from engine.serving.listener import Listener
 from engine.serving.server import EngineService
 
-first = IoThread(EngineService(), "127.0.0.1:0", on_failure=lambda: None)
+first = IoThread(lambda: Listener(EngineService(), "127.0.0.1:0"), on_failure=lambda: None)
 first.start()
-second = IoThread(EngineService(), first.address, on_failure=lambda: None)
+second = IoThread(lambda: Listener(EngineService(), first.address), on_failure=lambda: None)
 try:
     second.start()
 except ConfigError as error:
