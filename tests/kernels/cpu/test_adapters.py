@@ -8,16 +8,12 @@ from kernels.cpu.tile import MAX_ROWS
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import LowRank
 from kernels.metadata import AdaptedTokens
-from tests.support.kernels.batches import assert_same_bits
+from tests.support.kernels.batches import assert_same_bits, normal
 
 # Inputs, outputs: around vectors and groups; more than a tile of MAX_ROWS rows fits into scratch memory.
 SHAPES = [(1, 1), (7, 31), (64, 33), (130, 100), (129, 2062), (SCRATCH_BYTES // 4 // 3, 5)]
 RANKS = (1, 8, 40, 3)
 UNCHANGED = 2  # this adapter leaves the layer as it is
-
-
-def normal(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def make_changes(num_in, num_out):

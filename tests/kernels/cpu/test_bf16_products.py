@@ -14,7 +14,7 @@ from kernels.cpu.packed_linear import Kind
 from kernels.cpu.two_bytes import round_row_to_bf16
 from kernels.families import cpu_ops
 from kernels.interface import Routing
-from tests.support.kernels.batches import assert_same_bits
+from tests.support.kernels.batches import assert_same_bits, normal
 
 SHAPES = [(1, 1), (5, 3), (31, 7), (33, 64), (64, 33), (100, 130), (211, 66), (97, 1031), (2062, 129)]  # N, K
 NUM_ROWS = [1, 2, 5, 6, 7, 12, 13, 25, 129]
@@ -26,10 +26,6 @@ needs_bf16 = pytest.mark.skipif(not cpu_features().bf16, reason="needs AVX512-BF
 @pytest.fixture(scope="module")
 def ops() -> CpuOps:
     return cpu_ops(multiplies_in_bf16=True)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def make_layer(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,15 +10,11 @@ from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, ExpertChoice, Routing
 from kernels.microscaled_weights import MicroscaledWeights
 from kernels.reference.ops import ReferenceOps
-from tests.support.kernels.batches import assert_same_bits, make_step_buffers
+from tests.support.kernels.batches import assert_same_bits, make_step_buffers, normal
 from tests.support.kernels.mixtures import exact_chosen_mixture, random_choice
 
 NUM_EXPERTS, HIDDEN, INNER = 7, 64, 96
 SHAPES = (2 * INNER, HIDDEN), (HIDDEN, INNER)
-
-
-def normal(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def routing_of(top_k, gate="silu_and_mul"):
@@ -29,7 +25,7 @@ def stored(dtype):
     """Makes a layer of weights in a dtype; returns how it is packed, and its values."""
 
     def make(seed, num_out, num_in):
-        weight = (normal(seed, num_out, num_in) * num_in**-0.5).to(dtype)
+        weight = (normal(num_out, num_in, seed=seed) * num_in**-0.5).to(dtype)
         return (lambda ops: ops.pack_linear(weight, None)), weight
 
     return make
@@ -80,7 +76,7 @@ def ops(request):
 
 def assert_exact(ops, form, num_tokens, top_k, gate="silu_and_mul"):
     experts, values = make_experts(ops, form, top_k, gate)
-    x, choice = normal(5, num_tokens, HIDDEN), random_choice(6, num_tokens, top_k, NUM_EXPERTS)
+    x, choice = normal(num_tokens, HIDDEN, seed=5), random_choice(6, num_tokens, top_k, NUM_EXPERTS)
     given = ExpertChoice(*(tensor.clone() for tensor in choice))
     out = ops.mix_chosen_experts(x, experts, given)
     assert torch.equal(given.experts, choice.experts)
@@ -108,19 +104,21 @@ def test_values_of_8_bits(form):
     """Inputs too are rounded to 8 bits, in both layers: some hundredths in all."""
     ops = CpuOps(quantization="int8")
     experts, values = make_experts(ops, form, 3)
-    x, choice = normal(5, 40, HIDDEN), random_choice(6, 40, 3, NUM_EXPERTS)
+    x, choice = normal(40, HIDDEN, seed=5), random_choice(6, 40, 3, NUM_EXPERTS)
     expected, _ = exact_chosen_mixture(x, choice, *values, routing_of(3))
     error = (ops.mix_chosen_experts(x, experts, choice) - expected).square().mean().sqrt()
     assert 1e-4 < error / expected.square().mean().sqrt() < 0.05
 
 
 def test_a_clamped_gate_and_biases(ops):
-    x, choice = normal(5, 13, HIDDEN), random_choice(6, 13, 2, NUM_EXPERTS)
+    x, choice = normal(13, HIDDEN, seed=5), random_choice(6, 13, 2, NUM_EXPERTS)
 
     def mixture(ops):
         layers = [
             [
-                ops.pack_linear(normal(100 * place + expert, *shape) * shape[1] ** -0.5, normal(expert, shape[0]))
+                ops.pack_linear(
+                    normal(*shape, seed=100 * place + expert) * shape[1] ** -0.5, normal(shape[0], seed=expert)
+                )
                 for expert in range(NUM_EXPERTS)
             ]
             for place, shape in enumerate(SHAPES)
@@ -136,7 +134,7 @@ def test_a_clamped_gate_and_biases(ops):
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(form, quantization):
     ops = CpuOps(num_threads=2, quantization=quantization)
     experts, _ = make_experts(ops, form, 3)
-    x, choice = normal(5, 300, HIDDEN), random_choice(6, 300, 3, NUM_EXPERTS)
+    x, choice = normal(300, HIDDEN, seed=5), random_choice(6, 300, 3, NUM_EXPERTS)
     together = ops.mix_chosen_experts(x, experts, choice)
     orders = torch.arange(300).flip(0), torch.arange(9), *torch.tensor([3, 60, 171, 299]).split(1)
     for order in orders:
@@ -148,9 +146,9 @@ def test_a_token_has_the_same_bits_alone_and_in_any_batch(form, quantization):
 def test_experts_are_added_in_the_order_of_the_choice(make_ops):
     """2^30 y + y rounds to 2^30 y: whether the last term is lost tells the order. All experts are equal."""
     ops = make_ops()
-    layers = [[ops.pack_linear(normal(place, *shape) * shape[1] ** -0.5, None)] * NUM_EXPERTS
+    layers = [[ops.pack_linear(normal(*shape, seed=place) * shape[1] ** -0.5, None)] * NUM_EXPERTS
               for place, shape in enumerate(SHAPES)]  # fmt: skip
-    experts, x = ops.pack_experts(None, *layers, routing_of(3)), normal(5, 1, HIDDEN)
+    experts, x = ops.pack_experts(None, *layers, routing_of(3)), normal(1, HIDDEN, seed=5)
     one = ops.pack_experts(None, layers[0][:1], layers[1][:1], routing_of(1))
     alone = ops.mix_chosen_experts(x, one, ExpertChoice(torch.tensor([[0]]), torch.tensor([[1.0]])))
     numbers = torch.tensor([[5, 2, 0], [0, 2, 5], [5, 2, 0], [2, 0, 5]])
@@ -167,7 +165,7 @@ def test_experts_are_added_in_the_order_of_the_choice(make_ops):
 def test_a_number_of_no_expert_makes_its_token_nan_and_changes_no_other(make_ops, number):
     ops = make_ops()
     experts, _ = make_experts(ops, "float32", 3)
-    x, choice = normal(5, 20, HIDDEN), random_choice(6, 20, 3, NUM_EXPERTS)
+    x, choice = normal(20, HIDDEN, seed=5), random_choice(6, 20, 3, NUM_EXPERTS)
     right = ops.mix_chosen_experts(x, experts, choice)
     choice.experts[11, 1], choice.weights[11, 1] = number, 0
     out = ops.mix_chosen_experts(x, experts, choice)
@@ -178,7 +176,7 @@ def test_a_number_of_no_expert_makes_its_token_nan_and_changes_no_other(make_ops
 
 def test_nan_in_a_token_or_a_weight_stays_there(ops):
     experts, _ = make_experts(ops, "float32", 2)
-    x, choice = normal(5, 20, HIDDEN), random_choice(6, 20, 2, NUM_EXPERTS)
+    x, choice = normal(20, HIDDEN, seed=5), random_choice(6, 20, 2, NUM_EXPERTS)
     right = ops.mix_chosen_experts(x, experts, choice)
     x[3, 0], choice.weights[8, 1] = torch.nan, torch.nan
     out = ops.mix_chosen_experts(x, experts, choice)
@@ -190,13 +188,13 @@ def test_nan_in_a_token_or_a_weight_stays_there(ops):
 def test_no_weights_give_zeros(ops):
     experts, _ = make_experts(ops, "float32", 3)
     choice = random_choice(6, 5, 3, NUM_EXPERTS)
-    out = ops.mix_chosen_experts(normal(5, 5, HIDDEN), experts, choice._replace(weights=torch.zeros(5, 3)))
+    out = ops.mix_chosen_experts(normal(5, HIDDEN, seed=5), experts, choice._replace(weights=torch.zeros(5, 3)))
     assert out.eq(0).all()
 
 
 def test_a_recorded_step_reads_the_choice_of_each_replay(ops):
     """At any number of tokens; rows beyond them hold numbers of no expert."""
-    most, table = 30, normal(7, 11, HIDDEN)
+    most, table = 30, normal(11, HIDDEN, seed=7)
     experts, _ = make_experts(ops, "bfloat16", 3)
     buffers = make_step_buffers(4, most, 2)
     choice = ExpertChoice(torch.full((most, 3), 2**40), torch.full((most, 3), torch.nan))
@@ -220,8 +218,8 @@ def test_a_recorded_step_reads_the_choice_of_each_replay(ops):
 def test_a_router_does_not_matter_to_the_caller_s_choice(ops):
     without, values = make_experts(ops, "float32", 3)
     packed = [[ops.pack_linear(matrix, None) for matrix in matrices] for matrices in values]
-    experts = ops.pack_experts(normal(8, NUM_EXPERTS, HIDDEN), *packed, routing_of(3))
-    x, choice = normal(5, 20, HIDDEN), random_choice(6, 20, 3, NUM_EXPERTS)
+    experts = ops.pack_experts(normal(NUM_EXPERTS, HIDDEN, seed=8), *packed, routing_of(3))
+    x, choice = normal(20, HIDDEN, seed=5), random_choice(6, 20, 3, NUM_EXPERTS)
     assert_same_bits(ops.mix_chosen_experts(x, experts, choice), ops.mix_chosen_experts(x, without, choice))
 
 
@@ -229,7 +227,7 @@ def test_a_router_does_not_matter_to_the_caller_s_choice(ops):
 def test_bad_choices_are_refused(make_ops):
     ops = make_ops()
     experts, _ = make_experts(ops, "float32", 3)
-    x, (numbers, weights) = normal(5, 4, HIDDEN), random_choice(6, 4, 3, NUM_EXPERTS)
+    x, (numbers, weights) = normal(4, HIDDEN, seed=5), random_choice(6, 4, 3, NUM_EXPERTS)
     expected = r"expected \[4, 3\] torch"
     for bad, reason in [
         (
@@ -248,7 +246,7 @@ def test_bad_choices_are_refused(make_ops):
 
 
 def test_bad_numbers_of_layers_are_refused(ops):
-    layers = [[ops.pack_linear(normal(1, *shape), None)] * NUM_EXPERTS for shape in SHAPES]
+    layers = [[ops.pack_linear(normal(*shape, seed=1), None)] * NUM_EXPERTS for shape in SHAPES]
     with pytest.raises(ValueError, match="there are 7 and 6 layers"):
         ops.pack_experts(None, layers[0], layers[1][:6], routing_of(3))
     with pytest.raises(ValueError, match="top_k is 8, there are 7 experts"):

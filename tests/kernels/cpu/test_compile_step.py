@@ -8,7 +8,7 @@ import torch
 from kernels.families import cpu_ops
 from kernels.interface import LowRank
 from kernels.metadata import AdaptedTokens, StepInputs
-from tests.support.kernels.batches import assert_same_bits, cache_tensors, make_metadata, make_step_buffers
+from tests.support.kernels.batches import assert_same_bits, cache_tensors, make_metadata, make_step_buffers, normal
 
 MAX_TOKENS, MAX_REQS, MAX_LEN, BLOCK_SIZE = 140, 9, 256, 32
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB = 6, 2, 32, 48, 70, 61
@@ -26,10 +26,6 @@ STEPS = [
     ([13, 1], [13, 9]),
     ([1, 1, MAX_TOKENS - 2], [3, 200, 256]),
 ]
-
-
-def normal(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Model:

@@ -8,25 +8,22 @@ from kernels.families import cpu_ops
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ClampedGate, Routing
 from kernels.reference.ops import ReferenceOps
+from tests.support.kernels.batches import normal
 
 NUM_EXPERTS, HIDDEN, INNER = 7, 48, 40
 
 
-def _normal(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def _weights(dtype=torch.float32):
-    router = _normal(NUM_EXPERTS, HIDDEN, seed=1).to(dtype)
-    gate_up = (_normal(NUM_EXPERTS, 2 * INNER, HIDDEN, seed=2) * HIDDEN**-0.5).to(dtype)
-    down = (_normal(NUM_EXPERTS, HIDDEN, INNER, seed=3) * INNER**-0.5).to(dtype)
+    router = normal(NUM_EXPERTS, HIDDEN, seed=1).to(dtype)
+    gate_up = (normal(NUM_EXPERTS, 2 * INNER, HIDDEN, seed=2) * HIDDEN**-0.5).to(dtype)
+    down = (normal(NUM_EXPERTS, HIDDEN, INNER, seed=3) * INNER**-0.5).to(dtype)
     return router, gate_up, down
 
 
 def _biases(dtype=torch.float32):
     """Of the router, and of both layers of the experts."""
     sizes = (NUM_EXPERTS,), (NUM_EXPERTS, 2 * INNER), (NUM_EXPERTS, HIDDEN)
-    return [_normal(*size, seed=10 + place).to(dtype) for place, size in enumerate(sizes)]
+    return [normal(*size, seed=10 + place).to(dtype) for place, size in enumerate(sizes)]
 
 
 def _expected(x, router, gate_up, down, routing, biases=None):
@@ -82,7 +79,7 @@ def ops(request):
     ],
 )
 def test_values_are_those_of_fp64(ops, dtype, num_tokens, routing):
-    x, weights = _normal(num_tokens, HIDDEN, seed=4), _weights(dtype)
+    x, weights = normal(num_tokens, HIDDEN, seed=4), _weights(dtype)
     expected = _expected(x, *weights, routing)
     torch.testing.assert_close(
         ops.mix_experts(x, _packed(ops, *weights, routing)).double(), expected, rtol=1e-5, atol=1e-5
@@ -98,7 +95,7 @@ def test_values_are_those_of_fp64(ops, dtype, num_tokens, routing):
 @pytest.mark.parametrize("limit", [0.5, 7.0])
 def test_experts_with_biases_and_a_clamped_gate(ops, dtype, num_tokens, limit):
     """The smaller limit is reached by many values, the larger one by none."""
-    x, weights, biases = _normal(num_tokens, HIDDEN, seed=4), _weights(dtype), _biases(dtype)
+    x, weights, biases = normal(num_tokens, HIDDEN, seed=4), _weights(dtype), _biases(dtype)
     routing = Routing(top_k=2, normalizes=True, gate=ClampedGate(1.702, limit))
     expected = _expected(x, *weights, routing, biases)
     for made in (ops, ReferenceOps()):
@@ -107,7 +104,7 @@ def test_experts_with_biases_and_a_clamped_gate(ops, dtype, num_tokens, limit):
 
 
 def test_a_clamped_gate_keeps_nan(ops):
-    x, weights = _normal(3, HIDDEN, seed=4), _weights()
+    x, weights = normal(3, HIDDEN, seed=4), _weights()
     x[1, 5] = torch.nan
     routing = Routing(top_k=2, normalizes=True, gate=ClampedGate(1.702, 0.5))
     out = ops.mix_experts(x, _packed(ops, *weights, routing))
@@ -119,7 +116,7 @@ def test_a_token_has_the_same_bits_alone_and_in_any_batch(quantization):
     ops = CpuOps(num_threads=2, quantization=quantization)
     routing = Routing(top_k=2, normalizes=True, gate="silu_and_mul")
     experts = _packed(ops, *_weights(), routing)
-    x = _normal(70, HIDDEN, seed=5)
+    x = normal(70, HIDDEN, seed=5)
     together = ops.mix_experts(x, experts)
     for order in (torch.arange(70).flip(0), torch.arange(9), torch.tensor([3]), torch.tensor([60])):
         assert torch.equal(ops.mix_experts(x[order], experts), together[order])
@@ -128,7 +125,7 @@ def test_a_token_has_the_same_bits_alone_and_in_any_batch(quantization):
 def test_one_expert_may_have_all_tokens_and_others_none(ops):
     routing = Routing(top_k=1, normalizes=True, gate="silu_and_mul")
     router, gate_up, down = _weights()
-    x = _normal(120, HIDDEN, seed=6).abs()
+    x = normal(120, HIDDEN, seed=6).abs()
     router = torch.zeros_like(router)
     router[4] = 1.0
     expected = _expected(x, router, gate_up, down, routing)
@@ -139,7 +136,7 @@ def test_one_expert_may_have_all_tokens_and_others_none(ops):
 def test_equal_probabilities_choose_the_first_experts(ops):
     routing = Routing(top_k=3, normalizes=True, gate="silu_and_mul")
     router, gate_up, down = _weights()
-    x = _normal(5, HIDDEN, seed=7)
+    x = normal(5, HIDDEN, seed=7)
     experts = _packed(ops, torch.zeros_like(router), gate_up, down, routing)
     of_three = _packed(ops, torch.zeros(3, HIDDEN), gate_up[:3], down[:3], routing)
     assert torch.equal(ops.mix_experts(x, experts), ops.mix_experts(x, of_three))
@@ -148,7 +145,7 @@ def test_equal_probabilities_choose_the_first_experts(ops):
 def test_a_token_of_nan_is_nan_and_changes_no_other(ops):
     routing = Routing(top_k=2, normalizes=True, gate="silu_and_mul")
     experts = _packed(ops, *_weights(), routing)
-    x = _normal(20, HIDDEN, seed=8)
+    x = normal(20, HIDDEN, seed=8)
     expected = ops.mix_experts(x, experts)
     x[11] = float("nan")
     actual = ops.mix_experts(x, experts)
@@ -165,7 +162,7 @@ def test_the_router_stays_exact_beside_layers_of_8_bits():
     router[:, 0] = torch.tensor([100.0, 100.0])
     router[1, 1] = 0.25  # an int8 scale of 100 / 127 rounds it to zero
     _, gate_up, down = _weights()
-    x = _normal(4, HIDDEN, seed=9)
+    x = normal(4, HIDDEN, seed=9)
     x[:, :2] = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, -1.0], [0.0, -1.0]])
     both = ops.mix_experts(x, _packed(ops, router, gate_up[:2], down[:2], routing))
     alone = [_packed(ops, router[i : i + 1], gate_up[i : i + 1], down[i : i + 1], routing) for i in (0, 1)]
@@ -193,7 +190,7 @@ def test_layers_with_inputs_in_another_order_are_multiplied_in_groups(ops):
     packed = [[ops.pack_grouped(layer, None, torch.float32) for layer in kind] for kind in layers]
     experts = ops.pack_experts(router, *packed, routing)
     for num_tokens in (1, 30):
-        x = _normal(num_tokens, HIDDEN, seed=11)
+        x = normal(num_tokens, HIDDEN, seed=11)
         expected = _expected(x, router, gate_up, down, routing)
         torch.testing.assert_close(ops.mix_experts(x, experts).double(), expected, rtol=1e-4, atol=1e-4)
 
@@ -210,7 +207,7 @@ def test_inputs_in_int8_give_a_token_the_same_bits_among_others():
 
     layers = [[grouped(2 * INNER, HIDDEN) for _ in range(3)], [grouped(HIDDEN, INNER) for _ in range(3)]]
     gate_up, down = (torch.stack([layer.dequantized(torch.float32) for layer in kind]) for kind in layers)
-    router, x = _weights()[0][:3], _normal(30, HIDDEN, seed=11)
+    router, x = _weights()[0][:3], normal(30, HIDDEN, seed=11)
     experts = ops.pack_experts(
         router, *([ops.pack_grouped(layer, None, torch.float32) for layer in kind] for kind in layers), routing
     )

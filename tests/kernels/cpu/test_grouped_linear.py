@@ -9,13 +9,9 @@ from kernels.cpu.group_factors import MAX_EXPANDED, FactorsForm
 from kernels.cpu.packed_linear import Kind
 from kernels.families import cpu_ops
 from kernels.grouped_weights import GroupedWeights, Superblocks
-from tests.support.kernels.batches import assert_same_bits
+from tests.support.kernels.batches import assert_same_bits, normal
 
 NUM_ROWS = [*range(1, 15), 24, 97, 130]  # up to three tiles, and two blocks of tiles
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def integers(low, high, *shape, seed=0, dtype=torch.uint8):

@@ -13,7 +13,7 @@ from kernels.cpu.tile import MAX_ROWS
 from kernels.families import cpu_ops
 from kernels.grouped_weights import GroupedWeights
 from kernels.microscaled_weights import MicroscaledWeights, NvFp4Weights
-from tests.support.kernels.batches import assert_same_bits
+from tests.support.kernels.batches import assert_same_bits, normal
 
 QUANTIZATIONS = [None, "int8"]
 TWO_BYTES = [torch.bfloat16, torch.float16]
@@ -51,10 +51,6 @@ def ops(request):
 @pytest.fixture(scope="module")
 def int8_ops():
     return cpu_ops(quantization="int8")
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def make_layer(n, k, *, bias=True):

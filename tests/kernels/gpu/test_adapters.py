@@ -8,7 +8,7 @@ from kernels.gpu.adapters import add_adapters, pack_adapters, reserve_adapters, 
 from kernels.gpu.targets import TARGETS
 from kernels.interface import LowRank
 from kernels.metadata import AdaptedTokens
-from tests.support.kernels.batches import assert_same_bits
+from tests.support.kernels.batches import assert_same_bits, normal
 from tests.support.kernels.graphs import FakeGraphs
 
 FEW, MANY = 1, 4096
@@ -18,15 +18,11 @@ RANKS = ((8, 8, 8), (0, 40, 3), (), (130, 0, 1), (1, 16, 17))
 """Ranks of the changes of each part, by adapter; 0 or none: it does not change the part."""
 
 
-def normal(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def make_changes(seed, ranks, num_in=NUM_IN, parts=PARTS):
     return [
         LowRank(
-            normal(seed + 10 * place, rank, num_in) * num_in**-0.5,
-            normal(seed + 10 * place + 1, last - first, rank) * rank**-0.5,
+            normal(rank, num_in, seed=seed + 10 * place) * num_in**-0.5,
+            normal(last - first, rank, seed=seed + 10 * place + 1) * rank**-0.5,
             first,
         )
         for place, ((first, last), rank) in enumerate(zip(parts, ranks, strict=False))
@@ -97,7 +93,9 @@ def test_values_are_those_of_fp64_and_other_tokens_keep_their_bits(
     changes = [make_changes(seed + 100 * index, ranks) for index, ranks in enumerate(RANKS)]
     packed = pack_adapters(changes, dtype, device, target)
     adapter_of_token = adapters_of(num_tokens, seed) if num_tokens > 1 else [3]
-    x, y = on_device(device, dtype, normal(seed + 5, num_tokens, NUM_IN), normal(seed + 6, num_tokens, NUM_OUT))
+    x, y = on_device(
+        device, dtype, normal(num_tokens, NUM_IN, seed=seed + 5), normal(num_tokens, NUM_OUT, seed=seed + 6)
+    )
     out = y.clone()
     options = device_options(num_processors=num_processors, batch_invariant=batch_invariant)
     add_adapters(out, x, packed, tokens_of(adapter_of_token, device), **options)
@@ -112,7 +110,7 @@ def test_tiles_of_other_targets(device, seed, device_options, name):
         pytest.skip("the tiles of another GPU")
     changes = [make_changes(seed, (20, 5, 64))]
     packed = pack_adapters(changes, torch.float16, device, TARGETS[name])
-    x, y = on_device(device, torch.float16, normal(seed + 5, 70, NUM_IN), normal(seed + 6, 70, NUM_OUT))
+    x, y = on_device(device, torch.float16, normal(70, NUM_IN, seed=seed + 5), normal(70, NUM_OUT, seed=seed + 6))
     out = y.clone()
     add_adapters(out, x, packed, tokens_of([0] * 70, device), **device_options(target=TARGETS[name]))
     expected, allowed = exact(y.cpu(), x.cpu(), changes, [0] * 70, torch.float16)
@@ -123,7 +121,7 @@ def test_the_largest_rank(device, target, seed, device_options):
     changes = [make_changes(seed, (512,), 96, ((0, 40),)), make_changes(seed + 1, (4,), 96, ((0, 40),))]
     packed = pack_adapters(changes, torch.float32, device, target)
     adapter_of_token = [0, 1, -1, 0]
-    x, y = normal(seed + 5, 4, 96).to(device), normal(seed + 6, 4, 40).to(device)
+    x, y = normal(4, 96, seed=seed + 5).to(device), normal(4, 40, seed=seed + 6).to(device)
     out = y.clone()
     add_adapters(out, x, packed, tokens_of(adapter_of_token, device), **device_options())
     expected, allowed = exact(y.cpu(), x.cpu(), changes, adapter_of_token, torch.float32)
@@ -133,7 +131,7 @@ def test_the_largest_rank(device, target, seed, device_options):
 
 def test_padding_adds_nothing_and_nan_stays_in_its_token(device, target, seed, device_options):
     packed = pack_adapters([make_changes(seed, (8, 8, 8))], torch.float32, device, target)
-    x, y = normal(seed + 5, 5, NUM_IN).to(device), normal(seed + 6, 5, NUM_OUT).to(device)
+    x, y = normal(5, NUM_IN, seed=seed + 5).to(device), normal(5, NUM_OUT, seed=seed + 6).to(device)
     right, padded, spoiled = y.clone(), y.clone(), y.clone()
     adapter_of_token = [-1, 0, 0, -1, 0]
     add_adapters(right, x, packed, tokens_of(adapter_of_token, device), **device_options())
@@ -154,7 +152,7 @@ def test_a_token_has_the_same_bits_in_any_batch(device, target, seed, device_opt
     changes = [make_changes(seed + 100 * index, ranks) for index, ranks in enumerate(RANKS)]
     packed = pack_adapters(changes, torch.float32, device, target)
     adapter_of_token = adapters_of(70, seed)
-    x, y = normal(seed + 5, 70, NUM_IN).to(device), normal(seed + 6, 70, NUM_OUT).to(device)
+    x, y = normal(70, NUM_IN, seed=seed + 5).to(device), normal(70, NUM_OUT, seed=seed + 6).to(device)
     whole = y.clone()
     invariant = device_options(batch_invariant=True)
     add_adapters(whole, x, packed, tokens_of(adapter_of_token, device), **invariant)
@@ -168,7 +166,7 @@ def test_a_token_has_the_same_bits_in_any_batch(device, target, seed, device_opt
 def test_a_place_is_written_again(device, target, seed, device_options):
     """By an adapter of lower rank and in fewer parts, of which nothing else remains; other places are as before."""
     packed = reserve_adapters(3, 40, NUM_IN, PARTS, torch.float32, device, target)
-    x, y = normal(seed + 5, 6, NUM_IN).to(device), normal(seed + 6, 6, NUM_OUT).to(device)
+    x, y = normal(6, NUM_IN, seed=seed + 5).to(device), normal(6, NUM_OUT, seed=seed + 6).to(device)
     adapter_of_token = [0, 1, 2, 0, -1, 1]
 
     def result(changes_of):
@@ -198,7 +196,7 @@ def test_what_was_not_reserved_is_refused_and_changes_nothing(device, target, se
     set_adapter(packed, 0, make_changes(seed, (8, 8, 8)))
     with pytest.raises(ValueError, match=r"A has shape .* reserved are equal ranks up to 40, 1100 columns, and rows"):
         set_adapter(packed, 0, make_changes(seed, (rank,), num_in, (rows,)))
-    x, y = normal(seed, 2, NUM_IN).to(device), normal(seed, 2, NUM_OUT).to(device)
+    x, y = normal(2, NUM_IN, seed=seed).to(device), normal(2, NUM_OUT, seed=seed).to(device)
     out = y.clone()
     add_adapters(out, x, packed, tokens_of([0, 0], device), **device_options())
     assert torch.equal(out, y)
@@ -240,7 +238,7 @@ def test_a_recorded_step_adapts_to_the_adapters_of_each_replay(device, target, s
     for name, replacement in graphs.patches().items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     packed = reserve_adapters(2, 8, NUM_IN, PARTS, torch.float32, device, target)
-    x, start, y = normal(seed + 5, 20, NUM_IN), normal(seed + 6, 20, NUM_OUT), torch.empty(20, NUM_OUT)
+    x, start, y = normal(20, NUM_IN, seed=seed + 5), normal(20, NUM_OUT, seed=seed + 6), torch.empty(20, NUM_OUT)
     tokens = tokens_of([], device, num_padded=20)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=torch.cuda.graph_pool_handle()):

@@ -8,7 +8,7 @@ from kernels.gpu.launch import BoundKernel
 from kernels.gpu.ops import GpuOps
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import ExpertChoice, Routing
-from tests.support.kernels.batches import assert_same_bits
+from tests.support.kernels.batches import assert_same_bits, normal
 from tests.support.kernels.mixtures import assert_lists_every_pair, exact_chosen_mixture, random_choice
 
 NUM_EXPERTS, HIDDEN, INNER = 7, 64, 96
@@ -16,10 +16,6 @@ SHAPES = (2 * INNER, HIDDEN), (HIDDEN, INNER)
 
 # Of a gate far below zero, whose factor is then 0 as it should be.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
-
-
-def normal(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def routing_of(top_k, gate="silu_and_mul"):
@@ -38,7 +34,7 @@ def make_ops(device, target):
 def make_experts(ops, device, seed, top_k, dtype=torch.float32):
     """Returns packed experts without a router, and the weights of both layers of each."""
     weights = [
-        [(normal(seed + 100 * place + i, *shape) * shape[1] ** -0.5).to(dtype) for i in range(NUM_EXPERTS)]
+        [(normal(*shape, seed=seed + 100 * place + i) * shape[1] ** -0.5).to(dtype) for i in range(NUM_EXPERTS)]
         for place, shape in enumerate(SHAPES)
     ]
     packed = [[ops.pack_linear(matrix.to(device), None) for matrix in matrices] for matrices in weights]
@@ -74,7 +70,7 @@ def test_values_are_those_of_fp64(make_ops, device, seed, dtype, num_tokens, top
     """One expert has no token, unless all are chosen."""
     ops = make_ops()
     experts, weights = make_experts(ops, device, seed, top_k, dtype)
-    x, choice = normal(seed + 5, num_tokens, HIDDEN).to(dtype), random_choice(seed, num_tokens, top_k, NUM_EXPERTS)
+    x, choice = normal(num_tokens, HIDDEN, seed=seed + 5).to(dtype), random_choice(seed, num_tokens, top_k, NUM_EXPERTS)
     out = ops.mix_chosen_experts(x.to(device), experts, on(device, choice))
     assert out.dtype is dtype
     expected, allowed = exact_chosen_mixture(x, choice, *weights, routing_of(top_k), dtype)
@@ -102,7 +98,7 @@ def test_experts_in_integers(make_ops, device, seed, num_bits):
     ]
     experts = ops.pack_experts(None, *packed, routing_of(3))
     assert experts.gate_up.groups is not None
-    x, choice = normal(seed + 5, 40, HIDDEN), random_choice(seed, 40, 3, NUM_EXPERTS)
+    x, choice = normal(40, HIDDEN, seed=seed + 5), random_choice(seed, 40, 3, NUM_EXPERTS)
     out = ops.mix_chosen_experts(x.to(device), experts, on(device, choice)).cpu()
     values = [[layer.dequantized(torch.float32) for layer in kind] for kind in layers]
     expected, _ = exact_chosen_mixture(x, choice, *values, routing_of(3))
@@ -113,7 +109,7 @@ def test_experts_in_integers(make_ops, device, seed, num_bits):
 def test_a_token_has_the_same_bits_in_any_batch(make_ops, device, seed):
     ops = make_ops(batch_invariant=True)
     experts, _ = make_experts(ops, device, seed, 3)
-    x, choice = normal(seed + 5, 150, HIDDEN).to(device), on(device, random_choice(seed, 150, 3, NUM_EXPERTS))
+    x, choice = normal(150, HIDDEN, seed=seed + 5).to(device), on(device, random_choice(seed, 150, 3, NUM_EXPERTS))
     whole = ops.mix_chosen_experts(x, experts, choice)
     for rows in (slice(149, 150), slice(40, 49), slice(1, 150)):
         part = ExpertChoice(choice.experts[rows].clone(), choice.weights[rows].clone())
@@ -124,10 +120,10 @@ def test_experts_are_added_in_the_order_of_the_choice(make_ops, device):
     """2^30 y + y rounds to 2^30 y: whether the last term is lost tells the order. All experts are equal."""
     ops = make_ops()
     layers = [
-        [ops.pack_linear(normal(place, *shape).to(device) * shape[1] ** -0.5, None)] * NUM_EXPERTS
+        [ops.pack_linear(normal(*shape, seed=place).to(device) * shape[1] ** -0.5, None)] * NUM_EXPERTS
         for place, shape in enumerate(SHAPES)
     ]
-    experts, x = ops.pack_experts(None, *layers, routing_of(3)), normal(5, 1, HIDDEN).to(device)
+    experts, x = ops.pack_experts(None, *layers, routing_of(3)), normal(1, HIDDEN, seed=5).to(device)
     large = 2.0**30
 
     def mixture(numbers, weights):
@@ -144,7 +140,7 @@ def test_experts_are_added_in_the_order_of_the_choice(make_ops, device):
 def test_a_number_of_no_expert_makes_its_token_nan_and_changes_no_other(make_ops, device, seed, number):
     ops = make_ops(batch_invariant=True)
     experts, _ = make_experts(ops, device, seed, 3)
-    x, choice = normal(seed + 5, 20, HIDDEN).to(device), random_choice(seed, 20, 3, NUM_EXPERTS)
+    x, choice = normal(20, HIDDEN, seed=seed + 5).to(device), random_choice(seed, 20, 3, NUM_EXPERTS)
     right = ops.mix_chosen_experts(x, experts, on(device, choice)).cpu()
     choice.experts[11, 1], choice.weights[11, 1] = number, 0
     out = ops.mix_chosen_experts(x, experts, on(device, choice)).cpu()
@@ -165,13 +161,13 @@ def test_a_recorded_step_reads_the_choice_of_each_replay(make_ops, device, seed,
         request.getfixturevalue("graphs")
     ops = make_ops()
     experts, weights = make_experts(ops, device, seed, 3)
-    x, choice = normal(seed + 5, 20, HIDDEN).to(device), on(device, random_choice(seed, 20, 3, NUM_EXPERTS))
+    x, choice = normal(20, HIDDEN, seed=seed + 5).to(device), on(device, random_choice(seed, 20, 3, NUM_EXPERTS))
     if device.type == "cuda":  # compiles
         ops.mix_chosen_experts(x, experts, choice)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=torch.cuda.graph_pool_handle()):
         out = ops.mix_chosen_experts(x, experts, choice)
-    one_expert = ExpertChoice(torch.tensor([[4, 0, 6]]).repeat(20, 1), normal(seed, 20, 3))
+    one_expert = ExpertChoice(torch.tensor([[4, 0, 6]]).repeat(20, 1), normal(20, 3, seed=seed))
     for now in (random_choice(seed + 1, 20, 3, NUM_EXPERTS), one_expert, random_choice(seed + 2, 20, 3, NUM_EXPERTS)):
         choice.experts.copy_(now.experts)
         choice.weights.copy_(now.weights)
@@ -188,10 +184,10 @@ def test_the_sizes_of_launches_do_not_depend_on_the_choice(make_ops, device, see
     monkeypatch.setattr(
         BoundKernel, "__call__", lambda self, grid, *args: (grids.append(grid), call(self, grid, *args))[1]
     )
-    same = ExpertChoice(torch.tensor([[4, 0, 6]]).repeat(33, 1), normal(seed, 33, 3))
+    same = ExpertChoice(torch.tensor([[4, 0, 6]]).repeat(33, 1), normal(33, 3, seed=seed))
     for choice in (random_choice(seed, 33, 3, NUM_EXPERTS), same):
         grids.append("step")
-        ops.mix_chosen_experts(normal(seed + 5, 33, HIDDEN).to(device), experts, on(device, choice))
+        ops.mix_chosen_experts(normal(33, HIDDEN, seed=seed + 5).to(device), experts, on(device, choice))
     first = grids[1 : grids.index("step", 1)]
     assert first
     assert grids == ["step", *first, "step", *first]
@@ -200,7 +196,7 @@ def test_the_sizes_of_launches_do_not_depend_on_the_choice(make_ops, device, see
 def test_bad_choices_are_refused(make_ops, device):
     ops = make_ops()
     experts, _ = make_experts(ops, device, 0, 3)
-    x, choice = normal(5, 4, HIDDEN).to(device), on(device, random_choice(6, 4, 3, NUM_EXPERTS))
+    x, choice = normal(4, HIDDEN, seed=5).to(device), on(device, random_choice(6, 4, 3, NUM_EXPERTS))
     with pytest.raises(ValueError, match=r"experts of the choice are \[4, 3\] torch.int32 on .*, expected \[4, 3\]"):
         ops.mix_chosen_experts(x, experts, choice._replace(experts=choice.experts.int()))
     with pytest.raises(ValueError, match=r"weights of the choice are \[4, 2\] torch.float32"):

@@ -13,7 +13,7 @@ from kernels.gpu.targets import UnsupportedTargetError
 from kernels.gpu.token_rows import token_rows
 from kernels.metadata import AttentionMetadata
 from kernels.reference.delta_rule import delta_rule as reference_delta_rule
-from tests.support.kernels.batches import assert_close, assert_quantized
+from tests.support.kernels.batches import assert_close, assert_quantized, normal
 
 EPS = 1e-6
 NUM_SLOTS = 9
@@ -37,30 +37,26 @@ class Row(NamedTuple):
 ROWS = (Row(1, 7), Row(5), Row(1), Row(9, 2), Row(3, 40), Row(2))
 
 
-def random(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def make_weights(heads, seed):
     return DeltaWeights(
         heads,
-        conv=random(seed + 1, heads.conv_width, heads.num_channels),
-        decay=torch.exp(random(seed + 2, heads.num_value_heads) - 2),  # of all states, some remains for many tokens
-        dt_bias=random(seed + 3, heads.num_value_heads),
-        norm=random(seed + 4, heads.value_dim),
+        conv=normal(heads.conv_width, heads.num_channels, seed=seed + 1),
+        decay=torch.exp(normal(heads.num_value_heads, seed=seed + 2) - 2),  # of every state some remains for long
+        dt_bias=normal(heads.num_value_heads, seed=seed + 3),
+        norm=normal(heads.value_dim, seed=seed + 4),
         eps=EPS,
     )
 
 
 def make_states(heads, seed):
     """Returns states whose slots lie apart, beside those of other layers."""
-    memory = random(seed + 5, NUM_SLOTS, heads.state_size + 48)
+    memory = normal(NUM_SLOTS, heads.state_size + 48, seed=seed + 5)
     return DeltaStates.of(memory[:, 16:-32], heads)
 
 
 def make_inputs(heads, num_tokens, seed, dtype=torch.float32):
-    x = random(seed + 7, num_tokens, heads.num_channels + heads.value_size)
-    return x.to(dtype), random(seed + 8, num_tokens, 2 * heads.num_value_heads).to(dtype)
+    x = normal(num_tokens, heads.num_channels + heads.value_size, seed=seed + 7)
+    return x.to(dtype), normal(num_tokens, 2 * heads.num_value_heads, seed=seed + 8).to(dtype)
 
 
 def make_batch(rows, slots, num_tokens=None):
@@ -141,7 +137,7 @@ def test_inputs_may_be_columns_of_wider_rows(device, seed):
     )
     x, gates = make_inputs(SMALL, 5, seed)
     expected, expected_states = run(device, x, gates, weights, states, batch)
-    both = torch.cat((random(seed, 5, 3), x, gates), dim=1).to(device)
+    both = torch.cat((normal(5, 3, seed=seed), x, gates), dim=1).to(device)
     columns = both[:, 3 : 3 + x.shape[1]], both[:, 3 + x.shape[1] :]
     on_device = moved(states, device)
     out = delta_rule(*columns, moved(weights, device), on_device, moved(batch, device))

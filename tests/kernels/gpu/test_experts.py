@@ -10,7 +10,7 @@ from kernels.interface import ClampedGate, Routing
 from kernels.microscaled_weights import MicroscaledWeights
 from kernels.reference.ops import ReferenceOps
 from tests.support.engine.weights import quantized_in_blocks
-from tests.support.kernels.batches import assert_close, assert_same_bits
+from tests.support.kernels.batches import assert_close, assert_same_bits, normal
 from tests.support.kernels.mixtures import assert_lists_every_pair, exact_mixture
 
 NUM_EXPERTS, HIDDEN, INNER = 7, 48, 40
@@ -22,15 +22,11 @@ ROUTINGS = [
 ]
 
 
-def normal(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize("num_tokens", [0, 5, 700])
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("block_m", [16, 64])
 def test_every_pair_is_in_one_tile_of_its_expert(device, seed, num_tokens, routing, block_m):
-    logits = normal(seed, num_tokens, NUM_EXPERTS)
+    logits = normal(num_tokens, NUM_EXPERTS, seed=seed)
     logits[:, 3] -= 4  # an expert that few tokens choose
     rows = expert_rows(logits.to(device), routing, block_m)
     probabilities, chosen = logits.softmax(dim=1).topk(routing.top_k)
@@ -55,16 +51,16 @@ def test_equal_logits_choose_the_first_experts_and_nan_spoils_its_token_only(dev
 
 @pytest.mark.parametrize("num_experts", [1, 300])
 def test_any_number_of_experts(device, seed, num_experts):
-    logits = normal(seed, 90, num_experts)
+    logits = normal(90, num_experts, seed=seed)
     rows = expert_rows(logits.to(device), Routing(1, normalizes=True, gate="silu_and_mul"), 16)
     assert rows.pairs.cpu().tolist() == logits.argmax(dim=1).argsort(stable=True).tolist()
     assert rows.weights.eq(1).all()
 
 
 def make_weights(seed, dtype, hidden=HIDDEN, inner=INNER, num_experts=NUM_EXPERTS):
-    router = normal(seed, num_experts, hidden).to(dtype)
-    gate_up = [(normal(seed + 10 + i, 2 * inner, hidden) * hidden**-0.5).to(dtype) for i in range(num_experts)]
-    down = [(normal(seed + 900 + i, hidden, inner) * inner**-0.5).to(dtype) for i in range(num_experts)]
+    router = normal(num_experts, hidden, seed=seed).to(dtype)
+    gate_up = [(normal(2 * inner, hidden, seed=seed + 10 + i) * hidden**-0.5).to(dtype) for i in range(num_experts)]
+    down = [(normal(hidden, inner, seed=seed + 900 + i) * inner**-0.5).to(dtype) for i in range(num_experts)]
     return router, gate_up, down
 
 
@@ -88,7 +84,7 @@ def pack(ops, device, router, gate_up, down, routing):
 )
 def test_values_are_those_of_fp64(make_ops, device, seed, dtype, num_tokens, routing):
     ops, (router, gate_up, down) = make_ops(), make_weights(seed, dtype)
-    x = normal(seed + 5, num_tokens, HIDDEN).to(device, dtype)
+    x = normal(num_tokens, HIDDEN, seed=seed + 5).to(device, dtype)
     experts = pack(ops, device, router, gate_up, down, routing)
     logits = ops.linear(x, experts.router).cpu()
     out = ops.mix_experts(x, experts)
@@ -101,8 +97,8 @@ def test_values_are_those_of_fp64(make_ops, device, seed, dtype, num_tokens, rou
 def test_experts_with_biases_and_a_clamped_gate(make_ops, device, seed, limit):
     """The smaller limit is reached by many values, the larger one by few."""
     router, gate_up, down = make_weights(seed, torch.float32)
-    first, second = normal(seed + 1, NUM_EXPERTS, 2 * INNER), normal(seed + 2, NUM_EXPERTS, HIDDEN)
-    router_bias, x = normal(seed + 3, NUM_EXPERTS), normal(seed + 5, 33, HIDDEN)
+    first, second = normal(NUM_EXPERTS, 2 * INNER, seed=seed + 1), normal(NUM_EXPERTS, HIDDEN, seed=seed + 2)
+    router_bias, x = normal(NUM_EXPERTS, seed=seed + 3), normal(33, HIDDEN, seed=seed + 5)
     routing = Routing(top_k=2, normalizes=True, gate=ClampedGate(1.702, limit))
 
     def mixture(ops, device, dtype):
@@ -131,9 +127,9 @@ def test_experts_in_mxfp4_are_multiplied_from_their_codes(make_ops, device, seed
         return MicroscaledWeights(codes, exponents)
 
     layers = [[weights(*shape) for _ in range(number)] for shape in ((2 * inner, hidden), (hidden, inner))]
-    biases = [normal(seed + i, size).to(dtype) for i, size in enumerate((2 * inner, hidden))]
+    biases = [normal(size, seed=seed + i).to(dtype) for i, size in enumerate((2 * inner, hidden))]
     router = torch.eye(number, hidden, dtype=dtype)  # logits are inputs: no rounding changes which experts are chosen
-    x = normal(seed + 5, num_tokens, hidden).to(dtype)
+    x = normal(num_tokens, hidden, seed=seed + 5).to(dtype)
 
     def mixture(ops, device, dtype):
         packed = [
@@ -164,8 +160,8 @@ def test_experts_in_mxfp4_have_the_same_bits_in_any_batch(make_ops, device, seed
     wide = MicroscaledWeights(torch.cat((codes[0], codes[1])), torch.full((128, 2), 120, dtype=torch.uint8).to(device))
     gate_up = [ops.pack_microscaled(wide, None, torch.float32) for _ in range(2)]
     down = [ops.pack_microscaled(weights, None, torch.float32) for weights in (one, other)]
-    experts = ops.pack_experts(normal(seed, 2, 64).to(device), gate_up, down, ROUTINGS[2])
-    x = normal(seed + 5, 150, 64).to(device)
+    experts = ops.pack_experts(normal(2, 64, seed=seed).to(device), gate_up, down, ROUTINGS[2])
+    x = normal(150, 64, seed=seed + 5).to(device)
     whole = ops.mix_experts(x, experts)
     for rows in (slice(149, 150), slice(40, 49)):
         assert_same_bits(ops.mix_experts(x[rows], experts), whole[rows])
@@ -176,7 +172,7 @@ def test_inputs_and_outputs_beyond_a_tile(make_ops, device, seed, hidden):
     weights = make_weights(seed, torch.float32, hidden=hidden, inner=136, num_experts=2)
     ops, routing = make_ops(), Routing(1, normalizes=True, gate="silu_and_mul")
     experts = pack(ops, device, *weights, routing)
-    x = normal(seed + 5, 150, hidden).to(device)
+    x = normal(150, hidden, seed=seed + 5).to(device)
     expected, allowed = exact_mixture(x.cpu(), ops.linear(x, experts.router).cpu(), *weights[1:], routing)
     assert ((ops.mix_experts(x, experts).cpu().double() - expected).abs() <= allowed).all()
 
@@ -207,7 +203,7 @@ def test_8_bit_experts_are_within_their_rounding_of_their_values(make_ops, devic
             values[place].append(value)
     experts = ops.pack_experts(router.to(device), *packed, routing)
     assert experts.down.weight.itemsize == 1
-    x = normal(seed + 5, 40, 256).to(device)
+    x = normal(40, 256, seed=seed + 5).to(device)
     out = ops.mix_experts(x, experts).cpu().double()
     expected, _ = exact_mixture(x.cpu(), ops.linear(x, experts.router).cpu(), *values, routing)
     error = (out - expected).norm() / expected.norm()
@@ -218,7 +214,7 @@ def test_8_bit_experts_are_within_their_rounding_of_their_values(make_ops, devic
 def test_a_token_has_the_same_bits_in_any_batch(make_ops, device, seed):
     ops, weights = make_ops(batch_invariant=True), make_weights(seed, torch.float32)
     experts = pack(ops, device, *weights, ROUTINGS[0])
-    x = normal(seed + 5, 150, HIDDEN).to(device)
+    x = normal(150, HIDDEN, seed=seed + 5).to(device)
     whole = ops.mix_experts(x, experts)
     for rows in (slice(149, 150), slice(40, 49), slice(1, 150)):
         assert_same_bits(ops.mix_experts(x[rows], experts), whole[rows])
@@ -232,7 +228,7 @@ def test_no_tokens_give_no_rows(make_ops, device):
 def test_nan_stays_in_its_token(make_ops, device, seed):
     ops = make_ops()
     experts = pack(ops, device, *make_weights(seed, torch.float32), ROUTINGS[0])
-    x = normal(seed + 5, 20, HIDDEN).to(device)
+    x = normal(20, HIDDEN, seed=seed + 5).to(device)
     right = ops.mix_experts(x, experts)
     x[7, 3] = torch.nan
     out = ops.mix_experts(x, experts)

@@ -10,7 +10,7 @@ from kernels.gpu.ops import GpuOps
 from kernels.gpu.targets import TARGETS
 from kernels.grouped_weights import GroupedWeights
 from kernels.interface import Routing
-from tests.support.kernels.batches import assert_same_bits
+from tests.support.kernels.batches import assert_same_bits, normal
 from tests.support.kernels.mixtures import exact_mixture
 
 NUM_EXPERTS, HIDDEN, INNER = 5, 256, 128
@@ -20,16 +20,12 @@ ROUTING = Routing(top_k=2, normalizes=True, gate="silu_and_mul")
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
 
-def normal(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def make_layer(seed, num_out, num_in, num_bits, group_size, *, shuffled=False):
     """Groups of very different scales; returns them, their values in fp64 and the magnitudes of their two terms."""
     generator = torch.Generator().manual_seed(seed)
     size = group_size or num_in
     values = torch.randint(0, 2**num_bits, (num_out, num_in), generator=generator, dtype=torch.uint8)
-    scales = normal(seed + 1, num_out, num_in // size).exp() * (2 * num_in**-0.5 / 2**num_bits)
+    scales = normal(num_out, num_in // size, seed=seed + 1).exp() * (2 * num_in**-0.5 / 2**num_bits)
     offsets = -scales * torch.rand(scales.shape, generator=generator) * 2**num_bits
     order = torch.randperm(num_in, generator=generator) if shuffled else None
     middle = 128 if num_bits == 8 else 0  # kernels multiply signed integers of 8 bits
@@ -57,7 +53,7 @@ def make_weights(seed, num_bits, group_size, hidden=HIDDEN, inner=INNER, shuffle
 
 def make_rows(seed, num_tokens, hidden=HIDDEN):
     """Returns a router of the first inputs, and tokens: none chooses the last expert, only one that before it."""
-    x = normal(seed, num_tokens, hidden)
+    x = normal(num_tokens, hidden, seed=seed)
     x[:, NUM_EXPERTS - 2 : NUM_EXPERTS] = torch.tensor([-9.0, -10.0])
     x[0, NUM_EXPERTS - 2] = 9.0
     return torch.eye(NUM_EXPERTS, hidden), x
@@ -159,7 +155,7 @@ def test_groups_without_a_product_are_dequantized_beside_others(make_ops, device
 def test_biases(make_ops, device, seed):
     ops, layers = make_ops(), make_weights(seed, 4, 32)
     router, x = make_rows(seed, 9)
-    biases = normal(seed + 1, 2 * INNER), normal(seed + 2, HIDDEN)
+    biases = normal(2 * INNER, seed=seed + 1), normal(HIDDEN, seed=seed + 2)
     x = x.to(device)
     out = ops.mix_experts(x, pack(ops, device, router, layers, torch.float32, biases)).cpu()
     without_last = ops.mix_experts(x, pack(ops, device, router, layers, torch.float32, (biases[0], None))).cpu()

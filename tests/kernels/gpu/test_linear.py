@@ -9,14 +9,10 @@ from kernels.gpu.linear import _log_unquantized, linear, pack_linear, pack_quant
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import rms_norm
 from kernels.gpu.targets import TARGETS, UnsupportedTargetError
-from tests.support.kernels.batches import assert_close
+from tests.support.kernels.batches import assert_close, normal
 
 SM_90, GFX942 = TARGETS["sm_90"], TARGETS["gfx942"]
 FLOAT8 = torch.float8_e4m3fn
-
-
-def normal(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def rounding(x, scales):
@@ -41,8 +37,8 @@ def assert_within(out, exact, bound, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_unquantized_layers_equal_torch(device, seed, dtype, has_bias):
-    x, weight = normal(seed, 5, 33).to(device, dtype), normal(seed + 1, 7, 33).to(device, dtype)
-    bias = normal(seed + 2, 7).to(device, dtype) if has_bias else None
+    x, weight = normal(5, 33, seed=seed).to(device, dtype), normal(7, 33, seed=seed + 1).to(device, dtype)
+    bias = normal(7, seed=seed + 2).to(device, dtype) if has_bias else None
     packed = pack_linear(weight, bias, quantization=None, target=TARGETS["sm_80"])
     assert packed.weight is weight
     assert (packed.in_features, packed.out_features) == (33, 7)
@@ -56,9 +52,9 @@ def test_unquantized_layers_equal_torch(device, seed, dtype, has_bias):
 def test_8_bit_products_are_within_the_error_of_both_roundings(
     device, seed, dtype, has_bias, num_rows, size_in, size_out
 ):
-    x, weight = normal(seed, num_rows, size_in).to(dtype), normal(seed + 1, size_out, size_in)
+    x, weight = normal(num_rows, size_in, seed=seed).to(dtype), normal(size_out, size_in, seed=seed + 1)
     weight = (weight * torch.logspace(-2, 2, size_out)[:, None]).to(dtype)  # channels of very different size
-    bias = normal(seed + 2, size_out).to(dtype) if has_bias else None
+    bias = normal(size_out, seed=seed + 2).to(dtype) if has_bias else None
     packed = pack_linear(weight.to(device), None if bias is None else bias.to(device), quantization="fp8", target=SM_90)
     assert packed.weight.dtype is FLOAT8
     assert packed.scales.shape == (1, size_out)
@@ -72,7 +68,7 @@ def test_8_bit_products_are_within_the_error_of_both_roundings(
 
 def test_typical_error_is_that_of_3_mantissa_bits(device, seed):
     """Half of a last bit is 1/16 at most, 0.026 as a root mean square over all mantissas; two sides make 0.037."""
-    x, weight = normal(seed, 64, 1024), normal(seed + 1, 128, 1024)
+    x, weight = normal(64, 1024, seed=seed), normal(128, 1024, seed=seed + 1)
     out = linear(x.to(device), pack_linear(weight.to(device), None, quantization="fp8", target=SM_90)).cpu()
     exact = x @ weight.T
     error = float((out - exact).norm() / exact.norm())
@@ -81,8 +77,8 @@ def test_typical_error_is_that_of_3_mantissa_bits(device, seed):
 
 def test_quantized_rows_are_accepted(device, seed):
     """Rows quantised by the norm give the results of rows that the layer quantises."""
-    x, norm_weight = normal(seed, 7, 64).to(device), torch.ones(64, device=device)
-    weight = normal(seed + 1, 48, 64).to(device)
+    x, norm_weight = normal(7, 64, seed=seed).to(device), torch.ones(64, device=device)
+    weight = normal(48, 64, seed=seed + 1).to(device)
     packed = pack_linear(weight, None, quantization="fp8", target=SM_90)
     rows = rms_norm(x, norm_weight, 1e-5, quantize=FLOAT8)
     normed = rms_norm(x, norm_weight, 1e-5)
@@ -92,7 +88,7 @@ def test_quantized_rows_are_accepted(device, seed):
 
 
 def test_the_largest_weight_of_each_channel_is_exact():
-    weight = normal(0, 16, 32) * torch.logspace(-8, 8, 16)[:, None]
+    weight = normal(16, 32, seed=0) * torch.logspace(-8, 8, 16)[:, None]
     weight[3] = 0
     packed = pack_linear(weight, None, quantization="fp8", target=SM_90)
     values = (packed.weight.float() * packed.scales).t()
@@ -102,28 +98,28 @@ def test_the_largest_weight_of_each_channel_is_exact():
 
 @pytest.mark.parametrize(("size_out", "size_in"), [(24, 64), (64, 40)])
 def test_layers_of_other_sizes_stay_unquantized_with_a_log_line(device, seed, caplog, size_out, size_in):
-    weight = normal(seed, size_out, size_in).to(device)
+    weight = normal(size_out, size_in, seed=seed).to(device)
     _log_unquantized.cache_clear()  # it is logged once for each size
     with caplog.at_level(logging.WARNING, "kernels.gpu.linear"):
         packed = [pack_linear(weight, None, quantization="fp8", target=SM_90) for _ in range(2)]
     assert packed[1].weight is weight
     wanted = f"linear layers of {size_in} inputs and {size_out} outputs are not quantized: 8-bit products take "
     assert [record.message for record in caplog.records] == [wanted + "multiples of 16"]
-    x = normal(seed + 1, 3, size_in).to(device)
+    x = normal(3, size_in, seed=seed + 1).to(device)
     assert torch.equal(linear(x, packed[0]), torch.nn.functional.linear(x, weight))
     assert linear(quantize_rows(x, FLOAT8), packed[0]).shape == (3, size_out)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (48,), (48, 1)])
 def test_fp8_checkpoint_weights_are_used_unchanged(device, seed, shape):
-    values = (normal(seed, 48, 64) * 100).to(FLOAT8)
-    scales, bias = normal(seed + 1, *shape).abs() + 0.1, normal(seed + 2, 48).to(torch.bfloat16)
+    values = (normal(48, 64, seed=seed) * 100).to(FLOAT8)
+    scales, bias = normal(*shape, seed=seed + 1).abs() + 0.1, normal(48, seed=seed + 2).to(torch.bfloat16)
     meant = values.float() * scales.reshape(-1, 1)
     on_device = [tensor.to(device) for tensor in (values, scales, bias)]
     packed = pack_quantized(*on_device, dtype=torch.bfloat16, target=SM_90)
     assert packed.weight.data_ptr() == on_device[0].data_ptr()
     assert torch.equal((packed.weight.float() * packed.scales).t().cpu(), meant)
-    x = normal(seed + 3, 5, 64).to(torch.bfloat16)
+    x = normal(5, 64, seed=seed + 3).to(torch.bfloat16)
     bound = rounding(x.float(), x.float().abs().amax(dim=1, keepdim=True) / 448) @ meant.abs().T
     out = linear(x.to(device), packed)
     assert out.dtype is torch.bfloat16
@@ -139,7 +135,7 @@ def test_fp8_checkpoint_values_are_unchanged_in_the_amd_format():
 
 
 def test_fp8_checkpoints_of_other_sizes_are_dequantized(caplog):
-    values = (normal(0, 20, 64) * 100).to(FLOAT8)
+    values = (normal(20, 64, seed=0) * 100).to(FLOAT8)
     packed = pack_quantized(values, torch.tensor(0.5), None, dtype=torch.float16, target=SM_90)
     assert torch.equal(packed.weight, (values.float() * 0.5).half())
     assert packed.scales is None

@@ -5,7 +5,7 @@ import torch
 
 from kernels.gpu.rms_norm import add_rms_norm, norm_columns, rms_norm
 from kernels.reference.rms_norm import rms_norm as reference_rms_norm
-from tests.support.kernels.batches import assert_close, assert_quantized
+from tests.support.kernels.batches import assert_close, assert_quantized, normal
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -13,14 +13,10 @@ SHAPES = [(1, 1), (5, 7), (33, 96), (3, 576), (2, 896), (2, 3072), (3, 4096), (1
 CASES = [(dtype, *shape) for dtype in DTYPES for shape in SHAPES] + [(torch.bfloat16, 1, 18944)]
 
 
-def normal(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize(("dtype", "num_rows", "n"), CASES)
 def test_rms_norm_equals_reference(device, seed, dtype, num_rows, n):
-    x, weight = normal(seed, num_rows, n).to(dtype), normal(seed + 1, n).to(dtype)
+    x, weight = normal(num_rows, n, seed=seed).to(dtype), normal(n, seed=seed + 1).to(dtype)
     on_device = x.to(device)
     out = rms_norm(on_device, weight.to(device), EPS)
     assert out.dtype is dtype
@@ -31,7 +27,7 @@ def test_rms_norm_equals_reference(device, seed, dtype, num_rows, n):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("first", "n"), [(0, 64), (64, 576), (640, 60)])
 def test_columns_are_normed_in_place(device, seed, dtype, first, n):
-    x, weight = normal(seed, 33, 700).to(dtype), normal(seed + 1, n).to(dtype)
+    x, weight = normal(33, 700, seed=seed).to(dtype), normal(n, seed=seed + 1).to(dtype)
     out = x.to(device, copy=True)
     norm_columns(out, first, weight.to(device), EPS)
     columns = slice(first, first + n)
@@ -45,7 +41,9 @@ def test_columns_are_normed_in_place(device, seed, dtype, first, n):
 @pytest.mark.sampled
 @pytest.mark.parametrize(("dtype", "num_rows", "n"), CASES)
 def test_add_rms_norm_adds_in_place_and_norms_what_it_stored(device, seed, dtype, num_rows, n):
-    x, residual, weight = (normal(seed + i, *shape).to(dtype) for i, shape in enumerate([(num_rows, n)] * 2 + [(n,)]))
+    x, residual, weight = (
+        normal(*shape, seed=seed + i).to(dtype) for i, shape in enumerate([(num_rows, n)] * 2 + [(n,)])
+    )
     stream = residual.to(device)
     if stream is residual:
         stream = residual.clone()
@@ -61,7 +59,9 @@ def test_add_rms_norm_adds_in_place_and_norms_what_it_stored(device, seed, dtype
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "n"), [(1, 16), (9, 80), (3, 576), (2, 4096), (1, 16384)])
 def test_quantized_norms_are_rounded_once(device, seed, float8, dtype, num_rows, n, adds):
-    x, residual, weight = (normal(seed + i, *shape).to(dtype) for i, shape in enumerate([(num_rows, n)] * 2 + [(n,)]))
+    x, residual, weight = (
+        normal(*shape, seed=seed + i).to(dtype) for i, shape in enumerate([(num_rows, n)] * 2 + [(n,)])
+    )
     if adds:
         stream = residual.clone().to(device)
         rows, total = add_rms_norm(x.to(device), stream, weight.to(device), EPS, quantize=float8)
@@ -88,7 +88,7 @@ def test_eps_is_added_to_the_mean_square(device):
 
 @pytest.mark.parametrize("n", [96, 2048])
 def test_a_row_has_the_same_bits_among_any_number_of_rows(device, seed, n):
-    x, weight = normal(seed, 37, n).to(device), normal(seed + 1, n).to(device)
+    x, weight = normal(37, n, seed=seed).to(device), normal(n, seed=seed + 1).to(device)
     together = rms_norm(x, weight, EPS)
     for rows in (slice(0, 1), slice(36, 37), slice(5, 23)):
         assert torch.equal(rms_norm(x[rows].clone(), weight, EPS), together[rows])

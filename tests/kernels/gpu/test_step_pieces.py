@@ -12,7 +12,7 @@ from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import TARGETS
 from kernels.metadata import GroupBlocks
-from tests.support.kernels.batches import make_step_buffers
+from tests.support.kernels.batches import make_step_buffers, normal
 
 
 def make_inputs(first_block):
@@ -80,10 +80,6 @@ HEADS = DeltaHeads(num_key_heads=1, key_dim=16, num_value_heads=1, value_dim=16,
 NUM_COLUMNS = HEADS.num_channels + HEADS.value_size
 
 
-def normal(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 class DeltaModel:
     """Two layers with states, one of attention between them, and logits of all that they return."""
 
@@ -92,17 +88,17 @@ class DeltaModel:
         self.weights = [
             DeltaWeights(
                 HEADS,
-                conv=normal(seed, HEADS.conv_width, HEADS.num_channels),
+                conv=normal(HEADS.conv_width, HEADS.num_channels, seed=seed),
                 decay=torch.full((1,), 0.1),
-                dt_bias=normal(seed + 1, 1),
+                dt_bias=normal(1, seed=seed + 1),
                 norm=torch.ones(HEADS.value_dim),
                 eps=1e-6,
             )
             for seed in (10, 20)
         ]
         self.states = [DeltaStates.zeros(HEADS, 5, torch.device("cpu")) for _ in range(2)]
-        self.mixes = normal(30, 7, NUM_COLUMNS + 2), normal(31, HEADS.value_size, NUM_COLUMNS + 2)
-        self.head = normal(32, HEADS.value_size, 5)
+        self.mixes = normal(7, NUM_COLUMNS + 2, seed=30), normal(HEADS.value_size, NUM_COLUMNS + 2, seed=31)
+        self.head = normal(HEADS.value_size, 5, seed=32)
 
     def step(self, ops, inputs, attend=lambda q, _cache, _metadata: q.flatten(1)):
         """The attention in the middle doubles its queries, in steps that call it."""

@@ -13,18 +13,14 @@ from kernels.gpu.tiled_linear import is_tiled, tiled_linear
 from kernels.gpu.tiles import ProductTile, product_splits, product_tile
 from kernels.grouped_weights import GroupedWeights
 from tests.support.engine.weights import quantized_in_blocks
-from tests.support.kernels.batches import assert_close, assert_same_bits
+from tests.support.kernels.batches import assert_close, assert_same_bits, normal
 
 SHARED, ALONE = 1_000_000, 1  # processors: a program for each part of the inputs, or one for all of them
 
 
-def normal(seed, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def make_layer(seed, num_in, num_out, dtype, has_bias, device, target):
-    weight = (normal(seed, num_out, num_in) * num_in**-0.5).to(device, dtype)
-    bias = normal(seed + 1, num_out).to(device, dtype) if has_bias else None
+    weight = (normal(num_out, num_in, seed=seed) * num_in**-0.5).to(device, dtype)
+    bias = normal(num_out, seed=seed + 1).to(device, dtype) if has_bias else None
     return pack_linear(weight, bias, quantization=None, target=target)
 
 
@@ -43,7 +39,7 @@ def invariant_linear(x, layer, target, num_processors):
 )
 def test_products_equal_torch(device, target, seed, dtype, has_bias, num_processors, num_rows, num_in, num_out):
     layer = make_layer(seed, num_in, num_out, dtype, has_bias, device, target)
-    x = normal(seed + 2, num_rows, num_in).to(device, dtype)
+    x = normal(num_rows, num_in, seed=seed + 2).to(device, dtype)
     out = invariant_linear(x, layer, target, num_processors)
     assert out.dtype is dtype
     bias = None if layer.bias is None else layer.bias.double()
@@ -57,7 +53,7 @@ def test_a_row_has_the_same_bits_in_any_batch(device, target, seed, dtype):
     """Whatever its place in its tile, the other rows, and the number of programs that share its inputs."""
     layer = make_layer(seed, 1037, 99, dtype, True, device, target)
     assert product_splits(product_tile(target, dtype.itemsize), 1037, 99) == 2
-    x = normal(seed + 2, 67, 1037).to(device, dtype)
+    x = normal(67, 1037, seed=seed + 2).to(device, dtype)
     whole = invariant_linear(x, layer, target, ALONE)
     for rows in (slice(67), slice(66, 67), slice(60, 65)):
         for num_processors in (SHARED, ALONE):
@@ -125,10 +121,10 @@ def block_target(request, device, target):
 
 def make_block_scaled(seed, num_in, num_out, dtype, has_bias, device, target):
     """Blocks of very different magnitude; returns the packed layer and its weights in fp64."""
-    blocks = normal(seed, num_out // 128, 1, num_in // 128, 1).exp() * num_in**-0.5
-    weight = (normal(seed + 1, num_out // 128, 128, num_in // 128, 128) * blocks).view(num_out, num_in)
+    blocks = normal(num_out // 128, 1, num_in // 128, 1, seed=seed).exp() * num_in**-0.5
+    weight = (normal(num_out // 128, 128, num_in // 128, 128, seed=seed + 1) * blocks).view(num_out, num_in)
     values, scales = quantized_in_blocks(weight)
-    bias = normal(seed + 2, num_out).to(dtype) if has_bias else None
+    bias = normal(num_out, seed=seed + 2).to(dtype) if has_bias else None
     on_device = (None if tensor is None else tensor.to(device) for tensor in (values, scales, bias))
     exact = values.double() * scales.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
     return pack_block_scaled(*on_device, dtype=dtype, target=target), exact
@@ -152,7 +148,7 @@ def test_products_with_scales_per_block_equal_sums_in_fp64(
     eight steps.
     """
     layer, weight = make_block_scaled(seed, num_in, num_out, dtype, has_bias, device, block_target)
-    x = (normal(seed + 3, num_rows, num_in) * normal(seed + 4, num_rows, 1).exp()).to(device, dtype)
+    x = (normal(num_rows, num_in, seed=seed + 3) * normal(num_rows, 1, seed=seed + 4).exp()).to(device, dtype)
     options = {"target": block_target, "num_processors": num_processors}
     out = tiled_linear(x, layer, **options, batch_invariant=False)
     assert out.dtype is dtype
@@ -183,10 +179,10 @@ def test_products_with_scales_per_channel_equal_sums_in_fp64(
     target = TARGETS["sm_90"]
     if device.type == "cuda" and target_of(device) is not target:
         pytest.skip("not the GPU of these tiles")
-    weight = (normal(seed, num_out, num_in) * normal(seed + 1, num_out, 1).exp()).to(device, dtype)
-    bias = normal(seed + 2, num_out).to(device, dtype) if has_bias else None
+    weight = (normal(num_out, num_in, seed=seed) * normal(num_out, 1, seed=seed + 1).exp()).to(device, dtype)
+    bias = normal(num_out, seed=seed + 2).to(device, dtype) if has_bias else None
     layer = pack_linear(weight, bias, quantization="fp8", target=target)
-    x = (normal(seed + 3, num_rows, num_in) * normal(seed + 4, num_rows, 1).exp()).to(device, dtype)
+    x = (normal(num_rows, num_in, seed=seed + 3) * normal(num_rows, 1, seed=seed + 4).exp()).to(device, dtype)
     options = {"target": target, "num_processors": num_processors, "batch_invariant": False}
     out = tiled_linear(x, layer, **options)
     assert out.dtype is dtype
@@ -205,15 +201,15 @@ def test_products_with_scales_per_channel_equal_sums_in_fp64(
 @pytest.mark.usefixtures("sums_in_order")
 def test_a_row_has_the_same_bits_in_any_batch_with_scales_per_channel(device, float8, seed, num_processors):
     target = TARGETS["sm_90"]
-    layer = pack_linear(normal(seed, 48, 2064).to(device), None, quantization="fp8", target=target)
-    x = normal(seed + 3, 67, 2064).to(device)
+    layer = pack_linear(normal(48, 2064, seed=seed).to(device), None, quantization="fp8", target=target)
+    x = normal(67, 2064, seed=seed + 3).to(device)
     whole = invariant_linear(x, layer, target, ALONE)
     for rows in (slice(66, 67), slice(40, 65)):
         assert_same_bits(invariant_linear(x[rows], layer, target, num_processors), whole[rows])
 
 
 def test_few_rows_in_8_bits_are_tiled_on_the_gpu_that_was_measured(device):
-    weight = normal(0, 64, 64).to(device)
+    weight = normal(64, 64, seed=0).to(device)
     for name, quantization, num_rows, expected in (
         ("sm_90", "fp8", 1, True),
         ("sm_90", "fp8", 128, True),
@@ -231,7 +227,7 @@ def test_few_rows_in_8_bits_are_tiled_on_the_gpu_that_was_measured(device):
 def test_a_row_has_the_same_bits_in_any_batch_with_scales_per_block(device, block_target, seed, num_processors):
     """Also where the tile would be another one without --batch-invariant."""
     layer, _ = make_block_scaled(seed, 1152, 128, torch.float32, True, device, block_target)
-    x = normal(seed + 3, 67, 1152).to(device)
+    x = normal(67, 1152, seed=seed + 3).to(device)
     whole = invariant_linear(x, layer, block_target, ALONE)
     for rows in (slice(66, 67), slice(40, 65)):
         assert_same_bits(invariant_linear(x[rows], layer, block_target, num_processors), whole[rows])
@@ -268,10 +264,10 @@ def make_grouped(seed, num_in, num_out, group_size, num_bits, dtype, has_bias, d
     """Groups of very different scales; returns the packed layer, its weights in fp64 and their largest terms."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(0, 2**num_bits, (num_out, num_in), generator=generator, dtype=torch.uint8)
-    scales = normal(seed + 1, num_out, num_in // group_size).exp() * (num_in**-0.5 / 2**num_bits)
+    scales = normal(num_out, num_in // group_size, seed=seed + 1).exp() * (num_in**-0.5 / 2**num_bits)
     offsets = -scales * torch.rand(scales.shape, generator=generator) * 2**num_bits
     order = torch.randperm(num_in, generator=generator) if shuffled else None
-    bias = normal(seed + 2, num_out).to(dtype) if has_bias else None
+    bias = normal(num_out, seed=seed + 2).to(dtype) if has_bias else None
     weights = GroupedWeights(values, scales, offsets, num_bits, order)
     factors, terms = (numbers.double().repeat_interleave(group_size, 1) for numbers in (scales, offsets))
     exact = values.double() * factors + terms
@@ -318,7 +314,7 @@ def test_products_of_integers_equal_sums_in_fp64(
     """
     layer, weight, largest = make_grouped(seed, num_in, num_out, group_size, num_bits, dtype, has_bias, device)
     assert layer.weight.nbytes == num_in * num_out * num_bits // 8
-    x = (normal(seed + 3, num_rows, num_in) * normal(seed + 4, num_rows, 1).exp()).to(device, dtype)
+    x = (normal(num_rows, num_in, seed=seed + 3) * normal(num_rows, 1, seed=seed + 4).exp()).to(device, dtype)
     options = {"num_processors": num_processors, "batch_invariant": batch_invariant}
     out = tiled_linear(x, layer, target=target, **options)
     assert out.dtype is dtype
@@ -331,7 +327,7 @@ def test_products_of_integers_equal_sums_in_fp64(
 
 def test_integers_in_groups_of_inputs_in_another_order(device, target, seed):
     layer, weight, largest = make_grouped(seed, 256, 64, 32, 4, torch.float32, False, device, shuffled=True)
-    x = normal(seed + 3, 5, 256).to(device)
+    x = normal(5, 256, seed=seed + 3).to(device)
     out = tiled_linear(x, layer, target=target, num_processors=ALONE, batch_invariant=False).cpu().double()
     rows = x.cpu().double()
     assert bool(((out - rows @ weight.T).abs() <= 256 * 2.0**-24 * (rows.abs() @ largest.T)).all())
@@ -341,7 +337,7 @@ def test_integers_in_groups_of_inputs_in_another_order(device, target, seed):
 @pytest.mark.usefixtures("sums_in_order")
 def test_a_row_has_the_same_bits_in_any_batch_with_integers(device, target, seed, num_processors):
     layer, _, _ = make_grouped(seed, 1152, 72, 64, 4, torch.float32, True, device)
-    x = normal(seed + 3, 67, 1152).to(device)
+    x = normal(67, 1152, seed=seed + 3).to(device)
     whole = invariant_linear(x, layer, target, ALONE)
     for rows in (slice(66, 67), slice(40, 65)):
         assert_same_bits(invariant_linear(x[rows], layer, target, num_processors), whole[rows])

@@ -23,6 +23,11 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 """Absolute and relative error by dtype, for inputs and outputs of unit scale; of 8 bits, in units of the scale."""
 
 
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Returns fp32 numbers of a normal distribution."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def score_error(head_dim: int, max_score: float, soft_cap: float | None = None) -> float:
     """Returns the absolute error of attention over unit-scale values due to fp32 scores above unit scale.
 
