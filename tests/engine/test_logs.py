@@ -9,18 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine.process import ENVIRONMENT, engine_process
+from tests.support.goaway import goaway
 
 FORGED = "\n2026-01-01 00:00:00.000 INFO engine: forged\n\x1b[2J\x9b31m\u2028"
-
-
-def goaway(text: bytes) -> bytes:
-    """Bytes of an HTTP/2 client that disconnects at once with a reason: preface, SETTINGS, GOAWAY."""
-
-    def frame(kind: int, payload: bytes) -> bytes:
-        return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload
-
-    settings, gone = frame(4, b""), frame(7, bytes(4) + (2).to_bytes(4, "big") + text)
-    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + gone
 
 
 async def test_no_peer_writes_into_the_log(

@@ -11,22 +11,14 @@ import sys
 import aiohttp
 import pytest
 
+from tests.support.goaway import goaway
+
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 FORGED = "\r\n2026-01-01 00:00:00.000 INFO frontend: forged\n\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u2028\x00\x7f"
 """Text of a client that would add a log line, move the cursor, or reverse a line."""
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} [A-Z]+ [\w.]+: .*")
-
-
-def goaway(text: bytes) -> bytes:
-    """Returns the bytes of an HTTP/2 client that closes at once with a reason: preface, SETTINGS, GOAWAY."""
-
-    def frame(kind: int, payload: bytes) -> bytes:
-        return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload
-
-    settings, gone = frame(4, b""), frame(7, bytes(4) + (2).to_bytes(4, "big") + text)
-    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + gone
 
 
 async def test_clients_cannot_forge_log_lines(pair):

@@ -16,6 +16,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from tests.support.engine.client import AttachClient, submission
 from tests.support.engine.process import END_TIMEOUT_S, EngineProcess, engine_process
+from tests.support.processes import is_alive
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +32,6 @@ async def follower_pid(engine: EngineProcess) -> int:
     match = re.search(r"rank 1 \(process (\d+)\)", await engine.said("rank 1 (process"))
     assert match is not None
     return int(match[1])
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 async def test_it_serves_and_a_drain_ends_both(tmp_path: Path, model_dir: Path) -> None:

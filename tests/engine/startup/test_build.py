@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.core.outputs import SchedulerOutput
-from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.request import SamplingParams
 from engine.errors import CheckpointError, ConfigError
 from engine.flags import Quantization
 from engine.serving.parts import EngineParts
@@ -20,6 +18,7 @@ from engine.startup.build import build_engine
 from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
 from kernels.cpu.cpu_features import cpu_features
+from tests.support.engine.small_engine import answer
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +31,7 @@ def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.Tem
 
 def _tokens(parts: EngineParts) -> list[int]:
     """Returns the answer to a request of three tokens."""
-    parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
-    tokens: list[int] = []
-    in_flight: deque[SchedulerOutput] = deque()
-    while parts.scheduler.has_work() or in_flight:
-        if parts.scheduler.has_work():
-            in_flight.append(parts.scheduler.schedule(0.0))
-            parts.runner.launch(in_flight[-1])
-        if len(in_flight) == parts.scheduler.max_steps_in_flight or not parts.scheduler.has_work():
-            outputs = parts.scheduler.update(in_flight.popleft(), parts.runner.collect(), 0.0)
-            tokens += [token_id for output in outputs for token_id in output.token_ids]
-    return tokens
+    return answer(parts, (5, 6), SamplingParams(seed=0, max_tokens=3))
 
 
 def test_asynchronous_scheduling_changes_no_token(model_dir: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.request import SamplingParams
 from engine.errors import ConfigError
 from engine.parallel.group import SINGLE_RANK, SingleRank
 from engine.serving.parts import EngineParts
@@ -20,6 +20,7 @@ from engine.startup.packed_weights import packed_cache
 from engine.startup.progress import StartupProgress
 from kernels.cpu import cpu_features
 from kernels.families import cpu_ops, reference_ops
+from tests.support.engine.small_engine import answer
 
 FOUND = "Packed weights are those of an earlier start"
 
@@ -37,14 +38,7 @@ def config(servable: Callable[..., Path], tmp_path: Path) -> EngineConfig:
 
 def tokens(parts: EngineParts) -> list[int]:
     params = SamplingParams(seed=0, max_tokens=6, temperature=0.0, ignore_end_token=True)
-    parts.scheduler.add_request(Request(RequestId(1), (5, 6, 9, 40), params, arrival_s=0.0))
-    found: list[int] = []
-    while parts.scheduler.has_work():
-        plan = parts.scheduler.schedule(0.0)
-        parts.runner.launch(plan)
-        for output in parts.scheduler.update(plan, parts.runner.collect(), 0.0):
-            found += output.token_ids
-    return found
+    return answer(parts, (5, 6, 9, 40), params)
 
 
 def wait_until_saved() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.request import SamplingParams
 from engine.errors import CheckpointError, ConfigError
 from engine.model.config import ModelConfig
 from engine.serving.parts import EngineParts
@@ -15,6 +15,7 @@ from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress
 from engine.startup.served_model import open_model, weights_dtype
 from tests.support.engine.families import TRANSFORMERS_FAMILIES, family_config, save_family
+from tests.support.engine.small_engine import answer
 
 PROMPT = (5, 6, 9, 40)
 
@@ -29,15 +30,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokens(parts: EngineParts) -> list[int]:
-    params = SamplingParams(seed=0, max_tokens=6, temperature=0.0, ignore_end_token=True)
-    parts.scheduler.add_request(Request(RequestId(1), PROMPT, params, arrival_s=0.0))
-    found: list[int] = []
-    while parts.scheduler.has_work():
-        plan = parts.scheduler.schedule(0.0)
-        parts.runner.launch(plan)
-        for output in parts.scheduler.update(plan, parts.runner.collect(), 0.0):
-            found += output.token_ids
-    return found
+    return answer(parts, PROMPT, SamplingParams(seed=0, max_tokens=6, temperature=0.0, ignore_end_token=True))
 
 
 def test_a_family_without_a_decoder_is_served_with_one_line_that_names_the_cost(

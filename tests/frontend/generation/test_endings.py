@@ -9,14 +9,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
+from tests.support.frontend.calls import failure
 from tests.support.frontend.fake_engine import FakeEngine
-
-
-async def failure(call):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in call:
-            pass
-    return caught.value
 
 
 def details_of(error):

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
+from frontend.generation.admission import Admission
+from frontend.observability.metrics import Metrics
+
 Scrape = Callable[..., dict[Any, float]]
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("chairlift", Admission(max_requests=8, max_tokens=100))
 
 
 @pytest.fixture

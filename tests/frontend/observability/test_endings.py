@@ -9,14 +9,12 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
 from tests.hang import HANG_S
+from tests.support.frontend.calls import failure
 from tests.support.frontend.fake_engine import FakeEngine, rejection
 
 
 async def status_of(call):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in call:
-            pass
-    return caught.value.code()
+    return (await failure(call)).code()
 
 
 async def read_all(call):

@@ -2,21 +2,12 @@
 
 import re
 
-import pytest
-
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from frontend.generation.admission import Admission
-from frontend.observability.metrics import Metrics
 
 NAMES = (
     "endpoint_num_requests_waiting", "endpoint_num_requests_running", "endpoint_kv_cache_usage_perc",
     "endpoint_cache_config_info", "lora_requests_info",
 )  # fmt: skip
-
-
-@pytest.fixture
-def metrics():
-    return Metrics("chairlift", Admission(max_requests=8, max_tokens=100))
 
 
 def attach(metrics, *, blocks=100, free=100, running=0, waiting=0, adapters=(), instance_id=None):

@@ -5,8 +5,6 @@ import asyncio
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from frontend.generation.admission import Admission
-from frontend.observability.metrics import Metrics
 from frontend.observability.request_metrics import MAX_MODELS
 from tests.hang import HANG_S
 from tests.support.frontend.fake_engine import FakeEngine
@@ -28,11 +26,6 @@ COUNTERS = {
     "spec_decode_num_draft_tokens_total": "num_draft_tokens_total",
     "spec_decode_num_accepted_tokens_total": "num_accepted_tokens_total",
 }
-
-
-@pytest.fixture
-def metrics():
-    return Metrics("chairlift", Admission(max_requests=8, max_tokens=100))
 
 
 def load_of(first):

@@ -3,8 +3,6 @@
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.generation.admission import Admission
-from frontend.observability.metrics import Metrics
 from frontend.observability.outcome import Outcome
 from frontend.observability.request_events import RequestEnd, RequestProgress
 from frontend.observability.target_meter import TargetMeter
@@ -14,11 +12,6 @@ COMPLETE = RequestEnd(Outcome.STOP, is_complete=True, error_code="")
 CANCELLED = RequestEnd(Outcome.CANCELLED, is_complete=False, error_code="CANCELLED")
 SHED = RequestEnd(Outcome.SHED, is_complete=False, error_code="TARGETS_INFEASIBLE")
 INVALID = RequestEnd(None, is_complete=False, error_code="INVALID_REQUEST")
-
-
-@pytest.fixture
-def metrics():
-    return Metrics("chairlift", Admission(max_requests=8, max_tokens=100))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.routing.connection_log import EngineLostError
 from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.calls import failure
 from tests.support.frontend.fake_engine import FakeEngine, rejection
 
 
@@ -26,13 +27,6 @@ def details(error):
         if detail.Unpack(retry):
             retry_s = retry.retry_delay.ToTimedelta().total_seconds()
     return info.reason, retry_s
-
-
-async def failure(call):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in call:
-            pass
-    return caught.value
 
 
 async def test_connects_when_an_absent_engine_starts(make_pair, text_request, engine_address):

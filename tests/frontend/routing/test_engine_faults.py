@@ -7,13 +7,7 @@ import grpc
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-
-
-async def failure(call):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in call:
-            pass
-    return caught.value
+from tests.support.frontend.calls import failure
 
 
 def mangle_once(pair, change):

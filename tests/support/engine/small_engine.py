@@ -54,6 +54,12 @@ def answers_with_flags(
     return found
 
 
+def answer(parts: EngineParts, prompt_ids: tuple[int, ...], params: SamplingParams) -> list[int]:
+    """Returns the tokens of one request."""
+    parts.scheduler.add_request(Request(RequestId(1), prompt_ids, params, arrival_s=0.0))
+    return run_to_the_end(parts)[1]
+
+
 def run_to_the_end(parts: EngineParts) -> dict[int, list[int]]:
     """Computes all requests of the scheduler; returns their tokens, by request."""
     tokens: defaultdict[int, list[int]] = defaultdict(list)

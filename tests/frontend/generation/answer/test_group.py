@@ -8,6 +8,7 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
+from tests.support.frontend.calls import failure
 from tests.support.frontend.fake_engine import FakeEngine, rejection
 
 ENDLESS = {"max_tokens": 4000, "ignore_end_token": True}
@@ -22,13 +23,6 @@ def several(text, num_answers, *, seed=None, output=None, **stop):
 
 def stream(pair, spec, **options):
     return pair.stub().StreamGenerate(pb.StreamGenerateRequest(spec=spec), **options)
-
-
-async def failure(call):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in call:
-            pass
-    return caught.value
 
 
 async def answers_differ(pair):
