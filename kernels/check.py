@@ -14,7 +14,7 @@ import torch
 
 from kernels.check_inputs import CachedRows, CheckInputs, DeltaRows, Outputs, sampling_batch
 from kernels.dtypes import dtype_name
-from kernels.interface import AdapterOps, ExpertChoice, KernelOps, LowRank
+from kernels.interface import AdapterOps, ExpertChoice, KernelOps, LowRank, pack_adapters
 from kernels.metadata import AdaptedTokens
 from kernels.model_forms import ALLOWED, ExpertForms, ModelForms
 from kernels.sample_weights import grouped, microscaled, nvfp4
@@ -305,7 +305,7 @@ def _adapter_cases(forms: ModelForms, inputs: CheckInputs) -> Iterator[KernelCas
     def run(ops: KernelOps, _: torch.dtype) -> Outputs:
         out, adapter_ops = y.clone(), cast("AdapterOps", ops)
         adapted = AdaptedTokens(inputs.int64([token for _, token in chosen]), inputs.int64([own for own, _ in chosen]))
-        adapter_ops.add_adapters(out, x, adapter_ops.pack_adapters(adapters), adapted)
+        adapter_ops.add_adapters(out, x, pack_adapters(adapter_ops, adapters), adapted)
         return (out,)
 
     yield KernelCase("add_adapters", f"{dtype_name(forms.dtype)}, {size} wide", ALLOWED[forms.dtype], run)

@@ -95,7 +95,7 @@ Experts: TypeAlias = Any
 """Experts of a layer as returned by `pack_experts`; opaque outside of the family that packed them."""
 
 Adapters: TypeAlias = Any
-"""Changes of a linear layer as returned by `pack_adapters`; opaque outside of the family that packed them."""
+"""Changes of a linear layer as returned by `reserve_adapters`; opaque outside of the family that packed them."""
 
 KVCache: TypeAlias = Any
 """Keys and values of one layer as returned by `make_kv_cache`; opaque outside of the family that made them."""
@@ -372,19 +372,7 @@ class KernelOps(Protocol):
 
 
 class AdapterOps(Protocol):
-    """Operations of families that compute adapters of linear layers."""
-
-    def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> Adapters:
-        """Lays out what each adapter changes of one linear layer, in different rows; at least one changes some."""
-        ...
-
-    def add_adapters(self, y: torch.Tensor, x: LinearInput, adapters: Adapters, tokens: AdaptedTokens) -> None:
-        """Adds B (A x) to y, the results of a linear layer of inputs x, for these tokens, in place."""
-        ...
-
-
-class ReplaceableAdapterOps(AdapterOps, Protocol):
-    """Operations of families whose adapters may be replaced between two steps, without compiling the steps again."""
+    """Operations of families that compute adapters of linear layers, which may be replaced between two steps."""
 
     def reserve_adapters(
         self, num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
@@ -402,6 +390,22 @@ class ReplaceableAdapterOps(AdapterOps, Protocol):
     def set_adapter(self, adapters: Adapters, index: int, changes: Sequence[LowRank]) -> None:
         """Replaces what one adapter changes of the layer; called on any thread, while no step uses this adapter.
 
-        Allocates little besides. Raises: ValueError: the changes are not among those that were reserved.
+        Steps need not be compiled again. Allocates little besides.
+        Raises: ValueError: the changes are not among those that were reserved.
         """
         ...
+
+    def add_adapters(self, y: torch.Tensor, x: LinearInput, adapters: Adapters, tokens: AdaptedTokens) -> None:
+        """Adds B (A x) to y, the results of a linear layer of inputs x, for these tokens, in place."""
+        ...
+
+
+def pack_adapters(ops: AdapterOps, adapters: Sequence[Sequence[LowRank]]) -> Adapters:
+    """Returns adapters of one linear layer, reserved as their changes need; at least one changes some rows."""
+    changes = [change for adapter in adapters for change in adapter]
+    rows = sorted({(change.first_row, change.first_row + len(change.b)) for change in changes})
+    max_rank = max(len(change.a) for change in changes)
+    packed = ops.reserve_adapters(len(adapters), max_rank, changes[0].a.shape[1], rows)
+    for index, adapter in enumerate(adapters):
+        ops.set_adapter(packed, index, adapter)
+    return packed

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import torch
 
-from kernels.interface import AdapterOps, Adapters, LinearInput, LowRank, ReplaceableAdapterOps
+from kernels.interface import AdapterOps, Adapters, LinearInput, LowRank, pack_adapters
 from kernels.metadata import AdaptedTokens
 
 ChangeOf: TypeAlias = Callable[[str], LowRank | None]
@@ -40,14 +40,14 @@ class LinearAdapters:
         """Packs what each adapter changes."""
         changes = [self._changes(change_of) for change_of in adapters]
         if any(changes):
-            self._packed = ops, ops.pack_adapters(changes)
+            self._packed = ops, pack_adapters(ops, changes)
 
-    def reserve(self, ops: ReplaceableAdapterOps, num_adapters: int, max_rank: int) -> None:
+    def reserve(self, ops: AdapterOps, num_adapters: int, max_rank: int) -> None:
         """Allocates adapters that `replace` fills."""
         rows = [(rows.start, rows.stop) for rows in self._rows.values()]
         self._packed = ops, ops.reserve_adapters(num_adapters, max_rank, self._in_features, rows)
 
-    def replace(self, ops: ReplaceableAdapterOps, index: int, change_of: ChangeOf) -> None:
+    def replace(self, ops: AdapterOps, index: int, change_of: ChangeOf) -> None:
         """Replaces what one of the reserved adapters changes; no step may use it meanwhile."""
         assert self._packed is not None, "adapters are reserved first"
         ops.set_adapter(self._packed[1], index, self._changes(change_of))
@@ -92,12 +92,12 @@ class AdaptableModel(ABC):
         for layer in self.adaptable():
             layer.pack(ops, [changes.get for changes in adapters])
 
-    def reserve_adapters(self, ops: ReplaceableAdapterOps, num_adapters: int, max_rank: int) -> None:
+    def reserve_adapters(self, ops: AdapterOps, num_adapters: int, max_rank: int) -> None:
         """Allocates adapters of at most a rank, which change nothing until `set_adapter`."""
         for layer in self.adaptable():
             layer.reserve(ops, num_adapters, max_rank)
 
-    def set_adapter(self, ops: ReplaceableAdapterOps, index: int, change_of: ChangeOf) -> None:
+    def set_adapter(self, ops: AdapterOps, index: int, change_of: ChangeOf) -> None:
         """Replaces one of the reserved adapters, a layer at a time.
 
         It may be called on any thread, while steps run that do not use this adapter.

@@ -80,7 +80,6 @@ class LoraAdapter:
         modules: the linear layers that it changes, such as `model.layers.0.self_attn.q_proj`.
         tensors: where the matrices are in the file.
         version: of the file with the matrices: changes when the file does.
-        max_bytes: most memory that it takes, in fp32 and padded.
         sha256: digest of both files.
         open_file: opens them.
     """
@@ -92,7 +91,6 @@ class LoraAdapter:
     modules: frozenset[str]
     tensors: Mapping[str, TensorEntry]
     version: tuple[int, ...]
-    max_bytes: int
     sha256: bytes
     open_file: OpenFile
 
@@ -150,8 +148,7 @@ class LoraAdapter:
         modules = frozenset(layer for layer in layers if any(name in tensors for name in _tensor_names(layer)))
         _check_modules(weights_path, fields, modules, tensors)
         scale = alpha / math.sqrt(rank) if fields.flag("use_rslora", False) else alpha / rank
-        max_bytes = adapter_bytes(rank, [layers[module] for module in modules])
-        return cls(name, folder, rank, scale, modules, tensors, version, max_bytes, digest.digest(), open_file)
+        return cls(name, folder, rank, scale, modules, tensors, version, digest.digest(), open_file)
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[str], LowRank | None]]:

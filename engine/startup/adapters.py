@@ -13,7 +13,7 @@ from engine.model.linear_adapters import AdaptableModel
 from engine.model.loader import projection_shapes
 from engine.model.lora import LoraAdapter, adapter_bytes
 from engine.startup.served_model import ServedModel
-from kernels.interface import ReplaceableAdapterOps
+from kernels.interface import AdapterOps
 
 DEFAULT_MAX_LORAS = 4
 
@@ -73,9 +73,13 @@ def num_adapter_slots(config: EngineConfig) -> int:
 
 def adapters_bytes(config: EngineConfig, model: ServedModel, adapters: Sequence[LoraAdapter]) -> int:
     """Returns the most memory of the adapters: of those that are loaded, or of all that may be."""
-    if not config.enable_lora:
-        return sum(adapter.max_bytes for adapter in adapters)
-    return num_adapter_slots(config) * adapter_bytes(config.max_lora_rank, _layers_of(model).values())
+    if config.enable_lora:
+        return num_adapter_slots(config) * adapter_bytes(config.max_lora_rank, _layers_of(model).values())
+    if not adapters:
+        return 0
+    layers, changed = _layers_of(model), {module for adapter in adapters for module in adapter.modules}
+    rank = max(adapter.rank for adapter in adapters)  # each has room for the largest one
+    return len(adapters) * adapter_bytes(rank, [layers[module] for module in changed])
 
 
 def _layers_of(model: ServedModel) -> Mapping[str, tuple[int, int]]:
@@ -94,13 +98,13 @@ class ModelAdapters:
     """
 
     model: AdaptableModel
-    ops: ReplaceableAdapterOps
+    ops: AdapterOps
     layers: Mapping[str, tuple[int, int]]
     max_rank: int
     folders: Sequence[Path]
 
     @classmethod
-    def reserve(cls, config: EngineConfig, model: AdaptableModel, ops: ReplaceableAdapterOps) -> "ModelAdapters":
+    def reserve(cls, config: EngineConfig, model: AdaptableModel, ops: AdapterOps) -> "ModelAdapters":
         """Allocates the memory of all adapters."""
         model.reserve_adapters(ops, num_adapter_slots(config), config.max_lora_rank)
         folders = [Path(folder).expanduser() for folder in config.lora_dir]

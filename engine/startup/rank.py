@@ -35,7 +35,7 @@ from engine.startup.served_model import ServedModel, bytes_of_weights, load, sha
 from kernels.families import cpu_ops, reference_ops
 from kernels.gpu.attention_backends import UnsupportedBackendError, attention_backend
 from kernels.gpu.targets import Target, UnsupportedTargetError
-from kernels.interface import KernelOps, ReplaceableAdapterOps
+from kernels.interface import AdapterOps, KernelOps
 from kernels.scale_groups import FP8_BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -347,9 +347,7 @@ def _load(
     return model
 
 
-def _load_adapters(
-    task: RankTask, model: StepModel, ops: ReplaceableAdapterOps, startup: StartupProgress
-) -> ModelAdapters | None:
+def _load_adapters(task: RankTask, model: StepModel, ops: AdapterOps, startup: StartupProgress) -> ModelAdapters | None:
     """Loads the adapters of the start; returns what loads others at run time, if memory is reserved for them."""
     if not task.adapters and not task.config.enable_lora:
         return None

@@ -47,8 +47,8 @@ class PackedAdapters:
         width: of h: most ranks of all changes of an adapter, padded to a multiple of GROUP.
         down: [adapters, 1, 6] int64, table of A, those of all changes side by side.
         up: [adapters, parts, 6] int64, table of B, one part for each change.
-        matrices: their memory; with `reserve_adapters`, one tensor for each adapter.
-        rows: of `reserve_adapters`: first and last of the rows that may be changed together, exclusive.
+        matrices: their memory, one tensor for each adapter.
+        rows: first and last of the rows that may be changed together, exclusive.
     """
 
     in_features: int
@@ -58,59 +58,26 @@ class PackedAdapters:
     down: torch.Tensor
     up: torch.Tensor
     matrices: tuple[torch.Tensor, ...]
-    rows: tuple[tuple[int, int], ...] = ()
-
-
-def pack_adapters(adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:
-    """Lays out the changes of each adapter.
-
-    Raises: ValueError: there are none, or shapes or types disagree.
-    """
-    num_parts = max(map(len, adapters))
-    if not num_parts:
-        raise ValueError(f"none of {len(adapters)} adapters changes the layer")
-    widths = {change.a.shape[1] for changes in adapters for change in changes}
-    if len(widths) > 1:
-        raise ValueError(f"A has {' and '.join(map(str, sorted(widths)))} columns in changes of one layer")
-    (num_in,) = widths
-    down = torch.zeros(len(adapters), 1, _ENTRY, dtype=torch.int64)
-    up = torch.zeros(len(adapters), num_parts, _ENTRY, dtype=torch.int64)
-    memory = [torch.empty(_num_floats(num_in, changes)) for changes in adapters]
-    for index, changes in enumerate(adapters):
-        _write(down[index, 0], up[index], memory[index], changes)
-    return PackedAdapters(
-        num_in,
-        int((up[..., _FIRST_OUT] + up[..., _COLUMNS]).max()),
-        int(up[..., _DEPTH].max()),
-        int(down[:, 0, _GROUPS].max()) * GROUP,
-        down,
-        up,
-        tuple(memory),
-    )
+    rows: tuple[tuple[int, int], ...]
 
 
 def reserve_adapters(
     num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
 ) -> PackedAdapters:
     """Allocates the memory of adapters that `set_adapter` writes later; until then they change nothing."""
-    num_floats = reserved_floats(max_rank, in_features, rows)
+    width = _padded(max_rank * len(rows))
+    num_floats = width * in_features + sum(_padded(last - first) * max_rank for first, last in rows)
     return PackedAdapters(
         in_features,
         max(last for _, last in rows),
         max_rank,
-        _padded(max_rank * len(rows)),
+        width,
         torch.zeros(num_adapters, 1, _ENTRY, dtype=torch.int64),
         torch.zeros(num_adapters, len(rows), _ENTRY, dtype=torch.int64),
         # Written, or the machine would give the pages when an adapter is loaded, which may then fail.
         tuple(torch.empty(num_floats).zero_() for _ in range(num_adapters)),
         tuple(rows),
     )
-
-
-def reserved_floats(max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]) -> int:
-    """Returns the numbers of one adapter of `reserve_adapters`."""
-    up = sum(_padded(last - first) * max_rank for first, last in rows)
-    return _padded(max_rank * len(rows)) * in_features + up
 
 
 def set_adapter(adapters: PackedAdapters, index: int, changes: Sequence[LowRank]) -> None:
@@ -152,11 +119,6 @@ def _write(down: torch.Tensor, up: torch.Tensor, memory: torch.Tensor, changes: 
         rank += len(a)
     if changes:
         down.copy_(entry(torch.cat([change.a for change in changes]), 0, 0))
-
-
-def _num_floats(in_features: int, changes: Sequence[LowRank]) -> int:
-    up = sum(_padded(len(change.b)) * change.b.shape[1] for change in changes)
-    return _padded(sum(len(change.a) for change in changes)) * in_features + up
 
 
 def _padded(num_columns: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from kernels.cpu.adapters import PackedAdapters, emit_add_adapters, pack_adapters, reserve_adapters, set_adapter
+from kernels.cpu.adapters import PackedAdapters, emit_add_adapters, reserve_adapters, set_adapter
 from kernels.cpu.compilers import compiling_elsewhere
 from kernels.cpu.delta_rule import emit_delta_rule
 from kernels.cpu.experts import (
@@ -200,14 +200,10 @@ class CpuOps:
         """Multiplies by the weight matrix and adds the bias."""
         return self._emit(emit_linear, x, weights)
 
-    def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:
-        """Lays the matrices out in panels, in fp32 beside weights of any type."""
-        return pack_adapters(adapters)
-
     def reserve_adapters(
         self, num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
     ) -> PackedAdapters:
-        """Allocates panels, and tables that steps read when they run."""
+        """Allocates panels, in fp32 beside weights of any type, and tables that steps read when they run."""
         return reserve_adapters(num_adapters, max_rank, in_features, rows)
 
     def set_adapter(self, adapters: PackedAdapters, index: int, changes: Sequence[LowRank]) -> None:

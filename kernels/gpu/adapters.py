@@ -64,25 +64,6 @@ class PackedAdapters:
         return self.up.shape[2]
 
 
-def pack_adapters(
-    adapters: Sequence[Sequence[LowRank]], dtype: torch.dtype, device: torch.device, target: Target
-) -> PackedAdapters:
-    """Lays out the changes of each adapter in slots of the size that they need.
-
-    Raises: ValueError: there are none, or changes overlap.
-    """
-    changes = [change for adapter in adapters for change in adapter]
-    if not changes:
-        raise ValueError(f"none of {len(adapters)} adapters changes the layer")
-    rows = sorted({(change.first_row, change.first_row + len(change.b)) for change in changes})
-    packed = reserve_adapters(
-        len(adapters), max(len(change.a) for change in changes), changes[0].a.shape[1], rows, dtype, device, target
-    )
-    for index, adapter in enumerate(adapters):
-        set_adapter(packed, index, adapter)
-    return packed
-
-
 def reserve_adapters(
     num_adapters: int,
     max_rank: int,

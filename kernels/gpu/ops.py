@@ -10,7 +10,7 @@ import torch
 
 from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.fp8_weights import has_block_scales
-from kernels.gpu.adapters import PackedAdapters, add_adapters, pack_adapters, reserve_adapters, set_adapter
+from kernels.gpu.adapters import PackedAdapters, add_adapters, reserve_adapters, set_adapter
 from kernels.gpu.attention_backends import Attention
 from kernels.gpu.block_scales import BlockScaledLinear, pack_block_scaled
 from kernels.gpu.delta_rule import delta_rule
@@ -36,7 +36,7 @@ from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import TiledLinear, is_tiled, tiled_linear
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ExpertChoice, Gate, LowRank, Routing, Step
+from kernels.interface import ExpertChoice, Gate, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
 from kernels.sampling import greedy_batch
@@ -226,14 +226,10 @@ class GpuOps:
             self._tiled_linear(x, packed)  # other steps have fewer rows
         return linear(x, packed)
 
-    def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> PackedAdapters:
-        """Copies the matrices, rounded to the dtype of the model, to slots in one tensor for A and one for B."""
-        return pack_adapters(adapters, self._adapter_dtype, self._device, self._target)
-
     def reserve_adapters(
         self, num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
     ) -> PackedAdapters:
-        """Allocates slots of adapters that `set_adapter` fills, also between replays of recorded steps."""
+        """Allocates slots in the dtype of the model, in one tensor for A and one for B, also for recorded steps."""
         return reserve_adapters(
             num_adapters, max_rank, in_features, rows, self._adapter_dtype, self._device, self._target
         )

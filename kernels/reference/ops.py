@@ -104,13 +104,6 @@ class ReferenceOps:
         weight, bias = weights
         return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
-    def pack_adapters(self, adapters: Sequence[Sequence[LowRank]]) -> Sequence[Sequence[LowRank]]:
-        """Returns the matrices on the device."""
-        return [
-            [LowRank(change.a.to(self._device), change.b.to(self._device), change.first_row) for change in changes]
-            for changes in adapters
-        ]
-
     def reserve_adapters(
         self, num_adapters: int, max_rank: int, in_features: int, rows: Sequence[tuple[int, int]]
     ) -> list[Sequence[LowRank]]:
@@ -119,7 +112,8 @@ class ReferenceOps:
 
     def set_adapter(self, adapters: list[Sequence[LowRank]], index: int, changes: Sequence[LowRank]) -> None:
         """Keeps the matrices on the device."""
-        (adapters[index],) = self.pack_adapters([changes])
+        device = self._device
+        adapters[index] = [LowRank(a.to(device), b.to(device), first_row) for a, b, first_row in changes]
 
     def add_adapters(
         self, y: torch.Tensor, x: torch.Tensor, adapters: Sequence[Sequence[LowRank]], tokens: AdaptedTokens

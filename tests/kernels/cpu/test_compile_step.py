@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.families import cpu_ops
-from kernels.interface import LowRank
+from kernels.interface import LowRank, pack_adapters
 from kernels.metadata import AdaptedTokens, StepInputs
 from tests.support.kernels.batches import assert_same_bits, cache_tensors, make_metadata, make_step_buffers, normal
 
@@ -41,7 +41,7 @@ class Model:
         self.head = ops.pack_linear(self.table[:VOCAB].clone(), None)
         change = LowRank(normal(4, HIDDEN, seed=7), normal(10 * HEAD_DIM, 4, seed=8))
         parts = [LowRank(change.a, change.b[:50]), LowRank(change.a, change.b[:50], 100)]
-        self.adapters = ops.pack_adapters([[], [change], parts])
+        self.adapters = pack_adapters(ops, [[], [change], parts])
         angles = torch.outer(torch.arange(float(MAX_LEN)), 10000.0 ** -torch.arange(0, 1, 2 / HEAD_DIM))
         self.rotary = angles.cos(), angles.sin()
         self.norm, self.head_norms = normal(HIDDEN, seed=4), (normal(HEAD_DIM, seed=5), normal(HEAD_DIM, seed=6))
@@ -175,6 +175,6 @@ def test_a_recorded_step_reads_adapters_that_were_replaced_since():
         contents[2] = [change]
         for index in (seed % 2, 2):
             recorded.ops.set_adapter(recorded.adapters, index, contents[index])
-        eager.adapters = eager.ops.pack_adapters(contents)
+        eager.adapters = pack_adapters(eager.ops, contents)
         inputs = make_inputs(buffers, query_lens, seq_lens, seed)
         assert_same_bits(step(inputs), eager(inputs))
