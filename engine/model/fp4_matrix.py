@@ -87,24 +87,28 @@ class Fp4Matrix:
         return scales
 
 
-def check_fp4_matrix(stored: Fp4Weights, rows: Rows, columns: Span) -> None:
+def check_scale_groups(names: str, columns: Span, size: int, format_name: str) -> None:
     """Checks that groups divide the inputs, and those of a rank.
+
+    Args:
+        names: of the matrices.
+        columns: their inputs.
+        size: inputs that share a scale.
+        format_name: of the numbers.
 
     Raises:
         CheckpointError: they do not divide the inputs of the matrix.
         ConfigError: they do not divide those of a rank.
     """
-    size = stored.group_size
-    names = ", ".join(rows)
     if columns.total % size:
         raise CheckpointError(
             f"quantization_config: {names} has {columns.total} inputs, not a multiple of the {size} that share a scale "
-            f"in {stored.format_name}"
+            f"in {format_name}"
         )
     if columns.start % size or columns.size % size:
         raise ConfigError(
             f"--tensor-parallel-size gives each rank {columns.size} inputs of {names}, not a multiple of the {size} "
-            f"that share a scale in {stored.format_name}: use fewer ranks"
+            f"that share a scale in {format_name}: use fewer ranks"
         )
 
 

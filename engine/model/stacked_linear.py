@@ -2,8 +2,9 @@
 
 import torch
 
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, Span, pack_anew
+from engine.model.fp4_matrix import check_scale_groups
 from engine.model.linear import Kept
 from engine.model.mxfp4 import Mxfp4Weights
 from engine.model.quantization_config import QuantizedWeights
@@ -66,16 +67,7 @@ class StackedLinear:
                 f"quantization_config: {name} is one tensor for all experts, which is supported in 16 bits, 32 bits "
                 "and mxfp4"
             )
-        if in_features.total % MXFP4_GROUP_SIZE:
-            raise CheckpointError(
-                f"quantization_config: {name} has {in_features.total} inputs, not a multiple of the "
-                f"{MXFP4_GROUP_SIZE} that share a scale in mxfp4"
-            )
-        if in_features.start % MXFP4_GROUP_SIZE or in_features.size % MXFP4_GROUP_SIZE:
-            raise ConfigError(
-                f"--tensor-parallel-size gives each rank {in_features.size} inputs of {name}, not a multiple of the "
-                f"{MXFP4_GROUP_SIZE} that share a scale in mxfp4: use fewer ranks"
-            )
+        check_scale_groups(name, in_features, MXFP4_GROUP_SIZE, "mxfp4")
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills, without memory."""

@@ -8,7 +8,7 @@ import torch
 from engine.errors import CheckpointError, ConfigError
 from engine.model.checkpoint_part import CheckpointPart, FusedSpan, Rows, Span, rows_of, stacked
 from engine.model.fp4 import Fp4Weights
-from engine.model.fp4_matrix import Fp4Matrix, check_fp4_matrix, fp4_matrix_shape
+from engine.model.fp4_matrix import Fp4Matrix, check_scale_groups, fp4_matrix_shape
 from engine.model.fp8 import Fp8Weights
 from engine.model.gguf_matrix import GgufMatrix, check_gguf_matrix
 from engine.model.gguf_weights import GgufWeights
@@ -99,7 +99,7 @@ def check_matrix(stored: QuantizedWeights | None, rows: Rows, columns: Span) -> 
     if isinstance(stored, GgufWeights):
         check_gguf_matrix(stored, rows, columns)
     if isinstance(stored, Fp4Weights):
-        check_fp4_matrix(stored, rows, columns)
+        check_scale_groups(", ".join(rows), columns, stored.group_size, stored.format_name)
     if isinstance(stored, Mxfp4Weights):
         raise CheckpointError(
             f"quantization_config: mxfp4 is not supported for {', '.join(rows)}, only for experts that are one tensor, "
