@@ -23,11 +23,9 @@ from chairlift.bench.report import Result
 from chairlift.bench.workload import Workload, uniform_workload
 from engine.bench.fresh_scheduler import schedule_anew
 from engine.bench.gpu.decode_steps import DecodePoint, Decoding, prefill_seconds
-from engine.bench.gpu.driver import GREEDY, EngineDriver, RequestMaker, new_request
+from engine.bench.gpu.driver import GREEDY, EngineDriver, RequestMaker, outputs_of
 from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments, release_memory
 from engine.bench.gpu.stage import run_stage
-from engine.core.outputs import RequestOutput
-from engine.core.request import RequestId
 from engine.serving.parts import EngineParts
 
 _PARAMS = replace(GREEDY, top_logprobs=20)
@@ -132,20 +130,10 @@ def _start(
 
 def _answers(parts: EngineParts, workload: Workload, driver: EngineDriver | None = None) -> list[_Answer]:
     """Returns the tokens and log-probabilities of each request; without a driver, with an empty prefix cache."""
-    driver = driver or EngineDriver(schedule_anew(parts))
-    requests = [
-        new_request(prompt, n, _PARAMS) for prompt, n in zip(workload.prompts, workload.max_tokens, strict=True)
-    ]
-    outputs: dict[RequestId, list[RequestOutput]] = {request.request_id: [] for request in requests}
-    driver.submit(requests)
-    while driver.num_open:
-        for delivery in driver.turn():
-            for output in delivery.outputs:
-                outputs[output.request_id].append(output)
-    driver.finish()
+    answers = outputs_of(driver or EngineDriver(schedule_anew(parts)), workload, _PARAMS)
     return [
-        tuple(position for output in parts for position in zip(output.token_ids, output.logprobs, strict=True))
-        for parts in outputs.values()
+        tuple(position for output in answer for position in zip(output.token_ids, output.logprobs, strict=True))
+        for answer in answers
     ]
 
 

@@ -129,15 +129,20 @@ class RequestMaker:
         return new_request(tuple(prompt.tolist()), length.output, params)
 
 
-def greedy_answers(parts: EngineParts, workload: Workload) -> tuple[tuple[int, ...], ...]:
-    """Answers all requests at once, with as many steps in flight as the engine has."""
-    driver = EngineDriver(schedule_anew(parts))
-    requests = [new_request(prompt, n) for prompt, n in zip(workload.prompts, workload.max_tokens, strict=True)]
-    ids: dict[RequestId, list[int]] = {request.request_id: [] for request in requests}
+def outputs_of(driver: EngineDriver, workload: Workload, params: SamplingParams = GREEDY) -> list[list[RequestOutput]]:
+    """Answers all requests at once, with as many steps in flight as the engine has; returns the outputs of each."""
+    requests = [new_request(prompt, n, params) for prompt, n in zip(workload.prompts, workload.max_tokens, strict=True)]
+    outputs: dict[RequestId, list[RequestOutput]] = {request.request_id: [] for request in requests}
     driver.submit(requests)
     while driver.num_open:
         for delivery in driver.turn():
             for output in delivery.outputs:
-                ids[output.request_id] += output.token_ids
+                outputs[output.request_id].append(output)
     driver.finish()
-    return tuple(tuple(answer) for answer in ids.values())
+    return list(outputs.values())
+
+
+def greedy_answers(parts: EngineParts, workload: Workload) -> tuple[tuple[int, ...], ...]:
+    """Returns the tokens of greedy answers to all requests at once."""
+    answers = outputs_of(EngineDriver(schedule_anew(parts)), workload)
+    return tuple(tuple(token_id for output in answer for token_id in output.token_ids) for answer in answers)
