@@ -12,13 +12,13 @@ prefix, which its `usage` states when it ends. A request is not known
 Steps with such a request are left out and counted.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from engine.core.latency.step_time import StepShape
 from loadgen.errors import TraceError
+from loadgen.step_log import Step, Usage, parse_step
 
 
 class TimedStep(NamedTuple):
@@ -55,62 +55,26 @@ def read_step_log(path: Path) -> StepLog:
     return _steps(records)
 
 
-class _Usage(NamedTuple):
-    """Tokens of a request that ended."""
-
-    num_prompt: int
-    num_cached: int
-    num_output: int
-
-    @property
-    def num_scheduled(self) -> int:
-        """Tokens of all its rows: without those of the cached prefix, and without the last one of the answer."""
-        return self.num_prompt - self.num_cached + max(self.num_output, 1) - 1
-
-
-class _Record(NamedTuple):
-    step: int
-    scheduled: dict[str, int]
-    started_ms: float
-    seconds: float
-    is_followed: bool  # requests are left, so that the next step begins at once
-    usage: "dict[str, _Usage]"
-    preempted: tuple[str, ...]
-    has_gap: bool
-
-
-def _records(lines: Iterable[str]) -> Iterator[_Record]:
+def _records(lines: Iterable[str]) -> Iterator[Step]:
     for number, line in enumerate(lines, 1):
         try:
-            fields: dict[str, Any] = json.loads(line)
-            yield _Record(
-                step=int(fields["step"]),
-                scheduled={str(key): int(value) for key, value in fields["scheduled"].items()},
-                started_ms=float(fields["t_ms"]),
-                is_followed=bool(fields["running"] or fields["waiting"]),
-                seconds=sum(float(fields[key]) for key in ("schedule_ms", "execute_ms", "update_ms")) / 1e3,
-                usage={str(key): _Usage(*map(int, value)) for key, value in fields["usage"].items()},
-                preempted=tuple(str(one) for one in fields["preempted"]),
-                has_gap=bool(fields.get("dropped")),
-            )
-        except KeyError as error:
-            raise TraceError(f"line {number} has no field {error.args[0]!r}; it is no line of --step-log") from error
-        except (ValueError, TypeError, AttributeError, IndexError) as error:
+            yield parse_step(line)
+        except ValueError as error:
             raise TraceError(f"line {number} is no line of --step-log: {error}") from error
 
 
-def _steps(records: list[_Record]) -> StepLog:
+def _steps(records: list[Step]) -> StepLog:
     lives = _lives(records)
-    computed: dict[tuple[str, int], int | None] = {}
+    computed: dict[tuple[int, int], int | None] = {}
     steps, num_left_out = [], 0
     for record, life, seconds in zip(records, lives, _durations(records, lives), strict=True):
-        if record.has_gap:
+        if record.num_dropped:
             computed = dict.fromkeys(computed)  # None: not known any more
         num_tokens = num_kv_tokens = num_pairs = 0
         is_known = True
-        for request_id, count in record.scheduled.items():
+        for request_id, count in record.rows.items():
             key, usage = (request_id, life.number), life.usage.get(request_id)
-            before = None if usage is None else computed.get(key, usage.num_cached)
+            before = None if usage is None else computed.get(key, usage.cached)
             num_tokens += count
             if usage is None or before is None:
                 is_known = False
@@ -119,54 +83,55 @@ def _steps(records: list[_Record]) -> StepLog:
                 num_kv_tokens += before + 1
             else:
                 num_pairs += count * before + count * (count + 1) // 2
-            has_drafts = count > 1 and before >= usage.num_prompt
+            has_drafts = count > 1 and before >= usage.prompt
             computed[key] = None if has_drafts else before + count
         for request_id in record.preempted:
             computed[request_id, life.number] = None
-        if not record.scheduled:
+        if not record.rows:
             continue
         if is_known and seconds > 0:
-            shape = StepShape(num_tokens, len(record.scheduled), num_kv_tokens, num_pairs)
+            shape = StepShape(num_tokens, len(record.rows), num_kv_tokens, num_pairs)
             steps.append(TimedStep(shape, seconds))
         else:
             num_left_out += 1
     return StepLog(tuple(steps), num_left_out)
 
 
-def _durations(records: list[_Record], lives: "list[_Life]") -> Iterator[float]:
+def _durations(records: list[Step], lives: "list[_Life]") -> Iterator[float]:
     """The seconds of each step, see `TimedStep`."""
     for index, record in enumerate(records):
         following = records[index + 1] if index + 1 < len(records) else None
-        if following is None or not record.is_followed or following.has_gap or lives[index + 1] is not lives[index]:
-            yield record.seconds
+        is_followed = record.running or record.waiting  # requests are left, so that the next step begins at once
+        if following is None or not is_followed or following.num_dropped or lives[index + 1] is not lives[index]:
+            yield record.busy_ms / 1e3
         else:
-            yield max(record.seconds, (following.started_ms - record.started_ms) / 1e3)
+            yield max(record.busy_ms, following.started_ms - record.started_ms) / 1e3
 
 
 class _Life(NamedTuple):
     """One start of the engine: the file is appended to, and request ids begin anew."""
 
     number: int
-    usage: dict[str, _Usage]  # of requests that ended and whose rows are all there, as far as is known
+    usage: dict[int, Usage]  # of requests that ended and whose rows are all there, as far as is known
 
 
-def _lives(records: list[_Record]) -> list[_Life]:
+def _lives(records: list[Step]) -> list[_Life]:
     """The life of each record."""
     lives: list[_Life] = []
     life, last_step, has_gap = _Life(0, {}), 0, False
-    num_scheduled: dict[str, int] = {}
-    after_gap: set[str] = set()
+    num_scheduled: dict[int, int] = {}
+    after_gap: set[int] = set()
     for record in records:
-        if record.step < last_step:
+        if record.number < last_step:
             life, has_gap = _Life(life.number + 1, {}), False
             num_scheduled, after_gap = {}, set()
-        last_step = record.step
-        has_gap |= record.has_gap
-        for request_id, count in record.scheduled.items():
+        last_step = record.number
+        has_gap |= record.num_dropped > 0
+        for request_id, count in record.rows.items():
             if has_gap and request_id not in num_scheduled:
                 after_gap.add(request_id)
             num_scheduled[request_id] = num_scheduled.get(request_id, 0) + count
-        for request_id, usage in record.usage.items():
+        for request_id, usage in record.finished.items():
             if request_id not in after_gap or num_scheduled[request_id] == usage.num_scheduled:
                 life.usage[request_id] = usage
         lives.append(life)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from loadgen.experiments.batching.step_log import Step
+from loadgen.step_log import Step
 from loadgen.trace.schema import Accounting, Blocks, Trace
 
 LEAD_S = 0.1

@@ -12,8 +12,8 @@ import numpy as np
 
 from loadgen.errors import ResultError
 from loadgen.experiments.batching.slots import SlotUse, assign_slots, padded_tokens
-from loadgen.experiments.batching.step_log import Step
 from loadgen.record import RunData, Status
+from loadgen.step_log import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.errors import ResultError
-from loadgen.experiments.batching.step_log import Step, Usage
+from loadgen.step_log import Step, Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,12 @@ from loadgen.experiments.batching.case_run import CaseRun, case_run_of, require_
 from loadgen.experiments.batching.cases import Case, prompts_of
 from loadgen.experiments.batching.model import Model
 from loadgen.experiments.batching.policies import ENGINE_FLAGS
-from loadgen.experiments.batching.step_log import Step, read_steps
+from loadgen.experiments.batching.step_log import read_steps
 from loadgen.experiments.client import Client
 from loadgen.experiments.pair import Pair
 from loadgen.record import RunData
 from loadgen.run.controller import RunOptions, run_workload
+from loadgen.step_log import Step
 from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Trace
 

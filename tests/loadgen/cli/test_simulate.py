@@ -116,7 +116,8 @@ def test_a_step_log_alone_is_fitted(tmp_path, capsys):
         fields = {
             "step": step, "t_ms": 0.0, "running": 0, "waiting": 0,
             "schedule_ms": 1.0, "execute_ms": 3.0 + 0.5 * num_tokens, "update_ms": 1.0,
-            "scheduled": {str(step): num_tokens}, "usage": {str(step): [num_tokens, 0, 1]}, "preempted": [],
+            "scheduled": {str(step): num_tokens}, "preempted": [],
+            "finished": {str(step): "MAX_TOKENS"}, "usage": {str(step): [num_tokens, 0, 1]},
         }  # fmt: skip
         lines.append(json.dumps(fields) + "\n")
     path.write_text("".join(lines))

@@ -89,7 +89,7 @@ def line(step, scheduled, *, ms=10.0, usage=None, preempted=(), **more):
         {
             "step": step, "t_ms": 0.0, "running": 0, "waiting": 0,
             "schedule_ms": 1.0, "execute_ms": ms - 2.0, "update_ms": 1.0, "scheduled": scheduled,
-            "usage": usage or {}, "preempted": list(preempted),
+            "usage": usage or {}, "finished": dict.fromkeys(usage or {}, "MAX_TOKENS"), "preempted": list(preempted),
         } | more
     )  # fmt: skip
 
@@ -174,7 +174,7 @@ def test_requests_that_may_have_begun_in_dropped_lines_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "line 1 has no field 'step'"),
+        ("{}", "line 1 is no line of --step-log: no field 'step'"),
         ("nonsense", "line 1 is no line of --step-log"),
         (line(1, {"1": "x"}), "line 1 is no line of --step-log"),
         ("[]", "line 1 is no line of --step-log"),

@@ -11,7 +11,7 @@ from loadgen.experiments.batching.case_run import CaseRun, case_run_of
 from loadgen.experiments.batching.cases import Case
 from loadgen.experiments.batching.policies import CACHED, CONTINUOUS, STATIC
 from loadgen.experiments.batching.results import CaseResult
-from loadgen.experiments.batching.step_log import Step, Usage
+from loadgen.step_log import Step, Usage
 from tests.support.loadgen.runs import Answered, run_of, workload_of
 
 StepMs = Callable[[int], float]

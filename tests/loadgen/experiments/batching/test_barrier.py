@@ -4,7 +4,7 @@ import numpy as np
 
 from loadgen.experiments.batching.barrier import behind_barriers, only_barriers, with_barriers
 from loadgen.experiments.batching.cases import QUICK, synthetic_cases
-from loadgen.experiments.batching.step_log import Step, Usage
+from loadgen.step_log import Step, Usage
 from tests.support.loadgen.batching import engine_steps
 from tests.support.loadgen.runs import workload_of
 

@@ -5,8 +5,8 @@ import pytest
 
 from loadgen.errors import ResultError
 from loadgen.experiments.batching.case_run import case_run_of, require_whole_answers
-from loadgen.experiments.batching.step_log import Step, Usage
 from loadgen.record import Status
+from loadgen.step_log import Step, Usage
 from tests.support.loadgen.runs import Answered, healthy, run_of, with_requests
 
 GATE = Answered(0.0, ((2.0, 1),), input_tokens=64)

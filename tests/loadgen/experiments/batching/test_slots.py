@@ -8,7 +8,7 @@ import pytest
 from loadgen.errors import ResultError
 from loadgen.experiments.batching.simulation import rows_of_steps
 from loadgen.experiments.batching.slots import Occupancy, SlotUse, assign_slots, padded_tokens
-from loadgen.experiments.batching.step_log import Step, Usage
+from loadgen.step_log import Step, Usage
 from tests.support.loadgen.batching import engine_steps
 
 

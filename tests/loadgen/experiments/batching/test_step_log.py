@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from loadgen.errors import ResultError
-from loadgen.experiments.batching.step_log import Usage, read_steps
+from loadgen.experiments.batching.step_log import read_steps
+from loadgen.step_log import Usage
 
 
 def line(**fields: Any) -> str:

@@ -11,7 +11,13 @@ def test_new_steps_are_those_since_the_last_call_with_those_left_out(tmp_path):
 
     def append(step, request, usage):
         with path.open("a") as file:
-            file.write(json.dumps({**common, "step": step, "scheduled": {request: 4}, "usage": usage}) + "\n")
+            own = {
+                "step": step,
+                "scheduled": {request: 4},
+                "usage": usage,
+                "finished": dict.fromkeys(usage, "MAX_TOKENS"),
+            }
+            file.write(json.dumps({**common, **own}) + "\n")
 
     pair = ServedPair("127.0.0.1:1", path)
     append(1, "1", {"1": [4, 0, 1]})
