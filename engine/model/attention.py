@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span
+from engine.model.checkpoint_part import CheckpointPart, FusedSpan, Span
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear, LinearFactory
 from engine.model.norm import Norm
@@ -128,11 +128,8 @@ class Attention:
             return {}
         return {f"{self._prefix}sinks": CheckpointPart(self._sinks, (self._heads,))}
 
-    def load(self, fill: Fill, recall: Recall) -> None:
-        """Fills sinks, then loads and packs one linear layer at a time."""
-        fill(self.own_parts())
-        for linear in self.linears:
-            linear.load(self._ops, fill, recall)
+    def finish(self) -> None:
+        """Does nothing: sinks and linear layers are used as they are."""
 
     @property
     def state_size(self) -> int:

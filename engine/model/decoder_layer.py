@@ -9,7 +9,13 @@ from engine.model.attention import Attention
 from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, Span
 from engine.model.config import ModelConfig
 from engine.model.delta_net import DeltaNet
-from engine.model.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts, MixtureWithSharedExpert
+from engine.model.feed_forward import (
+    FeedForward,
+    GatedFeedForward,
+    LayerPart,
+    MixtureOfExperts,
+    MixtureWithSharedExpert,
+)
 from engine.model.linear import Linear, LinearFactory
 from engine.model.norm import Norm
 from engine.model.sharding import Sharding
@@ -19,7 +25,7 @@ from kernels.interface import KernelOps, KVCache, LinearInput
 from kernels.metadata import AdaptedTokens, AttentionMetadata
 
 
-class Mixer(Protocol):
+class Mixer(LayerPart, Protocol):
     """The part of a layer in which tokens of a request see those before them."""
 
     @property
@@ -30,14 +36,6 @@ class Mixer(Protocol):
     @property
     def linears(self) -> tuple[Linear, ...]:
         """All linear layers, in the order in which they are loaded."""
-        ...
-
-    def own_parts(self) -> dict[str, CheckpointPart]:
-        """Returns name in the checkpoint -> the part of a parameter that it fills, without norms and `linears`."""
-        ...
-
-    def load(self, fill: Fill, recall: Recall) -> None:
-        """Fills its own parts, then loads and packs one linear layer at a time."""
         ...
 
     @property
@@ -152,12 +150,16 @@ class DecoderLayer:
         return parts
 
     def load(self, fill: Fill, recall: Recall) -> None:
-        """Fills norms, then loads attention and feed-forward network."""
+        """Fills norms, then of each half its own parts, and loads and packs one linear layer at a time."""
         fill(self._norm_parts())
         for norm in self._norms.values():
             norm.finish()
-        self.mixer.load(fill, recall)
-        self.feed_forward.load(fill, recall)
+        halves: tuple[LayerPart, ...] = (self.mixer, self.feed_forward)
+        for part in halves:
+            fill(part.own_parts())
+            for linear in part.linears:
+                linear.load(self._ops, fill, recall)
+            part.finish()
 
     @property
     def linears(self) -> tuple[Linear | StackedLinear, ...]:

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Rows, Span
+from engine.model.checkpoint_part import CheckpointPart, FusedSpan, Rows, Span
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear, LinearFactory
 from engine.model.sharding import Sharding
@@ -87,13 +87,10 @@ class DeltaNet:
             f"{self._prefix}norm.weight": CheckpointPart.whole(self._norm),
         }
 
-    def load(self, fill: Fill, recall: Recall) -> None:
-        """Fills what is no linear layer, then loads and packs one linear layer at a time."""
-        fill(self.own_parts())
+    def finish(self) -> None:
+        """Makes the weights of the rule."""
         conv = self._conv[:, 0].T.contiguous()
         self._weights = DeltaWeights(self._heads, conv, self._log_decay.exp(), self._dt_bias, self._norm, self._eps)
-        for linear in self.linears:
-            linear.load(self._ops, fill, recall)
 
     @property
     def state_size(self) -> int:

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint_part import CheckpointPart, Fill, FusedSpan, Recall, Span
+from engine.model.checkpoint_part import CheckpointPart, FusedSpan, Span
 from engine.model.family import Mixture
 from engine.model.linear import Linear, LinearFactory
 from engine.model.quantization_config import QuantizedWeights
@@ -16,13 +16,25 @@ from kernels.interface import Experts, Gate, KernelOps, LinearInput, Routing
 from kernels.metadata import AdaptedTokens
 
 
-class FeedForward(Protocol):
-    """Weights and computation of the feed-forward network of a layer, or of the shard of a rank."""
+class LayerPart(Protocol):
+    """Half of a layer, or of the shard of a rank, as it is loaded."""
 
     @property
     def linears(self) -> tuple[Linear | StackedLinear, ...]:
         """All linear layers, in the order in which they are loaded."""
         ...
+
+    def own_parts(self) -> dict[str, CheckpointPart]:
+        """Returns name in the checkpoint -> the part of a parameter that it fills, without norms and `linears`."""
+        ...
+
+    def finish(self) -> None:
+        """Makes what it computes with, once its own parts are filled and `linears` loaded."""
+        ...
+
+
+class FeedForward(LayerPart, Protocol):
+    """Weights and computation of the feed-forward network of a layer."""
 
     @property
     def adaptable(self) -> tuple[Linear, ...]:
@@ -32,14 +44,6 @@ class FeedForward(Protocol):
     @property
     def is_linear_input(self) -> bool:
         """Whether its inputs go to linear layers only, which may take them quantised."""
-        ...
-
-    def own_parts(self) -> dict[str, CheckpointPart]:
-        """Returns name in the checkpoint -> the part of a parameter that it fills, without those of `linears`."""
-        ...
-
-    def load(self, fill: Fill, recall: Recall) -> None:
-        """Loads and packs one linear layer at a time."""
         ...
 
     def __call__(self, x: LinearInput, adapted: AdaptedTokens | None, /) -> torch.Tensor:
@@ -92,10 +96,8 @@ class GatedFeedForward:
         """Returns nothing: all weights are of linear layers."""
         return {}
 
-    def load(self, fill: Fill, recall: Recall) -> None:
-        """Loads and packs one layer, then the other."""
-        for linear in self.linears:
-            linear.load(self._ops, fill, recall)
+    def finish(self) -> None:
+        """Does nothing: the layers are used as they are."""
 
     def __call__(self, x: LinearInput, adapted: AdaptedTokens | None, /) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -187,11 +189,8 @@ class MixtureOfExperts:
             parts[f"{self._router_name}.bias"] = CheckpointPart.whole(self._router_bias)
         return parts
 
-    def load(self, fill: Fill, recall: Recall) -> None:
-        """Fills the router, then loads and packs one layer of one expert at a time."""
-        fill(self.own_parts())
-        for linear in self.linears:
-            linear.load(self._ops, fill, recall)
+    def finish(self) -> None:
+        """Packs the router and the layers of all experts."""
         gate_up, down = (
             [packed for layer in layers for packed in layer.take_packed()] for layers in (self._gate_up, self._down)
         )
@@ -254,16 +253,11 @@ class MixtureWithSharedExpert:
 
     def own_parts(self) -> dict[str, CheckpointPart]:
         """Returns the parts of the router and the gate."""
-        return self._mixture.own_parts() | self._gate_parts()
+        return self._mixture.own_parts() | {self._gate_name: CheckpointPart.whole(self._gate)}
 
-    def _gate_parts(self) -> dict[str, CheckpointPart]:
-        return {self._gate_name: CheckpointPart.whole(self._gate)}
-
-    def load(self, fill: Fill, recall: Recall) -> None:
-        """Fills the gate, then loads the mixture and the shared expert."""
-        fill(self._gate_parts())
-        self._mixture.load(fill, recall)
-        self._shared.load(fill, recall)
+    def finish(self) -> None:
+        """Packs the mixture."""
+        self._mixture.finish()
 
     def __call__(self, x: LinearInput, adapted: AdaptedTokens | None, /) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
