@@ -55,7 +55,7 @@ def make_app(apis: Sequence[Api], access: Access) -> Starlette:
         return response
 
     endpoints.append(Endpoint("GET", "/openapi.json", openapi, "Describe the endpoints"))
-    return Starlette(
+    app = Starlette(
         routes=[each.route() for each in endpoints],
         middleware=[
             Middleware(
@@ -74,11 +74,16 @@ def make_app(apis: Sequence[Api], access: Access) -> Starlette:
             Exception: respond,  # the server logs it with its traceback
         },
     )
+    # Starlette would redirect /health/ to http://HOST/health, out of the TLS and the path prefix of a proxy.
+    app.router.redirect_slashes = False
+    return app
 
 
 def _meant(path: str, known: Collection[str]) -> str | None:
-    """Returns the known path of a client whose base URL lacks /v1, or that adds a second one."""
-    return next((near for near in (f"/v1{path}", path.removeprefix("/v1")) if near != path and near in known), None)
+    """Returns the known path of a client whose base URL lacks /v1, or that adds a second one or a slash at the end."""
+    bare = path.rstrip("/")
+    nearby = (bare, f"/v1{bare}", bare.removeprefix("/v1"))
+    return next((near for near in nearby if near != path and near in known), None)
 
 
 async def _client_closed_request(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature

@@ -6,10 +6,13 @@ that parses such a request differently would turn one client's bytes into anothe
 
 from __future__ import annotations
 
+import re
+
 import h11
 from h11._receivebuffer import ReceiveBuffer
 
 _VERSIONS = (b"1.0", b"1.1")
+_ABSOLUTE_FORM = re.compile(rb"https?://([^/?]+)(.*)", re.IGNORECASE)
 
 
 class StrictConnection(h11.Connection):
@@ -35,6 +38,7 @@ class StrictConnection(h11.Connection):
             event = super().next_event()
             if isinstance(event, h11.Request):
                 _check_request(event)
+                event = _in_origin_form(event)
         except h11.RemoteProtocolError as error:
             self.refusal = error
             raise
@@ -90,3 +94,19 @@ def _check_request(request: h11.Request) -> None:
             raise h11.RemoteProtocolError("a request has Content-Length or Transfer-Encoding, not both")
         if version == b"1.0":
             raise h11.RemoteProtocolError("Transfer-Encoding needs HTTP/1.1")
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """Returns the request with the path alone as its target. Clients of a forward proxy send a whole URL, which every
+    server must accept; its host then counts instead of the header's (RFC 9112, section 3.2.2).
+    """
+    absolute = _ABSOLUTE_FORM.fullmatch(request.target)
+    if absolute is None:
+        return request
+    host, target = absolute.groups()
+    return h11.Request(
+        method=request.method,
+        headers=[(name, host if name == b"host" else value) for name, value in request.headers],
+        target=target if target.startswith(b"/") else b"/" + target,
+        http_version=request.http_version,
+    )

@@ -98,3 +98,29 @@ async def test_a_clear_request_is_answered(shared_pair, data):
     answer = await exchange(shared_pair.app.http_port, data.replace(b"host: x", b"host: x\r\nconnection: close"))
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b'"text":"abc"' in answer
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        (b"http://a.example/version", b"200 OK"),
+        (b"HTTPS://a.example:8000/version?x=http://b/", b"200 OK"),
+        (b"http://a.example", b"404 Not Found"),
+        (b"http://a.example?x=1", b"404 Not Found"),
+        (b"http:///version", b"404 Not Found"),
+        (b"/http://a.example/version", b"404 Not Found"),
+    ],
+)
+async def test_a_target_may_be_a_whole_url(shared_pair, target, line):
+    head = b"GET " + target + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    answer = await exchange(shared_pair.app.http_port, head)
+    assert answer.startswith(b"HTTP/1.1 " + line)
+
+
+async def test_the_host_of_a_whole_url_counts_instead_of_the_header(shared_pair):
+    """Here it says whether a page is of another origin."""
+    body = b"origin: http://a.example\r\nhost: x\r\nconnection: close\r\ncontent-length: 17\r\n\r\n" + BODY
+    for host, status in ((b"a.example", b"200"), (b"b.example", b"415")):
+        head = b"POST http://" + host + b"/v1/completions HTTP/1.1\r\n"
+        answer = await exchange(shared_pair.app.http_port, head + body)
+        assert answer.startswith(b"HTTP/1.1 " + status)

@@ -279,9 +279,15 @@ async def test_unknown_path_and_method_have_an_error_object(shared_pair, path, s
 
 
 @pytest.mark.parametrize(
-    ("path", "meant"), [("/chat/completions", "/v1/chat/completions"), ("/v1/v1/messages", "/v1/messages")]
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/messages/", "/v1/messages"),
+        ("/completions/", "/v1/completions"),
+    ],
 )
-async def test_a_base_url_without_or_with_a_second_v1_is_noticed(shared_pair, path, meant):
+async def test_a_base_url_without_or_with_a_second_v1_or_a_slash_at_the_end_is_noticed(shared_pair, path, meant):
     status, _, answer = await post(shared_pair, path, b"{}")
     assert status == 404
     assert f"POST {path}: Not Found; did you mean {meant}?" in answer["error"]["message"]
