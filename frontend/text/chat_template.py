@@ -21,7 +21,13 @@ import jinja2.sandbox
 
 from frontend.text.chat.messages import ChatMessage, ChatOptions
 from frontend.text.chat.template_kwargs import OWN_NAMES
-from frontend.text.chat.template_turns import CallForm, find_call_form, template_messages, with_tools_in_system
+from frontend.text.chat.template_turns import (
+    CallForm,
+    find_call_form,
+    first_left_out,
+    template_messages,
+    with_tools_in_system,
+)
 
 MAX_RENDERED_CHARS = 1_000_000
 """Maximum length of a rendered prompt; over 200,000 tokens of ordinary text."""
@@ -126,12 +132,14 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: the template rejects these messages (`raise_exception`), fails, violates the sandbox, or
-                produces more than `MAX_RENDERED_CHARS` characters; a variable has a reserved name; or there is no final
-                message to continue.
+                produces more than `MAX_RENDERED_CHARS` characters; it leaves out a message of an unusual role; a
+                variable has a reserved name; or there is no final message to continue.
             MemoryError: it exceeds the memory limit.
         """
         options = options or ChatOptions()
         self._check_names(options.template_kwargs)
+        if (index := first_left_out(messages, self._render_or_nothing)) is not None:
+            raise ChatTemplateError(f"it leaves out messages[{index}], whose role is {messages[index].role[:64]!r}")
         form = self._call_form if any(message.tool_calls for message in messages) else None
         return self._render(messages, options, form)
 
@@ -145,7 +153,7 @@ class ChatTemplate:
         """Form of turns with tool calls. Found at the first such turn: other conversations do not pay for it."""
         return find_call_form(self._render_or_nothing)
 
-    def _render_or_nothing(self, messages: Sequence[ChatMessage], options: ChatOptions, form: CallForm) -> str:
+    def _render_or_nothing(self, messages: Sequence[ChatMessage], options: ChatOptions, form: CallForm | None) -> str:
         try:
             return self._render(messages, options, form)
         except ChatTemplateError:

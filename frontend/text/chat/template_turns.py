@@ -4,6 +4,7 @@ Templates expect different forms of an assistant's turn with tool calls. One tha
 omits the calls. Only the template itself shows its form, so `find_call_form` renders probe conversations with it.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -87,6 +88,32 @@ def _has_calls(prompt: str, turn: ChatMessage) -> bool:
         call.name in prompt and call.name.upper() in prompt and str(json.loads(call.arguments)) not in prompt
         for call in turn.tool_calls
     )
+
+
+_USUAL_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+def first_left_out(
+    messages: Sequence[ChatMessage], render: Callable[[Sequence[ChatMessage], ChatOptions, None], str]
+) -> int | None:
+    """Returns the index of the first message that a template would silently leave out for its role; None: there is
+    none. The roles of OpenAI's API are not checked.
+
+    Args:
+        render: see `find_call_form`.
+    """
+    is_left_out = functools.cache(functools.partial(_is_left_out, render))
+    return next(
+        (i for i, one in enumerate(messages) if one.role not in _USUAL_ROLES and is_left_out(one.role)),
+        None,
+    )
+
+
+def _is_left_out(render: Callable[[Sequence[ChatMessage], ChatOptions, None], str], role: str) -> bool:
+    """Returns whether a template renders no turn of a role, and does not reject it either."""
+    question, probe = ChatMessage("user", "question"), ChatMessage(role, "probecontent")
+    prompts = [render(turns, ChatOptions(), None) for turns in ([question, probe], [probe, question])]
+    return any(prompts) and not any("probecontent" in prompt for prompt in prompts)
 
 
 def template_messages(

@@ -169,6 +169,31 @@ def test_error_contains_the_templates_message():
         ChatTemplate("{{ raise_exception('roles must alternate') }}", {}).render([ChatMessage("user", "x")])
 
 
+QWEN_LIKE = """\
+{% for message in messages %}{% if message.role in ('system', 'user', 'assistant') %}
+{{ message.role }}: {{ message.content }}
+{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("role", ["foo", "function", ""])
+def test_a_message_of_a_role_that_the_template_leaves_out_is_refused(role):
+    messages = [ChatMessage("user", "a"), ChatMessage("assistant", "b"), ChatMessage(role, "c"), ChatMessage("foo")]
+    with pytest.raises(ChatTemplateError, match=rf"^it leaves out messages\[2\], whose role is '{role}'$"):
+        ChatTemplate(QWEN_LIKE, {}).render(messages)
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+def test_the_roles_of_openai_are_never_refused(role):
+    ChatTemplate(QWEN_LIKE.replace("in (", "in ('x', "), {}).render([ChatMessage("user", "a"), ChatMessage(role, "b")])
+    ChatTemplate("{{ messages[0].content }}", {}).render([ChatMessage("user", "a"), ChatMessage(role, "b")])
+
+
+@pytest.mark.parametrize("template", [CHATML, MISTRAL_LIKE, JSON_LIKE])
+def test_templates_that_render_any_role_may_have_their_own(template):
+    turns = [ChatMessage("user", "a"), ChatMessage("poet", "roses"), ChatMessage("user", "b")]
+    assert "roses" in ChatTemplate(template, {"bos_token": "<s>", "eos_token": "</s>"}).render(turns)
+
+
 def test_syntax_error_names_the_line():
     with pytest.raises(ChatTemplateError, match=r"line 2: .*endfor"):
         ChatTemplate("one\n{% endfor %}", {})
