@@ -126,7 +126,8 @@ class _Reader:
         while more:
             entry = yield from self._value(param, depth + 1)
             if isinstance(entries, array) and not _is_id(entry):
-                raise BodyError(400, f"{param} has {len(entries)} token ids, and then something else", param=param)
+                message = f"{param}.{len(entries)} must be a token id, as the entries before it"
+                raise BodyError(400, message, param=param)
             entries.append(entry)
             if not isinstance(entries, array):
                 self._check_entries(len(entries), param, depth)
@@ -145,7 +146,9 @@ class _Reader:
             try:
                 ids.extend(self._parsed(b"[" + run[0][:-1] + b"]"))
             except OverflowError:
-                raise BodyError(400, f"{param} has an entry that is no token id", param=param) from None
+                raise BodyError(
+                    400, f"{param} has an entry above {2**32 - 1}, which is no token id", param=param
+                ) from None
             num_new = run[0].count(b",")
             self._num_ids += num_new
             if self._num_ids > MAX_TOKEN_IDS:
