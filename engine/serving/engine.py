@@ -103,7 +103,10 @@ class Engine:
             self._grammars.close()
         if self._io.has_failed:
             raise StepError("the IO thread failed")
-        _log.info("drained: %d requests finished, %d cancelled", loop.num_drained, loop.num_cut)
+        if loop.num_drained or loop.num_cut:
+            _log.info("drained: %d requests finished, %d cancelled", loop.num_drained, loop.num_cut)
+        else:  # a frontend that stops too has waited for its calls before
+            _log.info("drained: no requests were open")
 
     def _run_loop(self) -> None:
         """Runs the step loop; what waits then goes before the news of its end."""

@@ -91,6 +91,7 @@ async def test_it_exits_when_its_parent_closes_stdin(tmp_path: Path, model_dir: 
         await process.said("serving on unix:")
         process.close_stdin()
         assert await process.ended() == 0
+    assert "drained: no requests were open" in process.lines[-1]
 
 
 def test_a_misspelt_variable_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
