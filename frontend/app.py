@@ -26,7 +26,7 @@ from frontend.api.grpc.capacity_interceptor import CapacityInterceptor
 from frontend.api.grpc.error_interceptor import ErrorInterceptor
 from frontend.api.grpc.reflection import add_reflection
 from frontend.api.grpc.server import SERVICE_NAME, GenerationService
-from frontend.api.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
+from frontend.api.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_ports
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError, EngineUnavailable, ServerDraining
 from frontend.generation.admission import Admission
@@ -177,8 +177,8 @@ class FrontendApp:
         if config.reflection:
             add_reflection([generation_service_pb2.DESCRIPTOR], server)
         host = f"[{config.host}]" if ":" in config.host else config.host
-        if self._place is None:  # otherwise the parent has reserved the port, and clients may already connect
-            try_port(config.host, config.port, reuse_port=config.reuse_port)
+        if self._place is None:  # otherwise the parent has reserved the ports, and clients may already connect
+            try_ports(config)
         try:
             address = f"{host}:{config.port}"
             self.port = (

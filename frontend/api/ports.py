@@ -2,22 +2,31 @@
 
 import socket
 
+from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 
 HTTP_ADVICE = "choose another --http-port, or --no-http"
 GRPC_ADVICE = "choose another --port"
 
 
-def try_port(host: str, port: int, *, reuse_port: bool) -> None:
-    """Opens and closes the port, because gRPC prints a page on stderr that does not name the cause.
+def try_ports(config: FrontendConfig) -> None:
+    """Opens and closes the ports, so that one error names all that cannot be had. That of gRPC is a page on stderr that
+    does not name the cause.
 
     Raises:
-        ConfigError: the port cannot be opened.
+        ConfigError: a port cannot be opened.
     """
-    try:
-        open_port(host, port, reuse_port=reuse_port).close()
-    except OSError as error:
-        raise cannot_listen(host, port, error, GRPC_ADVICE) from error
+    ports = [(config.host, config.port, GRPC_ADVICE)]
+    if config.http:
+        ports.append((config.http_host or config.host, config.http_port, HTTP_ADVICE))
+    problems = []
+    for host, port, advice in ports:
+        try:
+            open_port(host, port, reuse_port=config.reuse_port).close()
+        except OSError as error:
+            problems.append(str(cannot_listen(host, port, error, advice)))
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 def open_port(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
@@ -30,21 +39,20 @@ def open_port(host: str, port: int, *, reuse_port: bool = False) -> socket.socke
     return socket.create_server((host, port), family=_family(host), reuse_port=reuse_port, dualstack_ipv6=is_dual)
 
 
-def reserve_port(host: str, port: int, advice: str, *, shared: bool) -> socket.socket:
+def reserve_port(host: str, port: int, advice: str) -> socket.socket:
     """A socket that keeps the port for processes that share it, and takes no connections itself.
+
+    Others that share it may listen there already: see `try_ports`.
 
     Args:
         host: where these will listen.
         port: 0 takes a free one.
         advice: what to do when it cannot be had.
-        shared: processes that are not ours may listen there too.
 
     Raises:
         ConfigError: the port cannot be opened.
     """
     try:
-        if not shared:  # or a second server would get half of the first one's clients
-            open_port(host, port).close()
         reserved = socket.socket(_family(host), socket.SOCK_STREAM)
         try:
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from chairlift.service.private_folder import PrivateFolder
-from frontend.api.ports import GRPC_ADVICE, HTTP_ADVICE, reserve_port
+from frontend.api.ports import GRPC_ADVICE, HTTP_ADVICE, reserve_port, try_ports
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError, FrontendError
 from frontend.observability.metrics_folder import clear_gauges, note_pid
@@ -137,12 +137,13 @@ class Supervisor:
     def _reserve(self) -> FrontendConfig:
         """Reserves the ports; returns the workers' config."""
         config = self._config
-        shared = config.reuse_port
-        self._reserved.append(reserve_port(config.host, config.port, GRPC_ADVICE, shared=shared))
+        if not config.reuse_port:  # or a second server would get half of the first one's clients
+            try_ports(config)
+        self._reserved.append(reserve_port(config.host, config.port, GRPC_ADVICE))
         self.port = self._reserved[0].getsockname()[1]
         if config.http:
             host = config.http_host or config.host
-            self._reserved.append(reserve_port(host, config.http_port, HTTP_ADVICE, shared=shared))
+            self._reserved.append(reserve_port(host, config.http_port, HTTP_ADVICE))
             self.http_port = self._reserved[1].getsockname()[1]
         return dataclasses.replace(
             config, port=self.port, http_port=self.http_port or config.http_port, reuse_port=True

@@ -11,8 +11,11 @@ import sys
 import pytest
 
 from chairlift.service.private_folder import remove_abandoned
-from frontend.api.ports import GRPC_ADVICE, reserve_port, try_port
+from frontend.api.ports import GRPC_ADVICE, reserve_port, try_ports
+from frontend.app import FrontendApp
+from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
+from frontend.workers.supervisor import Supervisor
 from tests.hang import HANG_S
 from tests.support.processes import is_alive
 
@@ -146,24 +149,39 @@ async def test_port_in_use_is_one_line_and_status_2(start):
 
 async def test_port_of_another_server_is_in_use_unless_sharing_is_requested():
     """A second server on the port would get half of the first one's clients."""
-    with reserve_port("127.0.0.1", 0, GRPC_ADVICE, shared=False) as first:
+    with reserve_port("127.0.0.1", 0, GRPC_ADVICE) as first:
         first.listen()
         port = first.getsockname()[1]
         with pytest.raises(ConfigError, match="Address already in use; choose another --port"):
-            reserve_port("127.0.0.1", port, GRPC_ADVICE, shared=False)
-        with reserve_port("127.0.0.1", port, GRPC_ADVICE, shared=True) as second:
+            try_ports(FrontendConfig(port=port, http=False))
+        try_ports(FrontendConfig(port=port, http=False, reuse_port=True))
+        with reserve_port("127.0.0.1", port, GRPC_ADVICE) as second:
             assert second.getsockname() == first.getsockname()
+
+
+async def test_one_error_names_all_ports_that_are_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as grpc_port, socket.create_server(("127.0.0.2", 0)) as http_port:
+        ports = [grpc_port.getsockname()[1], http_port.getsockname()[1]]
+        config = FrontendConfig(port=ports[0], http_host="127.0.0.2", http_port=ports[1])
+        for server in (FrontendApp(config), Supervisor(config)):
+            with pytest.raises(ConfigError) as caught:
+                await server.start()
+            await server.stop()
+            assert str(caught.value) == (
+                f"cannot listen on 127.0.0.1:{ports[0]}: Address already in use; choose another --port; "
+                f"cannot listen on 127.0.0.2:{ports[1]}: Address already in use; choose another --http-port, "
+                "or --no-http"
+            )
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no sockets for both IP versions")
 async def test_port_of_both_ip_versions_is_in_use_if_another_server_has_it_over_ipv4():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        for shared in (False, True):
-            with pytest.raises(ConfigError, match="Address already in use; choose another --port"):
-                reserve_port("::", port, GRPC_ADVICE, shared=shared)
         with pytest.raises(ConfigError, match="Address already in use; choose another --port"):
-            try_port("::", port, reuse_port=False)
+            reserve_port("::", port, GRPC_ADVICE)
+        with pytest.raises(ConfigError, match="Address already in use; choose another --port"):
+            try_ports(FrontendConfig(host="::", insecure_bind=True, port=port, http=False))
 
 
 async def test_flag_that_only_a_worker_can_check_is_one_line_and_status_2(start, tmp_path):
