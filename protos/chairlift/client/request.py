@@ -12,8 +12,8 @@ from chairlift.v1 import generation_service_pb2 as pb
 
 _Message = TypeVar("_Message", bound=Message)
 
-ChatTurns = Sequence[tuple[str, str] | pb.ChatMessage]
-"""A conversation, oldest turn first: (role, content), or a ChatMessage for turns with tool calls."""
+ChatTurns = Sequence[tuple[str, str] | Mapping[str, Any] | pb.ChatMessage]
+"""A conversation, oldest turn first: (role, content), OpenAI's {"role": ..., "content": ...}, or a ChatMessage."""
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -180,7 +180,7 @@ def chat_prompt(turns: ChatTurns, options: Mapping[str, Any] | None = None) -> p
         options: the chat's options, by their names in GenerationOptions.
 
     Raises:
-        TypeError: a turn is neither a pair of texts nor a ChatMessage.
+        TypeError: a turn is none of the forms of ChatTurns.
         ValueError: the tools or the variables cannot be encoded as JSON.
     """
     given = dict(options or {})
@@ -195,9 +195,31 @@ def chat_prompt(turns: ChatTurns, options: Mapping[str, Any] | None = None) -> p
 def _turn(turn: object) -> pb.ChatMessage:
     if isinstance(turn, pb.ChatMessage):
         return turn
+    if isinstance(turn, Mapping):
+        return _turn_of_openai(turn)
     if isinstance(turn, tuple | list) and len(turn) == 2:
         return _message(pb.ChatMessage, {"role": turn[0], "content": turn[1]})
-    raise TypeError(f"chat has {turn!r}; a turn is (role, content) or a ChatMessage")
+    raise TypeError(f"chat has {turn!r}; a turn is (role, content), a dictionary or a ChatMessage")
+
+
+def _turn_of_openai(turn: Mapping[str, Any]) -> pb.ChatMessage:
+    """Converts a message in OpenAI's format. Members that are None count as absent."""
+    given = {name: value for name, value in turn.items() if value is not None}
+    values = _take(given, ("role", "content", "name", "reasoning", "tool_call_id"))
+    if "reasoning_content" in given:
+        values["reasoning"] = given.pop("reasoning_content")
+    if "role" not in values:
+        raise TypeError(f"chat has {turn!r}; a turn has a role")
+    try:
+        calls = [
+            pb.ToolCall(id=call["id"], name=call["function"]["name"], arguments_json=call["function"]["arguments"])
+            for call in given.pop("tool_calls", ())
+        ]
+    except (KeyError, TypeError) as error:
+        raise TypeError(f"chat has a turn whose tool_calls are not in OpenAI's format: {error!r}") from error
+    if given:
+        raise TypeError(f"chat has a turn with {sorted(given)[0]!r}, which is not known or not served")
+    return _message(pb.ChatMessage, {**values, "tool_calls": calls})
 
 
 def _structured_output(formats: dict[str, Any]) -> pb.StructuredOutput:

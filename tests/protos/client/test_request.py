@@ -124,6 +124,24 @@ def test_prompt_forms():
     assert [(turn.role, turn.content) for turn in chat.messages] == [("system", "be brief"), ("user", "hi")]
 
 
+def test_turns_may_be_messages_of_openai():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    turns = [
+        {"role": "user", "content": "hi", "name": "Ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm", "refusal": None},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+    ]
+    assert list(generation_spec(None, {"chat": turns}).chat.messages) == [
+        pb.ChatMessage(role="user", content="hi", name="Ann"),
+        pb.ChatMessage(
+            role="assistant",
+            reasoning="hm",
+            tool_calls=[pb.ToolCall(id="1", name="f", arguments_json='{"x": 1}')],
+        ),
+        pb.ChatMessage(role="tool", content="2", tool_call_id="1"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "options", "says"),
     [
@@ -138,11 +156,11 @@ def test_prompt_forms():
         ("x", {"stop_texts": "ab"}, "stop_texts is one text"),
         (None, {"token_ids": ["5"]}, "token_ids: 'str' object"),
         ([("user", "hi")], {}, "text is of type list; give token ids as token_ids, a chat as chat"),
-        (
-            None,
-            {"chat": [{"role": "user", "content": "hi"}]},
-            r"chat has {'role': 'user', .*; a turn is \(role, content\)",
-        ),
+        (None, {"chat": [{"content": "hi"}]}, "chat has {'content': 'hi'}; a turn has a role"),
+        (None, {"chat": [{"role": "user", "content": [{"type": "text"}]}]}, "content is "),
+        (None, {"chat": [{"role": "user", "audio": {}}]}, "a turn with 'audio', which is not known or not served"),
+        (None, {"chat": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "tool_calls are not .*: KeyError"),
+        (None, {"chat": [{"role": "assistant", "tool_calls": ["f"]}]}, "tool_calls are not .*: TypeError"),
         (None, {"chat": [("user", "hi", "there")]}, "chat has"),
         (None, {"chat": "hi"}, "chat has 'h'"),
         (None, {"chat": [("user", 5)]}, "content is 5"),
