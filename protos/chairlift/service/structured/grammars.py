@@ -11,16 +11,8 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from chairlift.service.engine_protocol import MAX_GRAMMAR_CHARS
 from chairlift.service.structured.closed_objects import close_objects
 from chairlift.service.structured.output_constraint import ConstraintError, ConstraintKind
-from chairlift.service.structured.schema_rules import servable
+from chairlift.service.structured.schema_rules import JSON_OPTIONS, servable
 
-_JSON_OPTIONS = {
-    "item_separator": ",",
-    "key_separator": ":",
-    # A space, or a line break with indentation: enough for what models generate, without room for endless whitespace.
-    "whitespace_pattern": r" ?|\n[ ]{0,32}",
-    "coerce_one_of": False,
-    "lenient": False,
-}
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _UNICODE_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
 
@@ -94,7 +86,7 @@ def _schema_grammar(schema: Any, *, closed: bool = False, place: str = "") -> di
         schema = servable(schema)
     except ConstraintError as error:
         raise ConstraintError(f"{place}: {error}" if place else str(error)) from None
-    return {"json_schema": {**schema, "x-guidance": _JSON_OPTIONS}}
+    return {"json_schema": {**schema, "x-guidance": JSON_OPTIONS}}
 
 
 def _quoted(text: str) -> str:

@@ -24,6 +24,16 @@ from chairlift.service.structured.unique_items import NotEnumerable, distinct_ar
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 """Values of `format` that the library enforces; others are annotations."""
 
+JSON_OPTIONS = {
+    "item_separator": ",",
+    "key_separator": ":",
+    # A space, or a line break with indentation: enough for what models generate, without room for endless whitespace.
+    "whitespace_pattern": r" ?|\n[ ]{0,32}",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+"""The library's options, under `x-guidance`. A frontend sends them to an engine with `--api vllm` too."""
+
 _REFUSED = (
     *("contains", "dependencies", "dependentRequired", "dependentSchemas", "$dynamicRef", "else", "if", "maxContains"),
     *("minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
@@ -34,6 +44,7 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "not": (False,),
     "unevaluatedItems": (True, {}),
     "propertyNames": (True, {}),
+    "x-guidance": (JSON_OPTIONS,),
 }
 _TYPES = ("array", "boolean", "null", "number", "object", "string")
 

@@ -37,6 +37,12 @@ def test_rules_stay_as_they_are(kind, text):
     assert validates(LLMatcher.grammar_from_lark(lark))
 
 
+def test_a_schema_alone_is_one_that_an_engine_of_ours_reads_too():
+    """Such an engine, with --api vllm, rewrites schemas itself."""
+    sent = portable(grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA))).json_schema
+    assert portable(grammar_of(ConstraintKind.JSON_SCHEMA, sent)).json_schema == sent
+
+
 def test_a_schema_alone_stays_a_schema():
     converted = portable(grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA)))
     assert not converted.lark
