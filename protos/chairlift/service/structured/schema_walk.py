@@ -38,6 +38,7 @@ def subschemas(root: Schema) -> Iterator[Subschema]:
     """Yields a schema and all its subschemas and references, each once. The caller may modify them."""
     waiting: list[tuple[str, Any]] = [("", root)]
     seen: set[int] = set()
+    definitions = _definitions(root)  # consumed by the first reference that needs them
     while waiting:
         path, schema = waiting.pop()
         if not isinstance(schema, dict) or id(schema) in seen:
@@ -45,7 +46,7 @@ def subschemas(root: Schema) -> Iterator[Subschema]:
         seen.add(id(schema))
         here = Subschema(path, schema)
         yield here
-        waiting.extend(reversed([*_parts(here), *_referred_by(root, schema)]))
+        waiting.extend(reversed([*_parts(here), *_referred_by(root, schema, definitions)]))
 
 
 def referred(root: Schema, reference: str) -> Any:
@@ -75,15 +76,21 @@ def _parts(here: Subschema) -> Iterator[tuple[str, Any]]:
         yield here.at(keyword), here.schema.get(keyword)
 
 
-def _referred_by(root: Schema, schema: Schema) -> Iterator[tuple[str, Any]]:
-    """Yields the definition that a schema refers to, or all of them if the reference is not a JSON pointer."""
+def _referred_by(root: Schema, schema: Schema, definitions: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yields the definition that a schema refers to, or what is left of `definitions` if the reference is not a JSON
+    pointer.
+    """
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return
     found = referred(root, reference)
     if found is not None:
         yield ".".join(_steps(unquote(reference.partition("#")[2]))), found
-        return
+    else:
+        yield from definitions
+
+
+def _definitions(root: Schema) -> Iterator[tuple[str, Any]]:
     for keyword in _DEFINITIONS:
         by_name = root.get(keyword)
         if isinstance(by_name, dict):
