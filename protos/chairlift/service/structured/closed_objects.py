@@ -3,7 +3,7 @@
 OpenAI interprets tool parameters and strict schemas this way, unlike JSON Schema.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from chairlift.service.structured.schema_walk import Schema, referred, subschemas
@@ -20,14 +20,19 @@ def close_objects(root: Schema) -> None:
     properties of the others. Required properties that are not declared are declared first.
     """
     objects = [subschema.schema for subschema in subschemas(root)]
-    combined: set[int] = set()
-    for schema in objects:
-        num_declaring = _declares_properties(schema) + sum(
-            any(_declares_properties(one) for part in source for one in _same_value(root, part))
-            for source in _sources(root, schema)
-        )
-        if num_declaring > 1:
-            combined.update(map(id, _same_value(root, schema)))
+    sources = {id(schema): list(_sources(root, schema)) for schema in objects}
+    parts_of = {of: [id(part) for source in all_of for part in source] for of, all_of in sources.items()}
+    wholes_of: dict[int, list[int]] = {}
+    for whole, parts in parts_of.items():
+        for part in parts:
+            wholes_of.setdefault(part, []).append(whole)
+    declaring = _reached((id(schema) for schema in objects if _declares_properties(schema)), wholes_of)
+
+    def num_declaring(schema: Schema) -> int:
+        declares = (any(id(part) in declaring for part in source) for source in sources[id(schema)])
+        return _declares_properties(schema) + sum(declares)
+
+    combined = _reached((id(schema) for schema in objects if num_declaring(schema) > 1), parts_of)
     for schema in objects:
         properties = schema.get("properties")
         if isinstance(properties, dict) and id(schema) not in combined and not _limits_additional_properties(schema):
@@ -55,12 +60,12 @@ def _sources(root: Schema, schema: Schema) -> Iterator[list[Any]]:
         yield alternatives if isinstance(alternatives, list) else []
 
 
-def _same_value(root: Schema, schema: Any) -> Iterator[Schema]:
-    """Yields a schema and all schemas for the same value, each once."""
-    waiting, seen = [schema], set[int]()
+def _reached(starts: Iterable[int], following: Mapping[int, Iterable[int]]) -> set[int]:
+    """Returns the schemas that are reached from some of them, by their ids."""
+    waiting = list(starts)
+    reached = set(waiting)
     while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict) and id(part) not in seen:
-            seen.add(id(part))
-            yield part
-            waiting.extend(other for source in _sources(root, part) for other in source)
+        new = set(following.get(waiting.pop(), ())) - reached
+        reached |= new
+        waiting += new
+    return reached

@@ -76,3 +76,18 @@ def test_object_with_both_open_and_closed_parts_keeps_the_rest_closed():
     assert schema["additionalProperties"] is False
     assert schema["properties"]["one"]["additionalProperties"] is False
     assert "additionalProperties" not in schema["properties"]["both"]["allOf"][0]
+
+
+def test_a_chain_of_references_is_followed_once():
+    """Not from each of its links to the end."""
+    num_looks = 0
+
+    class Link(dict):
+        def get(self, *args):
+            nonlocal num_looks
+            num_looks += 1
+            return super().get(*args)
+
+    links = {str(i): Link({"$ref": f"#/$defs/{i + 1}"}) for i in range(300)}
+    close_objects({"$ref": "#/$defs/0", "$defs": {**links, "300": A}})
+    assert num_looks < 300 * 100
