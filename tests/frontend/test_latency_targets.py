@@ -14,12 +14,14 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
+from frontend.generation import retry_ticket
+from tests.hang import HANG_S
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
 CLASSES = """
 [classes.interactive]
-ttft_ms = 5000
+ttft_ms = {ttft_ms}
 inter_token_ms = 60000
 weight = 2
 pacing = "paced"
@@ -33,13 +35,18 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 TICKET = "x-chairlift-retry-ticket"
 
 
-@pytest.fixture
-def make(make_pair, tmp_path):
-    """make(...) -> a pair with classes and HTTP; `backlog(pair, tokens)` sets what the engine says of its queue."""
+TTFT_S = 500
+"""Target of the tests with tickets: the tenth of it that only a ticket may use is more than a machine ever stalls."""
 
-    async def make_with_classes(**config):
+
+@pytest.fixture
+def make(make_pair, tmp_path, monkeypatch):
+    """make(...) -> a pair with classes and HTTP; `backlog(pair, tokens)` sets what the engine says of its queue."""
+    monkeypatch.setattr(retry_ticket, "LATE_S", HANG_S)
+
+    async def make_with_classes(*, ttft_s=5, **config):
         path = tmp_path / "classes.toml"
-        path.write_text(CLASSES)
+        path.write_text(CLASSES.format(ttft_ms=1000 * ttft_s))
         return await make_pair(
             engine=FakeEngine(heartbeat_s=0.01, files=byte_tokenizer_files(TEMPLATE)),
             **{"http": True, "service_classes": path, "heartbeat_timeout_s": 600.0, **config},
@@ -222,7 +229,7 @@ async def test_targets_that_no_step_can_meet_are_refused(make):
 @pytest.mark.parametrize(("step_s", "is_logged"), [(0.6, True), (0.4, False)])
 async def test_classes_that_no_step_can_meet_are_logged_at_the_start(step_s, is_logged, make_pair, tmp_path, caplog):
     path = tmp_path / "classes.toml"
-    path.write_text(CLASSES)
+    path.write_text(CLASSES.format(ttft_ms=5000))
     engine = FakeEngine()
     engine.load = engine_pb.LoadStats(
         prompt_tokens_per_second=1000.0, lane_tokens=[0, 0], model_coefficients=[step_s, 0.0, 0.0, 0.0, 0.0]
@@ -235,7 +242,7 @@ async def test_classes_that_no_step_can_meet_are_logged_at_the_start(step_s, is_
 
 async def test_classes_that_never_refuse_are_logged_at_the_start(make_pair, tmp_path, caplog):
     path = tmp_path / "classes.toml"
-    path.write_text(CLASSES)
+    path.write_text(CLASSES.format(ttft_ms=5000))
     await make_pair(engine=FakeEngine(), service_classes=path)  # without a step-time model, as under fcfs
     lines = [record.getMessage() for record in caplog.records if "--service-classes" in record.getMessage()]
     assert [line.partition(",")[0] for line in lines] == [
@@ -254,18 +261,18 @@ async def test_a_stall_before_an_engine_became_idle_refuses_nothing(make):
 
 
 async def test_grpc_refusal_and_retry_with_the_ticket(skip, make, scrape):
-    pair = await make()
-    await backlog(pair, 20_000)
+    pair = await make(ttft_s=TTFT_S)
+    await backlog(pair, 1000 * (TTFT_S + 20))
     error = await refused(pair.stub().Generate(pb.GenerateRequest(spec=spec_of())))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.details().startswith("the first token would come after about 20 s, the target of service class")
+    assert error.details().startswith("the first token would come after about 520 s, the target of service class")
     assert not pair.engine.submissions
     metadata = dict(error.trailing_metadata())
     assert metadata["grpc-retry-pushback-ms"] == "-1"
     delay_s = retry_info(error)
-    assert 14.5 < delay_s < 15.5
+    assert 19.5 < delay_s < 20.5
     skip(delay_s)
-    await backlog(pair, 4500)
+    await backlog(pair, 900 * TTFT_S)
     assert (await refused(pair.stub().Generate(pb.GenerateRequest(spec=spec_of())))).code() is (
         grpc.StatusCode.RESOURCE_EXHAUSTED
     )
@@ -283,8 +290,8 @@ async def test_grpc_refusal_and_retry_with_the_ticket(skip, make, scrape):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
 async def test_http_refusal_and_retry_with_the_ticket(skip, make, path):
-    pair, body = await make(), BODIES[path]
-    await backlog(pair, 20_000)
+    pair, body = await make(ttft_s=TTFT_S), BODIES[path]
+    await backlog(pair, 1000 * (TTFT_S + 20))
     headers = {"x-gateway-inference-objective": "interactive"}
     status, answered, answer = await post(pair, path, body, **headers)
     assert status == 429, answer
@@ -294,7 +301,7 @@ async def test_http_refusal_and_retry_with_the_ticket(skip, make, path):
     if path != "/v1/messages":
         assert answer["error"]["code"] == "targets_infeasible"
     skip(retry_ms / 1000)
-    await backlog(pair, 4500)
+    await backlog(pair, 900 * TTFT_S)
     assert (await post(pair, path, body, **headers))[0] == 429
     status, _, answer = await post(pair, path, body, **headers, **{TICKET: answered[TICKET]})
     assert status == 200, answer
@@ -323,8 +330,8 @@ async def test_other_classes_are_not_refused(make, service_class):
 
 
 async def test_a_call_with_several_prompts_is_refused_as_a_whole_and_has_one_ticket(skip, make):
-    pair = await make()
-    await backlog(pair, 20_000)
+    pair = await make(ttft_s=TTFT_S)
+    await backlog(pair, 1000 * (TTFT_S + 20))
     body = {"prompt": ["x" * 10] * 3, "max_tokens": 4, "service_tier": "interactive"}
     status, headers, _ = await post(pair, "/v1/completions", body)
     assert status == 429
@@ -353,8 +360,8 @@ async def test_each_prompt_of_a_refused_call_counts(make, scrape):
 
 
 async def test_a_full_queue_does_not_use_up_a_ticket(skip, make):
-    pair = await make(max_queued_requests=3)
-    await backlog(pair, 20_000)
+    pair = await make(ttft_s=TTFT_S, max_queued_requests=3)
+    await backlog(pair, 1000 * (TTFT_S + 20))
     body = {"prompt": ["x" * 10] * 3, "max_tokens": 4, "service_tier": "interactive"}
     _, headers, _ = await post(pair, "/v1/completions", body)
     pair.engine.pause()
