@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from engine.errors import ConfigError
+from engine.flags import LoadFormat
 from engine.model.checkpoint_part import CheckpointPart
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder, DecoderStage, make_decoder
@@ -25,8 +26,6 @@ from kernels.families import reference_ops
 from kernels.interface import KernelOps
 
 _log = logging.getLogger(__name__)
-
-LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 _DTYPES = {
     "float32": torch.float32,
