@@ -8,6 +8,9 @@ run `python -m tests.support.frontend.isolation`.
 # One message.
 MAX_REQUEST_BYTES = 8 << 20
 """Of an HTTP body or a gRPC request: more than six bytes of JSON for each of a million characters."""
+SMALL_REQUEST_BYTES = 32 << 10
+"""Up to this size a body or a message is parsed at once, which takes 1 ms at most; of a larger one, values are counted
+first."""
 MAX_JSON_VALUES = 1 << 15
 """Objects, arrays, strings, numbers and other values in a body, token ids excluded."""
 MAX_JSON_DEPTH = 128

@@ -17,12 +17,10 @@ from chairlift.service.logs import ignore_undelivered_answers
 from frontend.api.grpc.status import error_status
 from frontend.api.grpc.wire_scan import MalformedMessageError, check_counts
 from frontend.errors import ClientStalled, InvalidRequest
+from frontend.limits import SMALL_REQUEST_BYTES
 from frontend.slices import in_slices
 
 logger = logging.getLogger(__name__)
-
-_SMALL_BYTES = 32 << 10
-"""Messages up to this size are parsed at once, which takes 1 ms at most."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -92,7 +90,7 @@ async def _parsed(deserializer: Any, data: bytes) -> Any:
         deserializer: `FromString` of the message's class.
     """
     try:
-        if len(data) <= _SMALL_BYTES:
+        if len(data) <= SMALL_REQUEST_BYTES:
             return deserializer(data)
         await in_slices(check_counts(data, deserializer.__self__.DESCRIPTOR))
         await asyncio.sleep(0)  # parsing checks UTF-8: one long iteration of the event loop with the above

@@ -16,10 +16,9 @@ from frontend.api.http.errors import BodyError
 from frontend.api.http.json_reader import read_json
 from frontend.slices import Sliced, in_slices
 
-_SMALL_BYTES = 32 << 10
 _LIGHT_BYTES = 512 << 10
 _LIGHT_SIGNS = 4096
-"""A body of up to _SMALL_BYTES, or _LIGHT_BYTES with this many brackets and commas, is parsed at once: 3 ms at most."""
+"""A body of up to _LIGHT_BYTES with at most this many brackets and commas is parsed at once too: 3 ms at most."""
 
 _MOST_ENTRIES = {
     "guided_choice": limits.MAX_CHOICES,
@@ -92,7 +91,7 @@ async def parsed_body(data: bytes, kind: type[BodyT]) -> BodyT:
 
 
 def _is_light(data: bytes) -> bool:
-    if len(data) <= _SMALL_BYTES:
+    if len(data) <= limits.SMALL_REQUEST_BYTES:
         return True
     return len(data) <= _LIGHT_BYTES and sum(map(data.count, (b",", b"[", b"{"))) <= _LIGHT_SIGNS
 

@@ -5,6 +5,7 @@ from array import array
 
 import pytest
 
+from frontend import limits
 from frontend.api.anthropic.bodies import MessagesBody
 from frontend.api.http import request_body as incoming
 from frontend.api.http.errors import BodyError
@@ -39,7 +40,7 @@ WRONG = {
 
 @pytest.fixture
 def everything_is_large(monkeypatch):
-    monkeypatch.setattr(incoming, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(limits, "SMALL_REQUEST_BYTES", 0)
     monkeypatch.setattr(incoming, "_LIGHT_BYTES", 0)
 
 
@@ -56,7 +57,7 @@ async def test_large_body_gets_the_error_of_a_small_one(name, monkeypatch):
     data = json.dumps(body).encode()
     with pytest.raises(BodyError) as small:
         await parsed_body(data, kind)
-    monkeypatch.setattr(incoming, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(limits, "SMALL_REQUEST_BYTES", 0)
     monkeypatch.setattr(incoming, "_LIGHT_BYTES", 0)
     with pytest.raises(BodyError) as large:
         await parsed_body(data, kind)
