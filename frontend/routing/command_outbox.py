@@ -1,7 +1,7 @@
 """Collects the commands of one Attach stream until the writer takes them, as one message per kind and event loop turn.
 
 Order within a turn: submissions, cancellations, credits, acknowledgement. A command never overtakes the submission it
-refers to, and is dropped when its request ends: the stream request id may be reused within the same turn.
+refers to, and is dropped when its request ends: the handle may be reused within the same turn.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,8 +25,8 @@ class CommandOutbox:
         self._ack_every = max(1, step_window // 4)
         self._command_seq = 1  # Hello
         self._submissions: list[pb.Submission] = []
-        self._unsent_ids: set[int] = set()  # stream request ids of submissions that no message has yet
-        self._cancellations: dict[int, CancelReason] = {}  # by stream request id
+        self._unsent_handles: set[int] = set()  # handles of submissions that no message has yet
+        self._cancellations: dict[int, CancelReason] = {}  # by handle
         self._credits: dict[int, int] = {}
         self._processed_step = 0
         self._acknowledged_step = 0
@@ -34,29 +34,29 @@ class CommandOutbox:
     def submit(self, submission: pb.Submission) -> None:
         """Adds a request."""
         self._submissions.append(submission)
-        self._unsent_ids.add(submission.handle)
+        self._unsent_handles.add(submission.handle)
         self._wake()
 
-    def cancel(self, stream_id: int, reason: CancelReason) -> None:
+    def cancel(self, handle: int, reason: CancelReason) -> None:
         """Adds a cancellation."""
-        self._cancellations.setdefault(stream_id, reason)
-        self._credits.pop(stream_id, None)
+        self._cancellations.setdefault(handle, reason)
+        self._credits.pop(handle, None)
         self._wake()
 
-    def grant(self, stream_id: int, num_tokens: int) -> None:
+    def grant(self, handle: int, num_tokens: int) -> None:
         """Adds credit for a request."""
-        self._credits[stream_id] = self._credits.get(stream_id, 0) + num_tokens
+        self._credits[handle] = self._credits.get(handle, 0) + num_tokens
         self._wake()
 
-    def forget(self, stream_id: int) -> None:
+    def forget(self, handle: int) -> None:
         """Drops the commands for a request that has ended."""
-        self._cancellations.pop(stream_id, None)
-        self._credits.pop(stream_id, None)
+        self._cancellations.pop(handle, None)
+        self._credits.pop(handle, None)
 
     @property
-    def unsent_ids(self) -> set[int]:
+    def unsent_handles(self) -> set[int]:
         """Stream request ids of submissions in no message that the iterator of `take` has returned."""
-        return self._unsent_ids
+        return self._unsent_handles
 
     def acknowledge(self, step_seq: int) -> None:
         """Notes that all steps up to this one were processed."""
@@ -88,5 +88,5 @@ class CommandOutbox:
     def _numbered(self, command: pb.AttachRequest) -> pb.AttachRequest:
         self._command_seq += 1
         command.command_seq = self._command_seq
-        self._unsent_ids.difference_update(submission.handle for submission in command.submit.submissions)
+        self._unsent_handles.difference_update(submission.handle for submission in command.submit.submissions)
         return command

@@ -23,7 +23,7 @@ class PendingRequest:
     """A request that one engine or several in turn compute.
 
     Args:
-        submission: the first submission, without stream request id and credit; this object owns it from now on.
+        submission: the first submission, without handle and credit; this object owns it from now on.
         model: the model that an engine must serve to take the request.
         now_s: time.monotonic().
         window, coalesce, on_first_token, on_account: see RequestStream.
@@ -31,7 +31,7 @@ class PendingRequest:
     Attributes:
         number: serial number; older requests have lower numbers.
         stream: the output.
-        attempt: number of engines that took the request and were lost; rows with another number are outdated.
+        epoch: number of engines that took the request and were lost; rows with another number are outdated.
         num_prompt_tokens: number of tokens in the prompt.
         deadline_at_s, budget_end_s: values of time.monotonic(), or None.
         first_token_due_s: likewise; None: without a target.
@@ -66,7 +66,7 @@ class PendingRequest:
             on_first_token=on_first_token,
             on_account=on_account,
         )
-        self.attempt = 0
+        self.epoch = 0
         self.deadline_at_s = now_s + submission.remaining_ms / 1000 if submission.HasField("remaining_ms") else None
         self.budget_end_s = now_s + stops.time_budget_ms / 1000 if stops.HasField("time_budget_ms") else None
         has_target = submission.HasField("ttft_remaining_ms")
@@ -75,22 +75,22 @@ class PendingRequest:
         self._is_outdated = False  # the submission: time has passed, and tokens may have come, since it was made
 
     def attach(
-        self, stream_id: int, grant: Callable[[int], None], cancel: Callable[[CancelReason], None]
+        self, handle: int, grant: Callable[[int], None], cancel: Callable[[CancelReason], None]
     ) -> pb.Submission:
         """Assigns the request to an engine; returns the submission to send.
 
         Args:
-            stream_id: the request's id on the engine's stream.
+            handle: the request's id on the engine's stream.
             grant, cancel: see RequestStream.
         """
         submission, stream = self.submission, self.stream
-        submission.handle = stream_id
+        submission.handle = handle
         submission.token_credit = stream.attach(grant, cancel)
         if self._is_outdated:
             now_s = time.monotonic()
             wire.update_submission(
                 submission,
-                attempt=self.attempt,
+                epoch=self.epoch,
                 output_ids=stream.output_ids,
                 waited_s=now_s - self._created_at_s,
                 remaining_s=None if self.deadline_at_s is None else self.deadline_at_s - now_s,
@@ -106,5 +106,5 @@ class PendingRequest:
     ) -> None:
         """Notes that no engine has the request; see RequestStream."""
         self.stream.detach(cancel, was_taken=was_taken, heard_at_s=heard_at_s)
-        self.attempt += was_taken
+        self.epoch += was_taken
         self._is_outdated = True

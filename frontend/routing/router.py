@@ -284,7 +284,7 @@ class Router:
         self._rejected_by.setdefault(request, set()).add(instance_id)
         has_candidate = bool(self._candidates(request))
         if isinstance(error, QueueFull | ModelNotFound):
-            if not request.attempt and not has_candidate:
+            if not request.epoch and not has_candidate:
                 request.stream.fail(error)
                 return
             # A request that an engine took before may wait; its client must not see that a queue is full.

@@ -1,4 +1,4 @@
-"""One Attach stream without its socket: assigns stream request ids, collects commands, and distributes events.
+"""One Attach stream without its socket: assigns handles, collects commands, and distributes events.
 
 A session ends with its stream and is never reused, so that state of a dead session cannot affect the next one. All code
 here is synchronous and runs on the event loop's thread.
@@ -32,7 +32,7 @@ class OnRejected(Protocol):
 class EngineSession:
     """The requests of one Attach stream.
 
-    Invariants: a stream request id is in use from `submit` until the engine's Completion or Rejection, even if the
+    Invariants: a handle is in use from `submit` until the engine's Completion or Rejection, even if the
     request was cancelled; every stream ends with exactly one of finish, fail or close.
 
     Args:
@@ -59,19 +59,19 @@ class EngineSession:
         self._num_other_on_time = 0.0  # waiting tokens of requests with targets, of other frontends
         self._on_rejected = on_rejected
         self._outbox = CommandOutbox(step_window=step_window, wake=wake)
-        self._open: dict[int, PendingRequest] = {}  # by stream request id
+        self._open: dict[int, PendingRequest] = {}  # by handle
         self._waiting_tokens: dict[int, int] = {}  # prompt tokens of requests without a first token
         self._cached_tokens: dict[int, int] = {}  # of these, probably cached by the engine
         self._num_waiting_tokens = 0
         self._num_cached_tokens = 0
-        self._free_ids: list[int] = []
+        self._free_handles: list[int] = []
         self._last_step_seq = 0
         self.heard_at_s = time.monotonic()
         self._end_error: RequestError | None = None
 
     @property
     def num_open(self) -> int:
-        """Number of stream request ids in use."""
+        """Number of handles in use."""
         return len(self._open)
 
     @property
@@ -90,7 +90,7 @@ class EngineSession:
         self._min_step_s = sum(reported.model_coefficients[:3])
         if reported.prompt_tokens_per_second:
             self._reported = reported
-            own = sum(self._waiting_tokens[stream_id] for stream_id in self._due)
+            own = sum(self._waiting_tokens[handle] for handle in self._due)
             self._num_other_on_time = max(reported.lane_tokens[0] - own, 0) if reported.lane_tokens else 0.0
 
     def forecast(self, due_s: float) -> EngineForecast:
@@ -101,7 +101,7 @@ class EngineSession:
         Args:
             due_s: time.monotonic() of its first token.
         """
-        ahead = sum(self._waiting_tokens[stream_id] for stream_id, other_s in self._due.items() if other_s <= due_s)
+        ahead = sum(self._waiting_tokens[handle] for handle, other_s in self._due.items() if other_s <= due_s)
         reported = self._reported
         is_idle = not self._open and not self._other_load.num_requests
         return EngineForecast(
@@ -123,7 +123,7 @@ class EngineSession:
         )
 
     def submit(self, request: PendingRequest, num_cached_tokens: int = 0) -> None:
-        """Queues a request for sending, under a free stream request id.
+        """Queues a request for sending, under a free handle.
 
         Args:
             request: what to send.
@@ -134,28 +134,26 @@ class EngineSession:
         """
         if self._end_error is not None:
             raise self._end_error
-        stream_id = self._free_ids.pop() if self._free_ids else len(self._open) + 1
-        submission = request.attach(
-            stream_id, grant=partial(self._grant, stream_id), cancel=partial(self._cancel, stream_id)
-        )
-        self._open[stream_id] = request
-        self._waiting_tokens[stream_id] = request.num_prompt_tokens + request.stream.num_tokens
-        self._num_waiting_tokens += self._waiting_tokens[stream_id]
+        handle = self._free_handles.pop() if self._free_handles else len(self._open) + 1
+        submission = request.attach(handle, grant=partial(self._grant, handle), cancel=partial(self._cancel, handle))
+        self._open[handle] = request
+        self._waiting_tokens[handle] = request.num_prompt_tokens + request.stream.num_tokens
+        self._num_waiting_tokens += self._waiting_tokens[handle]
         if num_cached_tokens:
-            self._cached_tokens[stream_id] = num_cached_tokens
+            self._cached_tokens[handle] = num_cached_tokens
             self._num_cached_tokens += num_cached_tokens
         if request.first_token_due_s is not None:
-            self._due[stream_id] = request.first_token_due_s
+            self._due[handle] = request.first_token_due_s
         self._outbox.submit(submission)
 
-    def _grant(self, stream_id: int, num_tokens: int) -> None:
-        if stream_id in self._open:
-            self._outbox.grant(stream_id, num_tokens)
+    def _grant(self, handle: int, num_tokens: int) -> None:
+        if handle in self._open:
+            self._outbox.grant(handle, num_tokens)
 
-    def _cancel(self, stream_id: int, reason: CancelReason) -> None:
+    def _cancel(self, handle: int, reason: CancelReason) -> None:
         """Cancels a request; its id stays in use until the engine confirms."""
-        if stream_id in self._open:
-            self._outbox.cancel(stream_id, reason)
+        if handle in self._open:
+            self._outbox.cancel(handle, reason)
 
     def acknowledge_at_once(self) -> None:
         """Acknowledges each step at once, because a draining engine waits briefly for the last acknowledgement."""
@@ -176,12 +174,12 @@ class EngineSession:
         self._waiting_tokens.clear()
         self._cached_tokens.clear()
         self._due.clear()
-        unsent_ids = self._outbox.unsent_ids
+        unsent_handles = self._outbox.unsent_handles
         sent: list[PendingRequest] = []
         unsent: list[PendingRequest] = []
-        for stream_id, request in requests.items():
+        for handle, request in requests.items():
             if not request.stream.closed:
-                (unsent if stream_id in unsent_ids else sent).append(request)
+                (unsent if handle in unsent_handles else sent).append(request)
         return sent, unsent
 
     def on_admission(self, result: pb.AdmissionResult) -> None:
@@ -227,10 +225,10 @@ class EngineSession:
                 self._complete(request, completion)
         self._outbox.acknowledge(step.step_seq)
 
-    def _find(self, stream_id: int, attempt: int) -> PendingRequest | None:
-        """Returns the request of an event; None if the event is late, for an ended request or an earlier attempt."""
-        request = self._open.get(stream_id)
-        return request if request is not None and request.attempt == attempt else None
+    def _find(self, handle: int, epoch: int) -> PendingRequest | None:
+        """Returns the request of an event; None if the event is late, for an ended request or an earlier epoch."""
+        request = self._open.get(handle)
+        return request if request is not None and request.epoch == epoch else None
 
     def _add_prompt_logprobs(self, step_seq: int, prompt: pb.PromptLogprobs) -> None:
         request = self._find(prompt.handle, prompt.epoch)
@@ -245,8 +243,8 @@ class EngineSession:
 
     def _push_rows(self, step: pb.StepResult) -> None:
         max_id = max(step.token_ids, default=0)
-        for stream_id, attempt, start, token_ids, logprobs in wire.rows(step):
-            request = self._find(stream_id, attempt)
+        for handle, epoch, start, token_ids, logprobs in wire.rows(step):
+            request = self._find(handle, epoch)
             if request is None or request.stream.closed:
                 continue
             try:
@@ -254,9 +252,9 @@ class EngineSession:
                     raise EngineFault(f"the engine sent token {max(token_ids)}, the vocabulary has {self._vocab_size}")
                 request.stream.push(start, token_ids, logprobs)
             except EngineFault as fault:
-                logger.error("handle %d: %s", stream_id, fault.message)
+                logger.error("handle %d: %s", handle, fault.message)
                 request.stream.fail(fault)
-                self._cancel(stream_id, CancelReason.CLIENT)
+                self._cancel(handle, CancelReason.CLIENT)
 
     def _complete(self, request: PendingRequest, completion: pb.Completion) -> None:
         stream, account = request.stream, wire.engine_account(completion)
@@ -274,28 +272,28 @@ class EngineSession:
         if not request.stream.closed:
             self._on_rejected(request, error, was_taken=was_taken)
 
-    def _release(self, stream_id: int) -> None:
-        del self._open[stream_id]
-        self._forget_prompt(stream_id)
-        self._outbox.forget(stream_id)
-        self._free_ids.append(stream_id)
+    def _release(self, handle: int) -> None:
+        del self._open[handle]
+        self._forget_prompt(handle)
+        self._outbox.forget(handle)
+        self._free_handles.append(handle)
 
-    def _forget_prompt(self, stream_id: int) -> None:
+    def _forget_prompt(self, handle: int) -> None:
         """Its prompt is no load any more: it has been computed, or the request has ended."""
-        self._num_waiting_tokens -= self._waiting_tokens.pop(stream_id, 0)
-        self._num_cached_tokens -= self._cached_tokens.pop(stream_id, 0)
-        self._due.pop(stream_id, None)
+        self._num_waiting_tokens -= self._waiting_tokens.pop(handle, 0)
+        self._num_cached_tokens -= self._cached_tokens.pop(handle, 0)
+        self._due.pop(handle, None)
 
     def check_integrity(self) -> None:
         """Asserts the invariants; used by tests."""
-        assert not set(self._free_ids) & set(self._open), "a stream request id is free and in use"
-        assert len(set(self._free_ids)) == len(self._free_ids), "a stream request id is free twice"
+        assert not set(self._free_handles) & set(self._open), "a handle is free and in use"
+        assert len(set(self._free_handles)) == len(self._free_handles), "a handle is free twice"
         assert self._open.keys() >= self._waiting_tokens.keys() >= self._due.keys()
         assert self._waiting_tokens.keys() >= self._cached_tokens.keys()
         assert self._end_error or self._num_waiting_tokens == sum(self._waiting_tokens.values())
         assert self._end_error or self._num_cached_tokens == sum(self._cached_tokens.values())
-        used = self._free_ids + list(self._open)
-        assert sorted(used) == list(range(1, len(used) + 1)) or self._end_error, "a stream request id has been lost"
+        used = self._free_handles + list(self._open)
+        assert sorted(used) == list(range(1, len(used) + 1)) or self._end_error, "a handle has been lost"
 
 
 def _prompt_tokens_per_s(coefficients: Sequence[float]) -> float:

@@ -62,7 +62,7 @@ def submission(
     elapsed_s: float,
     constraints: Constraints | None = None,
 ) -> pb.Submission:
-    """Makes a first submission (attempt 0, nothing generated yet), without stream request id and credit.
+    """Makes a first submission (epoch 0, nothing generated yet), without handle and credit.
 
     Args:
         request: the checked request.
@@ -117,7 +117,7 @@ def _set_targets(submission: pb.Submission, targets: LatencyTargets, elapsed_s: 
 def update_submission(
     submission: pb.Submission,
     *,
-    attempt: int,
+    epoch: int,
     output_ids: Sequence[int],
     waited_s: float,
     remaining_s: float | None,
@@ -128,14 +128,14 @@ def update_submission(
     """Turns a request's submission into its next one.
 
     Args:
-        attempt: number of engines that took the request and were lost.
+        epoch: number of engines that took the request and were lost.
         output_ids: all tokens so far.
         waited_s: seconds since the request arrived.
         remaining_s, budget_s: seconds left until its deadline and of its time budget; None without them.
         ttft_s: seconds left until its first token is due, negative if it is late; None without such a target.
         has_prompt_logprobs: whether the prompt's log-probabilities are complete and not requested again.
     """
-    submission.epoch = attempt
+    submission.epoch = epoch
     submission.waited_ms = remaining_ms(waited_s)
     submission.output_ids = ids_to_bytes(output_ids)
     submission.start_index = len(output_ids)
@@ -159,8 +159,8 @@ def commands(
 
     Args:
         submissions: new requests, sent in batches far below the maximum message size.
-        cancellations: reasons by stream request id.
-        credits: tokens by stream request id.
+        cancellations: reasons by handle.
+        credits: tokens by handle.
         acknowledged_step: the last processed step; None if nothing new must be acknowledged.
     """
     for batch in _by_size(submissions):
@@ -170,8 +170,8 @@ def commands(
             command.submit.submissions.add().CopyFrom(submission)
         yield command
     for reason in dict.fromkeys(cancellations.values()):
-        stream_ids = [stream_id for stream_id, its_reason in cancellations.items() if its_reason is reason]
-        yield pb.AttachRequest(cancel=pb.CancelBatch(handles=stream_ids, reason=_CANCEL_REASONS[reason]))
+        handles = [handle for handle, its_reason in cancellations.items() if its_reason is reason]
+        yield pb.AttachRequest(cancel=pb.CancelBatch(handles=handles, reason=_CANCEL_REASONS[reason]))
     if credits:
         yield pb.AttachRequest(credit=pb.CreditGrant(handles=credits.keys(), tokens=credits.values()))
     if acknowledged_step is not None:
@@ -196,23 +196,23 @@ def _by_size(submissions: Sequence[pb.Submission]) -> Iterator[list[pb.Submissio
 
 
 def rows(step: pb.StepResult) -> Iterator[tuple[int, int, int, list[int], LogprobBatch | None]]:
-    """Yields the rows of a step: stream request id, attempt, index of the first token, tokens, log-probabilities.
+    """Yields the rows of a step: handle, epoch, index of the first token, tokens, log-probabilities.
 
     Raises:
         ProtocolViolation: the lengths of the columns differ.
     """
-    stream_ids, starts, token_ids = list(step.handles), list(step.start_indices), list(step.token_ids)
-    counts = list(step.token_counts) or [1] * len(stream_ids)
-    attempts = list(step.epochs) or [0] * len(stream_ids)
-    if not (len(attempts) == len(starts) == len(counts) == len(stream_ids) and sum(counts) == len(token_ids)):
+    handles, starts, token_ids = list(step.handles), list(step.start_indices), list(step.token_ids)
+    counts = list(step.token_counts) or [1] * len(handles)
+    epochs = list(step.epochs) or [0] * len(handles)
+    if not (len(epochs) == len(starts) == len(counts) == len(handles) and sum(counts) == len(token_ids)):
         raise ProtocolViolation(
-            f"step {step.step_seq}: {len(stream_ids)} handles, {len(attempts)} epochs, {len(starts)} start_indices, "
+            f"step {step.step_seq}: {len(handles)} handles, {len(epochs)} epochs, {len(starts)} start_indices, "
             f"{len(counts)} token_counts of {sum(counts)} tokens, {len(token_ids)} token_ids"
         )
     logprobs = _row_logprobs(step.logprobs, counts) if step.logprobs.rows else {}
     position = 0
-    for row, (stream_id, attempt, start, count) in enumerate(zip(stream_ids, attempts, starts, counts, strict=True)):
-        yield stream_id, attempt, start, token_ids[position : position + count], logprobs.get(row)
+    for row, (handle, epoch, start, count) in enumerate(zip(handles, epochs, starts, counts, strict=True)):
+        yield handle, epoch, start, token_ids[position : position + count], logprobs.get(row)
         position += count
 
 

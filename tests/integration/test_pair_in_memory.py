@@ -224,7 +224,7 @@ class Client:
         elif self.error is None or isinstance(self.error, DeadlineExceeded):
             assert self.has_limit
         elif isinstance(self.error, QueueFull):
-            assert (num_tokens, self.request.attempt) == (0, 0)
+            assert (num_tokens, self.request.epoch) == (0, 0)
 
     def expected_logprobs(self) -> list[float]:
         return self.prompt_scores(self.token_ids)[self.request.num_prompt_tokens - 1 :]
@@ -357,7 +357,7 @@ async def test_every_answer_is_that_of_the_model_alone_whatever_becomes_of_engin
     for client in world.clients:
         client.check()
     assert sum(client.error is None and client.end is not None for client in world.clients) > len(world.clients) / 6
-    assert sum(client.request.attempt for client in world.clients) > 0
+    assert sum(client.request.epoch for client in world.clients) > 0
     for connection in world.connections:
         connection.engine.turn()
         assert connection.engine.scheduler.stats().num_running == 0

@@ -106,12 +106,12 @@ def test_a_submission_is_unsent_until_the_iterator_reaches_its_message():
     for handle in (1, 2, 3):
         outbox.submit(pb.Submission(handle=handle, prompt_ids=bytes(2 << 20)))
     commands = outbox.take()
-    assert outbox.unsent_ids == {1, 2, 3}
+    assert outbox.unsent_handles == {1, 2, 3}
     next(commands)  # while it is written, the engine may be lost
-    assert outbox.unsent_ids == {2, 3}
+    assert outbox.unsent_handles == {2, 3}
     outbox.submit(pb.Submission(handle=4))
     list(commands)
-    assert outbox.unsent_ids == {4}
+    assert outbox.unsent_handles == {4}
 
 
 def test_every_other_command_wakes_the_writer():

@@ -144,7 +144,7 @@ class Client:
             assert self.may_be_late
         elif isinstance(self.error, QueueFull):
             assert not self.token_ids
-            assert self.request.attempt == 0
+            assert self.request.epoch == 0
         elif self.error is None:
             assert self.token_ids == self.expected
             assert self.end.num_output_tokens == len(self.expected)

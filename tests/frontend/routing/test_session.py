@@ -1,4 +1,4 @@
-"""Tests of `EngineSession`, also with a random engine: stream request ids, streams and commands."""
+"""Tests of `EngineSession`, also with a random engine: handles, streams and commands."""
 
 import random
 
@@ -37,7 +37,7 @@ def completion(handle, reason=pb.COMPLETION_REASON_CANCELLED):
     return pb.Completion(handle=handle, reason=reason)
 
 
-def test_stream_ids_are_free_again_after_completion_only():
+def test_handles_are_free_again_after_completion_only():
     session = make_session()
     (first_id, first), (second_id, _) = submit(session), submit(session)
     assert (first_id, second_id) == (1, 2)
@@ -48,7 +48,7 @@ def test_stream_ids_are_free_again_after_completion_only():
     session.check_integrity()
 
 
-def test_late_cancellation_does_not_affect_the_next_request_with_its_stream_id():
+def test_late_cancellation_does_not_affect_the_next_request_with_its_handle():
     session = make_session()
     submit(session)[1].close(CancelReason.CLIENT)
     session.on_step(pb.StepResult(step_seq=1, completions=[completion(1)]))
@@ -57,7 +57,7 @@ def test_late_cancellation_does_not_affect_the_next_request_with_its_stream_id()
     assert "cancel" not in kinds
 
 
-def test_stream_ids_are_free_again_after_rejection():
+def test_handles_are_free_again_after_rejection():
     session = make_session()
     submit(session)
     rejection = pb.Rejection(handle=1, reason=pb.REJECTION_REASON_QUEUE_FULL)
@@ -143,10 +143,10 @@ def test_invariants_hold_with_a_random_engine():
     for _ in range(4000):
         match rng.randrange(5):
             case 0 | 1:
-                stream_id, stream = submit(session, window=rng.randrange(1, 9))
-                assert stream_id not in engine, "the stream request id is in use in the engine"
-                engine[stream_id] = stream
-                tokens[stream_id] = 0
+                handle, stream = submit(session, window=rng.randrange(1, 9))
+                assert handle not in engine, "the handle is in use in the engine"
+                engine[handle] = stream
+                tokens[handle] = 0
             case 2 if engine:
                 rng.choice(list(engine.values())).close(rng.choice(list(CancelReason)))
             case 3 if engine:

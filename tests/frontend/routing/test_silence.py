@@ -36,17 +36,17 @@ class Engine:
 
     def step(self, request, num_tokens=1, **times_us):
         self.num_steps += 1
-        stream_id, attempt = request.submission.handle, request.attempt
+        handle, epoch = request.submission.handle, request.epoch
         step = pb.StepResult(
             step_seq=self.num_steps,
-            handles=[stream_id],
+            handles=[handle],
             token_counts=[num_tokens],
             token_ids=[7] * num_tokens,
             start_indices=[request.stream.num_tokens],
-            epochs=[attempt],
+            epochs=[epoch],
         )
         if times_us:
-            step.time_accounts.add(handle=stream_id, epoch=attempt, **times_us)
+            step.time_accounts.add(handle=handle, epoch=epoch, **times_us)
         self.session.on_step(step)
 
     def lose(self):
@@ -86,7 +86,7 @@ def test_hang_between_two_tokens_counts_as_moved(clock):
     first.step(request)
     clock.now_s += 5  # it hangs
     assert first.lose() == [request]
-    assert request.attempt == 1
+    assert request.epoch == 1
     clock.now_s += 0.5
     second.session.submit(request)
     clock.now_s += 1.25
