@@ -80,8 +80,8 @@ def make_app(apis: Sequence[Api], access: Access) -> Starlette:
 
 
 def _meant(path: str, known: Collection[str]) -> str | None:
-    """Returns the known path of a client whose base URL lacks /v1, or that adds a second one or a slash at the end."""
-    bare = path.rstrip("/")
+    """Returns the known path of a client whose base URL lacks /v1, or that adds a second one, or slashes."""
+    bare = "/" + "/".join(filter(None, path.split("/")))
     nearby = (bare, f"/v1{bare}", bare.removeprefix("/v1"))
     return next((near for near in nearby if near != path and near in known), None)
 

@@ -33,6 +33,18 @@ async def test_client_that_leaves_before_the_first_token_is_cancelled_in_the_eng
     assert {reason for _, reason in engine.cancels} == {engine_pb.CANCEL_REASON_CLIENT}
 
 
+async def test_a_half_close_cancels_like_a_close(http_pair):
+    """TCP shows the same for both, and clients that give up close."""
+    engine = http_pair.engine
+    engine.pause()
+    reader, writer = await open_request(http_pair, prompt="abc")
+    await engine.wait_for(lambda: engine.num_open == 1)
+    writer.write_eof()
+    await engine.wait_for(lambda: len(engine.cancels) == 1)
+    assert await reader.read() == b""
+    writer.close()
+
+
 CHAT = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 4000}
 STREAMS = {
     "/v1/completions": ({"prompt": "abc", "max_tokens": 4000}, b'"text":"a"'),

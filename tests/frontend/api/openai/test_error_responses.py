@@ -285,9 +285,10 @@ async def test_unknown_path_and_method_have_an_error_object(shared_pair, path, s
         ("/v1/v1/messages", "/v1/messages"),
         ("/v1/messages/", "/v1/messages"),
         ("/completions/", "/v1/completions"),
+        ("//v1/messages", "/v1/messages"),
     ],
 )
-async def test_a_base_url_without_or_with_a_second_v1_or_a_slash_at_the_end_is_noticed(shared_pair, path, meant):
+async def test_a_base_url_without_or_with_a_second_v1_or_with_slashes_is_noticed(shared_pair, path, meant):
     status, _, answer = await post(shared_pair, path, b"{}")
     assert status == 404
     assert f"POST {path}: Not Found; did you mean {meant}?" in answer["error"]["message"]
