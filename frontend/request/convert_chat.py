@@ -1,6 +1,7 @@
 """Converts conversations from the public proto, and parses their JSON texts."""
 
 import json
+from math import isfinite
 from typing import Any
 
 from chairlift.v1 import generation_service_pb2 as pb
@@ -19,8 +20,8 @@ def chat_prompt(message: pb.ChatPrompt, path: str) -> ChatPrompt:
         path: path of `message` in the request, such as "spec.chat.", for error messages.
 
     Raises:
-        InvalidRequest: a field is not a JSON object or nested too deeply, fields exclude each other, or there are too
-            many tools.
+        InvalidRequest: a field is not a JSON object, is nested too deeply or has a number that is not finite; fields
+            exclude each other, or there are too many tools.
     """
     check_at_most(path + "tools_json", len(message.tools_json), MAX_TOOLS, "entries")
     if message.continue_final_message and message.add_generation_prompt:
@@ -52,24 +53,19 @@ def _turn(turn: pb.ChatMessage) -> ChatMessage:
 
 
 def _object(field: str, text: str) -> dict[str, Any]:
+    name = field.rpartition(".")[2]
+    too_deep = InvalidRequest(f"{name} is nested more than {MAX_JSON_DEPTH} levels deep", field=field)
     try:
         value = json.loads(text)
     except RecursionError:
-        raise _too_deep(field) from None
+        raise too_deep from None
     except ValueError as error:
-        raise InvalidRequest(f"is not valid JSON: {error}", field=field) from error
+        raise InvalidRequest(f"{name} is not valid JSON: {error}", field=field) from error
     if not isinstance(value, dict):
-        raise InvalidRequest(f"is a JSON {type(value).__name__}, must be an object", field=field)
-    _check_depth(field, value)
-    return value
-
-
-def _check_depth(field: str, value: dict[str, Any]) -> None:
-    """Checks the depth, because what works on the object later recurses."""
+        raise InvalidRequest(f"{name} is {text.strip()[:64]}, it must be a JSON object", field=field)
     for depth, level in enumerate(json_levels(value), 1):
         if depth > MAX_JSON_DEPTH and any(isinstance(one, dict | list) for one in level):
-            raise _too_deep(field)
-
-
-def _too_deep(field: str) -> InvalidRequest:
-    return InvalidRequest(f"is nested more than {MAX_JSON_DEPTH} levels deep", field=field)
+            raise too_deep  # what works on the object later recurses
+        if any(isinstance(one, float) and not isfinite(one) for one in level):
+            raise InvalidRequest(f"{name} has a number that is not finite, such as 1e999 or NaN", field=field)
+    return value

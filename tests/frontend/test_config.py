@@ -141,7 +141,7 @@ def test_default_template_kwargs_are_a_json_object(capsys):
     assert parse_arguments(["--default-chat-template-kwargs", text], {}).default_chat_template_kwargs == expected
     environ = {"CHAIRLIFT_DEFAULT_CHAT_TEMPLATE_KWARGS": text}
     assert parse_arguments([], environ).default_chat_template_kwargs == expected
-    for bad in ("{", "[1]", '{"tools": []}', '{\n"a": 1'):
+    for bad in ("{", "[1]", '{"tools": []}', '{\n"a": 1', '{"a": 1e999}', '{"a": NaN}'):
         with pytest.raises(SystemExit):
             parse_arguments([f"--default-chat-template-kwargs={bad}"], {})
         error = capsys.readouterr().err

@@ -11,7 +11,7 @@ OWN_NAMES = ("messages", "tools", "add_generation_prompt")
 
 ALLOWED = (
     f"a JSON object of at most {MAX_TOOLS_BYTES} bytes, {MAX_JSON_VALUES} values and {MAX_JSON_DEPTH - 1} levels, "
-    f"without {', '.join(OWN_NAMES)}"
+    f"with finite numbers only and without {', '.join(OWN_NAMES)}"
 )
 """What `are_template_kwargs` accepts, in words that follow "it must be"."""
 
@@ -39,8 +39,8 @@ def are_template_kwargs(value: object) -> bool:
         if num_values > MAX_JSON_VALUES or (has_containers and depth >= MAX_JSON_DEPTH):
             return False
     try:
-        return len(json.dumps(value, ensure_ascii=False).encode()) <= MAX_TOOLS_BYTES
-    except UnicodeEncodeError:  # half a character
+        return len(json.dumps(value, ensure_ascii=False, allow_nan=False).encode()) <= MAX_TOOLS_BYTES
+    except ValueError:  # half a character, or a number that is not finite
         return False
 
 

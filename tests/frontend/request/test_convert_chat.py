@@ -60,12 +60,18 @@ def test_object_may_have_as_many_levels_as_a_body() -> None:
 @pytest.mark.parametrize(
     ("fields", "field", "words"),
     [
-        ({"tools_json": ["{"]}, "spec.chat.tools_json", "not valid JSON"),
-        ({"tools_json": ["[" * 100_000]}, "spec.chat.tools_json", "nested more than 128 levels deep"),
-        ({"tools_json": [deep(129)]}, "spec.chat.tools_json", "nested more than 128 levels deep"),
+        ({"tools_json": ["{"]}, "spec.chat.tools_json", "tools_json is not valid JSON"),
+        ({"tools_json": ["[" * 100_000]}, "spec.chat.tools_json", "tools_json is nested more than 128 levels deep"),
+        ({"tools_json": [deep(129)]}, "spec.chat.tools_json", "tools_json is nested more than 128 levels deep"),
         ({"template_variables_json": deep(975)}, "spec.chat.template_variables_json", "nested more than 128 levels"),
-        ({"tools_json": ["{}", "[]"]}, "spec.chat.tools_json", "JSON list, must be an object"),
-        ({"template_variables_json": "7"}, "spec.chat.template_variables_json", "JSON int, must be an object"),
+        ({"tools_json": ["{}", "[]"]}, "spec.chat.tools_json", r"tools_json is \[\], it must be a JSON object"),
+        (
+            {"template_variables_json": "null"},
+            "spec.chat.template_variables_json",
+            "template_variables_json is null, it must be a JSON object",
+        ),
+        ({"tools_json": ['{"a": [0.5, 1e999]}']}, "spec.chat.tools_json", "tools_json has a number that is not finite"),
+        ({"template_variables_json": '{"a": NaN}'}, "spec.chat.template_variables_json", "such as 1e999 or NaN"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
             "spec.chat.continue_final_message",

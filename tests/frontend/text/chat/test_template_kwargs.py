@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
+from frontend.api.http.bodies import FreeObject
 from frontend.api.http.errors import BodyError
 from frontend.api.http.json_reader import read_json
 from frontend.limits import MAX_JSON_DEPTH, MAX_JSON_VALUES, MAX_NUMBER_CHARS, MAX_TOOLS_BYTES
@@ -24,8 +26,9 @@ def is_taken(text: str) -> bool:
 
 def is_taken_in_a_body(text: str) -> bool:
     try:
-        at_once(read_json(f'{{"kwargs":{text}}}'.encode(), (), {}, {"kwargs": MAX_TOOLS_BYTES}))
-    except BodyError:
+        body = at_once(read_json(f'{{"kwargs":{text}}}'.encode(), (), {}, {"kwargs": MAX_TOOLS_BYTES}))
+        TypeAdapter(FreeObject).validate_python(body["kwargs"])
+    except (BodyError, ValidationError):
         return False
     return True
 
@@ -46,7 +49,8 @@ def is_taken_in_a_body(text: str) -> bool:
         (json.dumps({"a": [0] * (MAX_JSON_VALUES - 3)}), True),
         (json.dumps({"a": [0] * MAX_JSON_VALUES}), False),
         ('{"a": "\\ud800"}', False),
-        ('{"a": [NaN, -Infinity]}', True),
+        ('{"a": [NaN, -Infinity]}', False),
+        ('{"a": 1e999}', False),
         ('{"a": }', False),
         ("", False),
     ],
