@@ -27,7 +27,10 @@ def grammar_of(kind: ConstraintKind, text: str, before: str = "") -> str:
     if before:
         grammars[0]["name"] = "constraint"
         grammars.insert(0, {"lark_grammar": f"start: before @constraint\n{before}"})
-    grammar = json.dumps({"grammars": grammars})
+    try:
+        grammar = json.dumps({"grammars": grammars}, allow_nan=False)
+    except ValueError:
+        raise ConstraintError("it has a number that is not finite, such as 1e999 or NaN") from None
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise ConstraintError(f"its grammar has {len(grammar):,} characters, more than {MAX_GRAMMAR_CHARS:,}")
     return grammar

@@ -162,6 +162,9 @@ def test_unsatisfiable_schema_is_refused(case, compiled):
 
 NO_SCHEMA = {
     "no JSON": ("{", "not valid JSON"),
+    "no finite number": ('{"enum": [1e999]}', "a number that is not finite, such as 1e999 or NaN"),
+    "no finite step": ('{"type": "number", "multipleOf": 1e999}', "a number that is not finite"),
+    "no number": ('{"default": [NaN]}', "a number that is not finite, such as 1e999 or NaN"),
     "no object": ("true", "must be a JSON object"),
     "nested without end": ('{"not":' * 100_000 + "1" + "}" * 100_000, "nested too deeply"),
     "nested deeply": ('{"properties":{"a":' * 100 + "{}" + "}}" * 100, "recursion limit"),

@@ -135,7 +135,7 @@ def test_value_that_is_a_float_is_served(value):
     grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"enum": [value, {"a": [value]}]}))
 
 
-@pytest.mark.parametrize("step", [1e12, 10**6, 0.01, 1e-7, 7, 32_768, 86_400, 0.25, float("inf"), 0, -3])
+@pytest.mark.parametrize("step", [1e12, 10**6, 0.01, 1e-7, 7, 32_768, 86_400, 0.25, 0, -3])
 def test_multiples_of_few_remainders_are_served(step):
     grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "number", "multipleOf": step}))
 
