@@ -1,7 +1,7 @@
 """Maps the errors of calls to gRPC statuses without a traceback in the log: handlers raise and never abort.
 
-gRPC answers messages that it cannot parse with UNKNOWN and logs a traceback; it logs another for each answer that it
-could not deliver because the client had left. Messages are therefore parsed here.
+gRPC answers messages that it cannot parse with UNKNOWN and logs a traceback; it logs others for answers that it could
+not deliver because the client had left, and for metadata that is not UTF-8. Messages are therefore parsed here.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from chairlift.service.logs import ignore_undelivered_answers
+from chairlift.service.logs import ignore_faults_of_clients
 from engine.errors import AdapterNotFound, CheckpointError, EngineDraining, NoFreeAdapterSlot, QueueFull, RequestError
 
 
@@ -29,7 +29,7 @@ class ClientErrors(grpc.aio.ServerInterceptor):
     """Wraps the handlers of all methods."""
 
     def __init__(self) -> None:
-        ignore_undelivered_answers()
+        ignore_faults_of_clients()
 
     async def intercept_service(
         self,

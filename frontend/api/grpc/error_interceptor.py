@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from chairlift.service.logs import ignore_undelivered_answers
+from chairlift.service.logs import ignore_faults_of_clients
 from frontend.api.grpc.status import error_status
 from frontend.api.grpc.wire_scan import MalformedMessageError, check_counts
 from frontend.errors import ClientStalled, InvalidRequest
@@ -34,7 +34,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, *, stall_timeout_s: float) -> None:
         self._stall_timeout_s = stall_timeout_s
-        ignore_undelivered_answers()
+        ignore_faults_of_clients()
 
     async def intercept_service(
         self,

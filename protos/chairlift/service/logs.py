@@ -86,12 +86,12 @@ def escaped(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def ignore_undelivered_answers() -> None:
-    """Drops gRPC's tracebacks of answers that it could not deliver because the client had left."""
+def ignore_faults_of_clients() -> None:
+    """Drops gRPC's tracebacks of answers to clients that have left, and of metadata that is not UTF-8."""
     from grpc.aio import InternalError
 
     def is_other(record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], InternalError))
+        return not (record.exc_info and isinstance(record.exc_info[1], InternalError | UnicodeDecodeError))
 
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_other)
 

@@ -120,8 +120,9 @@ async def test_client_that_leaves_before_its_answer_logs_no_error(pair, caplog):
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_only_answers_that_could_not_be_delivered_are_kept_out_of_grpcs_log(pair, caplog):
+def test_only_faults_of_clients_are_kept_out_of_grpcs_log(pair, caplog):
     grpcs = logging.getLogger("grpc._cython.cygrpc")
-    for error in (grpc.aio.InternalError("not delivered"), ValueError("a defect")):
+    not_utf8 = UnicodeDecodeError("utf-8", b"\xe9", 0, 1, "metadata that clients in other languages can send")
+    for error in (grpc.aio.InternalError("not delivered"), not_utf8, ValueError("a defect")):
         grpcs.error("raised in core", exc_info=error)
     assert [str(record.exc_info[1]) for record in caplog.records] == ["a defect"]
