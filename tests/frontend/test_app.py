@@ -3,10 +3,12 @@ import os
 import socket
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
@@ -23,6 +25,14 @@ from tests.support.frontend.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[2]
 PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'protos'}"
+
+
+def reflection_stream(channel, version):
+    return channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )()
 
 
 async def reflected_services(channel):
@@ -68,11 +78,7 @@ async def test_unspecified_ipv6_host_serves_both_ip_versions(target):
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_both_versions_of_reflection_describe_every_service(pair, version):
-    call = pair.channel().stream_stream(
-        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
-        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
-        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-    )()
+    call = reflection_stream(pair.channel(), version)
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     names = [service.name for service in (await call.read()).list_services_response.service]
     methods = {}
@@ -91,9 +97,34 @@ async def test_both_versions_of_reflection_describe_every_service(pair, version)
     }
 
 
+METHOD = "chairlift.v1.GenerationService.StreamGenerate"
+DETAILS = ["google.rpc.ErrorInfo", "google.rpc.BadRequest", "google.rpc.RetryInfo"]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+@pytest.mark.parametrize("symbol", [METHOD, "grpc.health.v1.Health.Watch", "chairlift.v1.Finished.match", *DETAILS])
+async def test_reflection_finds_methods_and_the_details_of_errors(pair, version, symbol):
+    call = reflection_stream(pair.channel(), version)
+    await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
+    (data, *_) = (await call.read()).file_descriptor_response.file_descriptor_proto
+    assert FileDescriptorProto.FromString(data).package == ".".join(takewhile(str.islower, symbol.split(".")))
+    await call.done_writing()
+
+
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_no_reflection_request_causes_a_defect(pair, version, caplog):
-    texts = ["", ".", "..", "\x00", "é", "x" * 5000, SERVICE_NAME + ".", "." + SERVICE_NAME, "/etc/passwd"]
+    texts = [
+        "",
+        ".",
+        "..",
+        "\x00",
+        "é",
+        "x" * 5000,
+        SERVICE_NAME + ".",
+        "." + SERVICE_NAME,
+        METHOD + "x",
+        "/etc/passwd",
+    ]
     numbers = [0, -1, 2**31 - 1, -(2**31)]
     types = ["", "chairlift.v1.GenerationSpec", "google.protobuf.FileOptions"]
     request = reflection_pb2.ServerReflectionRequest
@@ -102,11 +133,7 @@ async def test_no_reflection_request_causes_a_defect(pair, version, caplog):
     for kind in types:
         extensions = [reflection_pb2.ExtensionRequest(containing_type=kind, extension_number=i) for i in numbers]
         questions += [request(file_containing_extension=extension) for extension in extensions]
-    call = pair.channel().stream_stream(
-        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
-        request_serializer=request.SerializeToString,
-        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-    )()
+    call = reflection_stream(pair.channel(), version)
     for question in [request(), *questions]:
         await call.write(question)
         assert (await call.read()).original_request == question

@@ -3,13 +3,17 @@
 Both are the same messages under two names; so grpcio-reflection's servicer answers both.
 """
 
+# ruff: noqa: N802 - names of the pool's methods are protobuf's
+
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 from google.protobuf import text_format
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
@@ -20,7 +24,7 @@ _SERVICE = f"{_NEW}.ServerReflection"
 
 
 def add_reflection(services: Sequence[FileDescriptor], server: grpc.aio.Server) -> None:
-    """Adds server reflection for the given services, health and reflection itself.
+    """Adds server reflection for the given services, health, reflection itself and the details of errors.
 
     Args:
         services: proto files of the services.
@@ -31,7 +35,8 @@ def add_reflection(services: Sequence[FileDescriptor], server: grpc.aio.Server) 
     pool.add_with_imports(reflection_pb2.DESCRIPTOR)  # type: ignore[arg-type]
     pool.add(HEALTH_FILE)
     pool.add(_v1_file())
-    servicer = reflection.aio.ReflectionServicer(pool.service_names, pool=pool.pool)
+    pool.add_with_imports(error_details_pb2.DESCRIPTOR)  # without it clients show details as bytes
+    servicer = reflection.aio.ReflectionServicer(pool.service_names, pool=pool)
     add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
@@ -43,10 +48,10 @@ def add_reflection(services: Sequence[FileDescriptor], server: grpc.aio.Server) 
 
 
 class _Pool:
-    """Proto files of the served services only, not of all that the process has loaded."""
+    """Proto files of the served services only, not of all that the process has loaded. The servicer's pool."""
 
     def __init__(self) -> None:
-        self.pool = DescriptorPool()
+        self._pool = DescriptorPool()
         self.service_names: list[str] = []
         self._file_names: set[str] = set()
 
@@ -60,8 +65,18 @@ class _Pool:
     def add(self, file: FileDescriptorProto) -> None:
         if file.name not in self._file_names:
             self._file_names.add(file.name)
-            self.pool.AddSerializedFile(file.SerializeToString())
+            self._pool.AddSerializedFile(file.SerializeToString())
             self.service_names += [f"{file.package}.{service.name}" for service in file.service]
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
+        """Returns the file of a symbol; protobuf's own search knows no methods."""
+        service, _, method = symbol.rpartition(".")
+        if service in self.service_names and method in self._pool.FindServiceByName(service).methods_by_name:
+            symbol = service
+        return self._pool.FindFileContainingSymbol(symbol)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
 
 
 def _v1_file() -> FileDescriptorProto:
