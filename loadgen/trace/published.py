@@ -43,10 +43,10 @@ def _azure_parser(_: ReadOptions) -> Parser:
     def parse(record: Record) -> Row:
         nonlocal origin_ns
         now_ns = _nanoseconds(record["TIMESTAMP"])
-        if origin_ns is None:
+        input_tokens, output_tokens = tokens(record, "ContextTokens"), tokens(record, "GeneratedTokens")
+        if origin_ns is None:  # not before: a malformed row is left out, and is not the first
             origin_ns = now_ns
-        arrival_s = (now_ns - origin_ns) / 1e9
-        return Row(arrival_s, tokens(record, "ContextTokens"), tokens(record, "GeneratedTokens"))
+        return Row((now_ns - origin_ns) / 1e9, input_tokens, output_tokens)
 
     return parse
 

@@ -57,3 +57,9 @@ def test_a_sorted_file_counts_from_its_earliest_row(write):
     trace = read_trace(write("conv.csv", HEADER + "".join(rows)), options=ReadOptions(sort=True))
     assert trace.arrival_s.tolist() == [0.0, 60.0, 180.0]
     assert trace.input_tokens.tolist() == [8, 7, 9]
+
+
+def test_a_malformed_first_row_that_is_left_out_does_not_start_the_clock(write):
+    rows = ("18:05:00.0000000,x,5", "18:15:00.5000000,7,5", "18:15:02.0000000,8,5")
+    path = write("conv.csv", HEADER + "".join(f"2023-11-16 {row}\r\n" for row in rows))
+    assert read_trace(path, options=ReadOptions(skip_malformed=True)).arrival_s.tolist() == [0.0, 1.5]
