@@ -12,7 +12,7 @@ def test_schedule_against_a_count_by_hand():
     assert arrivals.gap_cv == pytest.approx(np.std([0, 0.5, 1.5, 3.5]) / (5.5 / 4))
     assert arrivals.distinct_times == 4
     assert arrivals.zero_gap_share == 0.25
-    counts = np.array([3, 0, 1, 0, 0, 1])  # seconds from the first arrival, the last bin included
+    counts = np.array([3, 0, 1, 0, 0])  # whole seconds from the first arrival: the last half second is none
     assert arrivals.bursts[1].idc == pytest.approx(counts.var() / counts.mean())
     assert arrivals.bursts[1].peak_to_mean == pytest.approx(3 / counts.mean())
 
@@ -24,7 +24,7 @@ def test_bins_that_a_schedule_is_too_short_for_have_no_figure(span_s, widths):
     assert list(arrival_statistics(np.linspace(0.0, span_s, 100)).bursts) == widths
 
 
-def test_dispersion_equals_that_of_all_bins_on_random_schedules():
+def test_dispersion_equals_that_of_all_whole_bins_on_random_schedules():
     random = np.random.default_rng(0)
     for _ in range(20):
         times = np.cumsum(random.gamma(0.2, random.uniform(0.1, 20), 300)) + random.uniform(0, 1e6)
@@ -32,8 +32,17 @@ def test_dispersion_equals_that_of_all_bins_on_random_schedules():
             counts = np.zeros(int((times[-1] - times[0]) // bin_s) + 1)
             for time in times:
                 counts[int((time - times[0]) // bin_s)] += 1
+            counts = counts[:-1]
             assert burst.idc == pytest.approx(counts.var() / counts.mean())
             assert burst.peak_to_mean == pytest.approx(counts.max() / counts.mean())
+
+
+def test_dispersion_of_a_metronome_is_0_and_that_of_a_poisson_process_1_wherever_they_end():
+    assert arrival_statistics(np.arange(1050) / 100).bursts[1].idc == pytest.approx(0.0, abs=1e-9)
+    random = np.random.default_rng(0)
+    schedules = [np.cumsum(random.exponential(0.01, 1050)) for _ in range(200)]  # 10 and a half seconds each
+    mean = np.mean([arrival_statistics(times).bursts[1].idc for times in schedules])
+    assert mean == pytest.approx(0.9, abs=0.1)  # 1 - 1 / bins: the deviation is that of the population
 
 
 def test_a_silence_of_thirty_years_takes_no_memory():
