@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from loadgen.report.figures import percent
 from loadgen.trace.oracle import ideal_reuse
 from loadgen.trace.schema import Trace
 from loadgen.trace.stats import (
@@ -137,13 +138,14 @@ def _sharing(trace: Trace) -> str:
         return "not known; every prompt is its own and a prefix cache finds nothing"
     reuse = ideal_reuse(trace)
     return (
-        f"an infinite prefix cache holds {reuse.token_reuse:.2%} of the prompt tokens ({reuse.block_hit:.2%} of the "
-        f"{trace.blocks.block_tokens}-token blocks; {reuse.requests_with_hit:.2%} of the requests find some)"
+        f"an infinite prefix cache holds {percent(reuse.token_reuse, 2)}% of the prompt tokens "
+        f"({percent(reuse.block_hit, 2)}% of the {trace.blocks.block_tokens}-token blocks; "
+        f"{percent(reuse.requests_with_hit, 2)}% of the requests find some)"
     )
 
 
 def _contexts(fitting: Mapping[int, float]) -> str:
-    return "fit: " + ", ".join(f"{fitting[context]:.1%} in {context:,}" for context in CONTEXTS_TOKENS)
+    return "fit: " + ", ".join(f"{percent(fitting[context], 1)}% in {context:,}" for context in CONTEXTS_TOKENS)
 
 
 def _rows(trace: Trace) -> Iterator[str]:

@@ -31,5 +31,15 @@ def duration(value_ms: float) -> str:
 
 
 def share(value: float) -> str:
-    """Percent."""
-    return "-" if math.isnan(value) else f"{100 * value:.4g} %"
+    """Percent, in four digits; 100 only if it is all."""
+    if math.isnan(value):
+        return "-"
+    shown = 100 * value
+    return f"{min(shown, 99.99) if value < 1 else shown:.4g} %"
+
+
+def percent(value: float, digits: int) -> str:
+    """Percent with this many digits after the point, without a sign; 0 only if it is none, 100 only if it is all."""
+    least = 10.0**-digits
+    shown = 100 * value
+    return f"{min(max(shown, least), 100 - least) if 0 < value < 1 else shown:.{digits}f}"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from loadgen.measure.quantiles import Distribution
-from loadgen.report.figures import duration, number, share
+from loadgen.report.figures import duration, number, percent, share
 from loadgen.simulation.calibration import Fit
 from loadgen.simulation.results import ClassResult, SimulationResult
 from loadgen.simulation.sizing import Sizing
@@ -39,7 +39,7 @@ def load_lines(studied: LoadResult) -> Iterator[str]:
 def sizing_lines(sizing: Sizing, goal: float) -> Iterator[str]:
     """Yields the answer to "how many engines", and what was tried."""
     for num_engines, good in sizing.tried:
-        yield f"  {num_engines:>5}: {share(round(good, 4))} good"
+        yield f"  {num_engines:>5}: {share(good)} good"
     if sizing.num_engines is None:
         yield f"not enough: {_engines(sizing.tried[-1][0])} for {share(goal)} good"
     else:
@@ -100,7 +100,7 @@ def _rate(value: float, digits: int) -> str:
 
 
 def _percent(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
+    return "-" if math.isnan(value) else f"{percent(value, 1)} %"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

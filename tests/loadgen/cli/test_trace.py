@@ -61,6 +61,14 @@ def test_inspect_warns_of_a_clock_that_ticks_and_shows_the_reuse(mooncake, capsy
     assert f"holds {59 * 512 / (60 * 700):.2%} of the prompt tokens" in text
 
 
+def test_a_context_that_one_request_of_many_exceeds_is_not_said_to_fit_all(tmp_path, capsys):
+    path = tmp_path / "one.jsonl"
+    rows = [{"arrival_s": 0, "input_tokens": tokens, "output_tokens": 5} for tokens in [5] * 2999 + [40_000]]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["trace", "inspect", str(path)]) == 0
+    assert "fit: 99.9% in 1,024" in capsys.readouterr().out
+
+
 def test_convert_keeps_every_request_and_the_digest(mooncake, tmp_path, capsys):
     out = tmp_path / "out.jsonl.gz"
     assert main(["trace", "convert", str(mooncake), str(out)]) == 0

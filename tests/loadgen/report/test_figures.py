@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from loadgen.report.figures import duration, milliseconds, number, share
+from loadgen.report.figures import duration, milliseconds, number, percent, share
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,9 @@ def test_duration(value: float, text: str) -> None:
 
 def test_share() -> None:
     assert (share(0.5), share(1 / 3), share(math.nan)) == ("50 %", "33.33 %", "-")
+    assert (share(1.0), share(0.999999), share(0.0)) == ("100 %", "99.99 %", "0 %")
+
+
+def test_percent_reads_as_none_or_all_only_where_it_is() -> None:
+    texts = [percent(value, 1) for value in (0.0, 1e-9, 0.5, 1999 / 2000, 1.0)]
+    assert texts == ["0.0", "0.1", "50.0", "99.9", "100.0"]
