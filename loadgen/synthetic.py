@@ -17,6 +17,7 @@ from loadgen.trace.schema import Accounting, Blocks, Trace, workload_digest
 Kind = Literal["choice", "uniform", "lognormal", "exponential"]
 Integers = NDArray[np.int64]
 
+MAX_REQUESTS = 5_000_000  # as of a model of traffic, see `loadgen.trace.servegen`
 _STREAM = 0x1E46784  # the seed alone would draw lengths from the same numbers as `loadgen.arrivals` draws gaps
 
 

@@ -12,7 +12,7 @@ from chairlift.service.flags import Flag, FlagParser
 from loadgen.checks.selfcheck import judge
 from loadgen.cli.flags import add_flags
 from loadgen.cli.result_folder import result_folder
-from loadgen.cli.values import DURATION, FOLDER, SLO
+from loadgen.cli.values import DURATION, FOLDER, SLO, by_name
 from loadgen.comparison.bootstrap import RESAMPLES
 from loadgen.comparison.compare import Side, compare
 from loadgen.errors import OptionError
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     saved = MeasureOptions.from_json(next(iter(runs.values()))[0].settings.get("measure", {}))
     chosen = MeasureOptions(
         warmup_s=saved.warmup_s if options.warmup is None else options.warmup,
-        slo=saved.slo if options.goodput is None else dict(options.goodput),
+        slo=saved.slo if options.goodput is None else by_name("--goodput", options.goodput),
         percentiles=saved.percentiles,
     )
     sides = [

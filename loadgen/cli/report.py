@@ -10,7 +10,7 @@ from chairlift.service.flags import Flag, FlagParser
 from loadgen.checks.selfcheck import judge
 from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.run_options import STRICT_FLAG, add_measure_arguments
-from loadgen.cli.values import FOLDER
+from loadgen.cli.values import FOLDER, by_name
 from loadgen.errors import OptionError
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.samples import samples_of
@@ -61,7 +61,7 @@ def _measure_options(options: argparse.Namespace, recorded: MeasureOptions) -> M
     """What was measured when it was run, and on top what was given now."""
     given = {
         "warmup_s": options.warmup,
-        "slo": None if options.goodput is None else dict(options.goodput),
+        "slo": None if options.goodput is None else by_name("--goodput", options.goodput),
         "percentiles": None if options.metric_percentiles is None else tuple(options.metric_percentiles),
     }
     return replace(recorded, **{name: value for name, value in given.items() if value is not None})

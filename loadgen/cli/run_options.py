@@ -17,7 +17,7 @@ from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.latency_target_flags import LATENCY_TARGET_FLAGS, service_mix
 from loadgen.cli.result_folder import result_folder
 from loadgen.cli.synthetic_options import asked_rate
-from loadgen.cli.values import DURATION, FILE, FOLDER, PERCENTILES, SHARE, SLO, TAG
+from loadgen.cli.values import DURATION, FILE, FOLDER, PERCENTILES, SHARE, SLO, TAG, by_name
 from loadgen.cli.workload_text import describe, overlong_warning
 from loadgen.errors import OptionError, ResultError, TargetError
 from loadgen.host import describe_host
@@ -196,11 +196,13 @@ def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSp
 def check_run_flags(options: argparse.Namespace) -> None:
     """Refuses flags of `add_run_arguments` that contradict each other, before anything is printed or run.
 
-    Raises: OptionError, TargetError: as `target_spec` and `run_options`.
+    Raises: OptionError, TargetError: as `target_spec`, `run_options` and `measure_options`; or a tag has two values.
     """
     if hasattr(options, "target"):
         target_spec(options)
     run_options(options)
+    measure_options(options)
+    by_name("--tag", options.tag)
 
 
 def run_options(
@@ -227,9 +229,11 @@ def run_options(
 
 
 def measure_options(options: argparse.Namespace) -> MeasureOptions:
-    """Returns what to measure."""
+    """Returns what to measure. Raises: OptionError: a metric has two limits."""
     return MeasureOptions(
-        warmup_s=options.warmup, slo=dict(options.goodput), percentiles=tuple(options.metric_percentiles)
+        warmup_s=options.warmup,
+        slo=by_name("--goodput", options.goodput),
+        percentiles=tuple(options.metric_percentiles),
     )
 
 
@@ -331,7 +335,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "command": options.command_line,
         "pinned_salt": bool(options.prompt_salt),
-        "tags": dict(options.tag),
+        "tags": by_name("--tag", options.tag),
         "measure": measure_options(options).as_json(),
         "max_error_rate": options.max_error_rate,
         "asked_rate_per_s": asked_rate(options),

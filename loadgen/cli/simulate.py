@@ -29,6 +29,7 @@ from loadgen.simulation.study import LoadResult, Workload, simulate_policy, stud
 from loadgen.trace.schema import Trace
 
 _NOISE, _STALL_SHARE = 0.03, 0.0005
+_MAX_ENGINES = 10_000
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -37,9 +38,9 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 _MULTIPLES = notation(_numbers, "numbers above 0, separated by commas", "X,...")
 _FLEET_FLAGS = (
-    Flag("--engines", "engines of the fleet (default: %(default)s)", integer(1), default=1),
+    Flag("--engines", "engines of the fleet (default: 1)", integer(1, _MAX_ENGINES)),
     Flag("--engines-for", "find the number of engines with this share of good requests, such as 0.99", SHARE),
-    Flag("--max-engines", "largest fleet for --engines-for (default: %(default)s)", integer(1), default=1024),
+    Flag("--max-engines", "largest fleet for --engines-for (default: 1024)", integer(1, _MAX_ENGINES)),
     Flag("--device", "device and model (default: h200-8b)", choice(tuple(DEVICES))),
     Flag("--step-log", "fit the step times to a log of the engine's --step-log instead of --device", FILE),
     Flag("--kv-cache-tokens", "KV cache of an engine in tokens (default: of the device; needed with --step-log)",
@@ -51,7 +52,7 @@ _FLEET_FLAGS = (
     Flag("--prefix-cache", "share equal prefixes (default: yes)", switch(), default=True),
     Flag("--placement-rates", "placement by predicted first token (default: yes)", switch(), default=True),
     Flag("--noise", "standard deviation of a step's logarithm (default: 0.03, that of the fit with --step-log)",
-         number(0)),
+         number(0, 1)),
     Flag("--stall-share", "share of steps that stall for 50 ms (default: 0.0005, 0 with --step-log)", SHARE),
     Flag("--transit", "time that frontend, connections and client add to the first token (default: 0)", DURATION,
          default=0.0),
@@ -115,6 +116,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     classes = classes_of(options.service_classes)
     policies = _policies(options, list(classes.values()))
+    _refuse_contradictions(options)
     trace = transformed(read(options.trace, options), options)
     if options.draw is not None and trace.span_s == 0:
         raise OptionError(f"--draw {options.draw}: pictures show rates, and all requests arrive at once; leave it out")
@@ -131,7 +133,8 @@ def run(options: argparse.Namespace) -> int:
     )
     fleet = _fleet(options, engine, trace, policies[0])
     print(describe(trace))
-    print(f"engines    {options.engines}, KV cache of {engine.kv_cache_tokens:,} tokens; {cost_line(engine.cost)}")
+    size = "any number" if options.engines_for else options.engines or 1
+    print(f"engines    {size}, KV cache of {engine.kv_cache_tokens:,} tokens; {cost_line(engine.cost)}")
     if options.engines_for is not None:
         return _size(options, workload, fleet, engine)
     studied = study(workload, fleet, policies, options.loads, num_accelerators=engine.num_accelerators)
@@ -162,6 +165,22 @@ def _engine(options: argparse.Namespace) -> _Engine:
     return _Engine(fit.mean_cost, options.kv_cache_tokens or 0, 1, options.steps_in_flight or 1, fit.noise, 0.0, fit)
 
 
+def _refuse_contradictions(options: argparse.Namespace) -> None:
+    """Raises: OptionError: flags that exclude each other, or that do nothing without another."""
+    if options.engines_for is None:
+        if options.max_engines is not None:
+            raise OptionError(f"--max-engines {options.max_engines} needs --engines-for, whose search it limits")
+        return
+    if not options.engines_for:
+        raise OptionError("--engines-for is 0, any fleet has that share; it must be above 0")
+    if len(options.loads) != 1 or len(options.policy or ()) > 1 or options.baselines:
+        raise OptionError("--engines-for takes one policy and one load; leave --baselines and further ones out")
+    for name in ("engines", "draw"):
+        if (value := getattr(options, name)) is not None:
+            goal = f"--engines-for {options.engines_for:g}"
+            raise OptionError(f"{goal} searches for the size of a fleet; leave --{name} {value} out")
+
+
 def _policies(options: argparse.Namespace, classes: list[ServiceClass]) -> list[PolicySpec]:
     names = dict.fromkeys([*(options.policy or ["fcfs"]), *(BASELINES if options.baselines else ())])
     return [parse_policy(name, classes) for name in names]
@@ -170,13 +189,18 @@ def _policies(options: argparse.Namespace, classes: list[ServiceClass]) -> list[
 def _fleet(options: argparse.Namespace, engine: _Engine, trace: Trace, policy: PolicySpec) -> FleetOptions:
     longest = int((trace.input_tokens + trace.output_tokens).max()) + 1
     capacity = engine.kv_cache_tokens // options.block_size * options.block_size
+    if capacity == 0:
+        raise OptionError(
+            f"--block-size {options.block_size}: the KV cache of an engine holds {engine.kv_cache_tokens} tokens, less "
+            "than one block"
+        )
     if longest > capacity:
         raise OptionError(
             f"a request has {longest - 1} tokens, the KV cache of an engine holds {capacity}; leave such requests out "
             "with --max-model-len"
         )
     return FleetOptions(
-        num_engines=options.engines,
+        num_engines=options.engines or 1,
         cost=engine.cost,
         policy=policy,
         kv_cache_tokens=engine.kv_cache_tokens,
@@ -194,16 +218,12 @@ def _fleet(options: argparse.Namespace, engine: _Engine, trace: Trace, policy: P
 
 def _size(options: argparse.Namespace, workload: Workload, fleet: FleetOptions, engine: _Engine) -> int:
     """Answers `--engines-for`; status 1 if the largest fleet is not enough."""
-    if not options.engines_for:
-        raise OptionError("--engines-for is 0, any fleet has that share; it must be above 0")
-    if len(options.loads) != 1 or len(options.policy or ()) > 1 or options.baselines:
-        raise OptionError("--engines-for takes one policy and one load; leave --baselines and further ones out")
 
     def good_share(num_engines: int) -> float:
         sized = replace(fleet, num_engines=num_engines)
         return simulate_policy(workload, sized, options.loads[0]).total.good_share
 
-    sizing: Sizing = engines_for(good_share, options.engines_for, options.max_engines)
+    sizing: Sizing = engines_for(good_share, options.engines_for, options.max_engines or 1024)
     for line in sizing_lines(sizing, options.engines_for):
         print(line)
     _write(options, engine, {"sizing": sizing})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chairlift.service.flag_kinds import ANY_TEXT, integer, switch
+from chairlift.service.flag_kinds import ANY_TEXT, integer, number, switch
 from chairlift.service.flags import Flag, FlagParser
 from loadgen.cli.flags import ExitStatus, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
@@ -19,7 +19,7 @@ from loadgen.cli.run_options import (
     measure_options,
     run_and_report,
 )
-from loadgen.cli.values import ABOVE_ZERO, POSITIVE
+from loadgen.cli.values import ABOVE_ZERO
 from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, workload
 from loadgen.cli.workload_text import describe
 from loadgen.errors import OptionError
@@ -29,7 +29,7 @@ from loadgen.sweep.capacity import TARGETS, settled
 from loadgen.sweep.load_level import UNITS, Axis, LoadLevel, load_level_of
 from loadgen.sweep.rates import ladder
 from loadgen.sweep.sweep import Sweep, sweep
-from loadgen.synthetic import with_arrivals
+from loadgen.synthetic import MAX_REQUESTS, with_arrivals
 from loadgen.target.base import without_credentials
 from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, limit
@@ -37,7 +37,7 @@ from loadgen.trace.window import at_rate, limit
 _LEVEL_FLAGS = (
     Flag("--level-duration", "approximate duration of each load level (default: all requests at each)", ABOVE_ZERO),
     Flag("--bisect", "search between load levels for the highest load within the limits", switch()),
-    Flag("--precision", "--bisect: relative precision (default: 0.05)", POSITIVE, "SHARE", 0.05),
+    Flag("--precision", "--bisect: relative precision (default: 0.05)", number(above=0, below=1), "SHARE", 0.05),
     Flag("--probes", "--bisect: maximum runs per limit (default: 8)", integer(1), default=8),
     Flag("--retries", "maximum repetitions of an INVALID load level (default: 1)", integer(0), default=1),
     Flag("--keep-going", "continue beyond saturation", switch()),
@@ -77,8 +77,10 @@ def run(options: argparse.Namespace) -> int:
         raise OptionError("--bisect needs limits to look for, as --slo ttft:500 tpot:50")
     at = _workloads(options, axis, loads)
     check_run_flags(options)
-    print(f"{len(loads)} load levels: {', '.join(f'{load:g}' for load in loads)} {UNITS[axis]}; the first runs")
-    print(describe(at(loads[0])))
+    first = describe(at(loads[0]))
+    listed = ", ".join(f"{load:g}" for load in loads)
+    print(f"{len(loads)} load level{'s' * (len(loads) > 1)}: {listed} {UNITS[axis]}; the first runs")
+    print(first)
     if options.dry_run:
         return 0
     with result_folder(options.result_dir, "sweep") as folder:
@@ -143,6 +145,11 @@ def _workloads(options: argparse.Namespace, axis: Axis, loads: tuple[float, ...]
     if options.trace is None:
         if lasts_s is not None and options.num_prompts is not None:
             raise OptionError("--level-duration and --num-prompts both say how many requests; give one of them")
+        needed = math.ceil(loads[-1] * (lasts_s or 0.0))
+        if needed > MAX_REQUESTS:
+            raise OptionError(
+                f"--level-duration {lasts_s:g}: {loads[-1]:g} requests/s need {needed} requests, {MAX_REQUESTS} at most"
+            )
         return lambda load: _drawn(options, load)
     trace = workload(options)
     needed = math.ceil(loads[-1] * (lasts_s or 0.0))

@@ -17,6 +17,7 @@ from loadgen.cli.trace_options import FIT_FLAGS, SEED_FLAG, fitted
 from loadgen.cli.values import ABOVE_ZERO, FILE, POSITIVE
 from loadgen.errors import OptionError
 from loadgen.synthetic import (
+    MAX_REQUESTS,
     Lengths,
     choice,
     exponential,
@@ -93,7 +94,7 @@ def add_dataset_arguments(group: argparse._ActionsContainer) -> None:
     """Adds the flags of a data set to a parser or a group."""
     flags = (
         Flag("--dataset", "kind of workload (default: random)", choice_of(DATASETS)),
-        Flag("--num-prompts", f"number of requests (default: {_NUM_PROMPTS}; jsonl: all)", integer(1)),
+        Flag("--num-prompts", f"number of requests (default: {_NUM_PROMPTS}; jsonl: all)", integer(1, MAX_REQUESTS)),
         Flag("--dataset-path", "jsonl: file with lengths and shared blocks of requests", FILE),
         Flag("--random-input-len", f"prompt tokens: {_NOTATIONS} (default: 1024)", _LENGTHS),
         Flag("--random-output-len", "output tokens, in the same notation (default: 128)", _LENGTHS),

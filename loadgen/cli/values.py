@@ -1,10 +1,15 @@
 """Kinds of values of the load generator's flags, besides those of `chairlift.service.flag_kinds`."""
 
 import re
+from collections.abc import Sequence
 from math import inf
+from typing import TypeVar
 
 from chairlift.service.flag_kinds import notation, number, path
+from loadgen.errors import OptionError
 from loadgen.measure.goodput import SLO_METRICS
+
+_Value = TypeVar("_Value")
 
 _UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -56,6 +61,18 @@ def _class_mix(text: str) -> dict[str, float]:
 
 def _percentiles(text: str) -> tuple[float, ...]:
     return tuple(number(above=0, below=100).value_of(part) for part in text.split(","))
+
+
+def by_name(flag: str, pairs: Sequence[tuple[str, _Value]]) -> dict[str, _Value]:
+    """Returns the values of a repeated flag by their names.
+
+    Raises: OptionError: a name has two values; the last one would win unseen.
+    """
+    values: dict[str, _Value] = {}
+    for name, value in pairs:
+        if values.setdefault(name, value) != value:
+            raise OptionError(f"{flag} gives {name} both {values[name]} and {value}; give one of them")
+    return values
 
 
 FILE = path("FILE")

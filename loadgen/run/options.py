@@ -50,18 +50,19 @@ class RunOptions:
         for name in ("workers", "concurrency", "max_concurrency"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise OptionError(f"{name} is {value}, must be at least 1")
+                raise OptionError(f"--{name.replace('_', '-')} is {value}, must be at least 1")
         if self.concurrency is not None and self.max_concurrency is not None:
             raise OptionError(
-                f"concurrency {self.concurrency} makes a closed loop, max_concurrency {self.max_concurrency} limits an "
-                "open one; give one of them"
+                f"--concurrency {self.concurrency} makes a closed loop, --max-concurrency {self.max_concurrency} "
+                "limits an open one; give one of them"
             )
         if self.overflow == "drop" and self.max_concurrency is None:
-            raise OptionError("overflow is drop, which needs max_concurrency: without a limit nothing is dropped")
+            raise OptionError("--overflow drop needs --max-concurrency: without a limit nothing is dropped")
         if not 0 <= self.cancel_rate <= 1:
-            raise OptionError(f"cancel_rate is {self.cancel_rate}, must be 0 to 1")
+            raise OptionError(f"--cancel-rate is {self.cancel_rate:g}, must be 0 to 1")
         if self.max_retries < 0:
-            raise OptionError(f"max_retries is {self.max_retries}, must be at least 0")
-        for name in ("drain_timeout_s", "probe_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"{name} is {getattr(self, name)}, must be above 0")
+            raise OptionError(f"--max-retries is {self.max_retries}, must be at least 0")
+        if not self.drain_timeout_s > 0:
+            raise OptionError(f"--drain-timeout is {self.drain_timeout_s:g} s, must be above 0")
+        if not self.probe_timeout_s > 0:
+            raise OptionError(f"probe_timeout_s is {self.probe_timeout_s:g}, must be above 0")

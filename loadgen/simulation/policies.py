@@ -81,13 +81,17 @@ def parse_policy(text: str, classes: Sequence[ServiceClass]) -> PolicySpec:
     """
     name, at, budget = text.partition("@")
     if at and not (budget.isascii() and budget.isdecimal() and int(budget) >= 1):
-        raise OptionError(f"policy {text!r} has a budget of {budget!r} tokens; it must be a whole number of at least 1")
+        raise OptionError(
+            f"--policy {text}: has a budget of {budget!r} tokens; it must be a whole number of at least 1"
+        )
     suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
     base = name.removesuffix(suffix)
     production = get_args(SchedulingPolicyName)
     if base not in (*production, _SHORTEST):
         known = ", ".join((*production, _SHORTEST))
-        raise OptionError(f"policy {text!r} is unknown; there are {known}, most with -bounded or -timeout, and @BUDGET")
+        raise OptionError(
+            f"--policy {text}: is unknown; there are {known}, most with -bounded or -timeout, and @BUDGET"
+        )
     by_first_token = sorted({math.inf if one.ttft_s is None else one.ttft_s for one in classes})
     return PolicySpec(
         text=text,

@@ -30,11 +30,11 @@ def cut(trace: Trace, from_s: float, to_s: float) -> Trace:
     Raises: OptionError: the window is empty or holds no request.
     """
     if not from_s < to_s:
-        raise OptionError(f"window {from_s:g}:{to_s:g} ends before it begins")
+        raise OptionError(f"--window {from_s:g}:{to_s:g} ends before it begins")
     low, high = np.searchsorted(trace.arrival_s, [from_s, to_s])
     if low == high:
         raise OptionError(
-            f"window {from_s:g}:{to_s:g} holds none of the requests; they arrive from {trace.arrival_s[0]:g} s to "
+            f"--window {from_s:g}:{to_s:g} holds none of the requests; they arrive from {trace.arrival_s[0]:g} s to "
             f"{trace.arrival_s[-1]:g} s"
         )
     return trace.take(np.arange(low, high), f"outside the window {from_s:g}:{to_s:g} s")
@@ -46,7 +46,7 @@ def limit(trace: Trace, count: int) -> Trace:
     Raises: OptionError: count is below 1.
     """
     if count < 1:
-        raise OptionError(f"limit is {count} requests, must be at least 1")
+        raise OptionError(f"--limit is {count} requests, must be at least 1")
     return trace.take(np.arange(min(count, len(trace))), f"after the first {count}")
 
 
@@ -56,21 +56,25 @@ def at_speed(trace: Trace, speed: float) -> Trace:
     Raises: OptionError: speed is not above 0 and finite, or so low that it takes thirty years.
     """
     if not (speed > 0 and np.isfinite(speed)):
-        raise OptionError(f"speed is {speed:g}, must be above 0: 2 runs ten minutes in five, 0.5 in twenty")
+        raise OptionError(f"--speed is {speed:g}, must be above 0: 2 runs ten minutes in five, 0.5 in twenty")
     if not trace.span_s / speed < MAX_SPAN_S:
-        raise OptionError(f"speed {speed:g} makes {trace.span_s:g} s last more than {MAX_SPAN_S:g} s")
+        raise OptionError(f"--speed {speed:g} makes {trace.span_s:g} s last more than {MAX_SPAN_S:g} s")
     return replace(trace, arrival_s=trace.arrival_s / speed, speed=trace.speed * speed)
 
 
 def at_rate(trace: Trace, rate: float) -> Trace:
     """Returns the same requests with a mean rate of `rate` per second. The shape of the schedule stays.
 
-    Raises: OptionError: rate is not above 0 and finite, or all requests arrive at once.
+    Raises: OptionError: rate is not above 0 and finite, or so low that it takes thirty years; or all requests arrive at
+        once.
     """
     if not (rate > 0 and np.isfinite(rate)):
         raise OptionError(f"rate is {rate:g} requests per second, must be above 0 and finite")
     if trace.span_s == 0:
-        raise OptionError(f"rate {rate:g} cannot be reached by scaling time: all requests arrive at once")
+        which = "there is only one request" if len(trace) == 1 else f"all {len(trace)} requests arrive at once"
+        raise OptionError(f"a rate of {rate:g} requests/s cannot be reached by scaling time: {which}")
+    if not len(trace) / rate < MAX_SPAN_S:
+        raise OptionError(f"a rate of {rate:g} requests/s makes {len(trace)} requests last more than {MAX_SPAN_S:g} s")
     return at_speed(trace, rate * trace.span_s / len(trace))
 
 
@@ -84,10 +88,10 @@ def scale_lengths(trace: Trace, factor: float) -> Trace:
         text names factors near it that fit), or lengths beyond all bounds.
     """
     if not (factor > 0 and np.isfinite(factor)):
-        raise OptionError(f"length scale is {factor:g}, must be above 0 and finite")
+        raise OptionError(f"--length-scale is {factor:g}, must be above 0 and finite")
     longest = max(int(trace.input_tokens.max()), int(trace.output_tokens.max()))
     if longest * factor > MAX_TOKENS:
-        raise OptionError(f"length scale {factor:g} makes {longest} tokens more than {MAX_TOKENS}")
+        raise OptionError(f"--length-scale {factor:g} makes {longest} tokens more than {MAX_TOKENS}")
     output_tokens = np.maximum(np.rint(trace.output_tokens * factor).astype(np.int64), 1)
     if trace.blocks is None:
         input_tokens = np.maximum(np.rint(trace.input_tokens * factor).astype(np.int64), 1)
@@ -112,7 +116,7 @@ def fit(trace: Trace, max_model_len: int, overlong: Overlong = "drop") -> Trace:
     Raises: OptionError: max_model_len is below 2, nothing fits, or something does not and shall fail.
     """
     if max_model_len < 2:
-        raise OptionError(f"max model len is {max_model_len} tokens, must be at least 2: a prompt and an answer")
+        raise OptionError(f"--max-model-len is {max_model_len} tokens, must be at least 2: a prompt and an answer")
     total = trace.input_tokens + trace.output_tokens
     too_long = total > max_model_len
     count = int(too_long.sum())
@@ -120,13 +124,14 @@ def fit(trace: Trace, max_model_len: int, overlong: Overlong = "drop") -> Trace:
         return trace
     if overlong == "fail":
         raise OptionError(
-            f"{count} of {len(trace)} requests need more than {max_model_len} tokens, up to {total.max()} (row "
-            f"{trace.rows[total.argmax()]}); leave them out or clip them with --overlong drop or clip"
+            f"{count} of {len(trace)} requests need more than --max-model-len {max_model_len}, up to {total.max()} "
+            f"(row {trace.rows[total.argmax()]}); leave them out or clip them with --overlong drop or clip"
         )
     if overlong == "drop":
         if count == len(trace):
             raise OptionError(
-                f"none of the {count} requests fits {max_model_len} tokens; the shortest needs {total.min()}"
+                f"none of the {count} requests fits --max-model-len {max_model_len}; the shortest needs {total.min()} "
+                "tokens"
             )
         return trace.take(np.flatnonzero(~too_long), f"longer than {max_model_len} tokens")
     output_tokens = np.minimum(trace.output_tokens, max_model_len - 1)
@@ -185,7 +190,7 @@ def _scaled_block(block_tokens: int, factor: float) -> int:
         near = sorted({max(1, int(exact)), int(exact) + 1})
         fitting = " or ".join(f"{tokens / block_tokens:g} ({tokens}-token blocks)" for tokens in near)
         raise OptionError(
-            f"length scale {factor:g} makes {block_tokens}-token blocks {exact:g} tokens long; use {fitting}"
+            f"--length-scale {factor:g} makes {block_tokens}-token blocks {exact:g} tokens long; use {fitting}"
         )
     return nearest
 

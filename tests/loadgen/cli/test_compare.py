@@ -89,6 +89,7 @@ def test_other_workloads_are_refused_unless_forced(folder: Path, capsys: pytest.
         (("old/1", "nowhere"), "nowhere: holds no run"),
         (("old/1", "=new/1"), r"=new/1: must be [LABEL=]DIR"),
         (("old/1", "new="), r"new=: must be [LABEL=]DIR"),
+        (("old/1", "new/1", "--slo", "itl:2", "--slo", "itl:3"), "--goodput gives itl both 2.0 and 3.0"),
     ],
 )
 def test_bad_arguments_are_named(

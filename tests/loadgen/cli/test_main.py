@@ -28,7 +28,10 @@ _RUN = ["run", "--target", "null:", "--num-prompts", "4", "--random-input-len", 
         (["replay", "--zzz"], "replay: error: unknown: --zzz"),
         (["replay", "a.csv"], "replay: error: unknown: a.csv; did you mean --trace a.csv?"),
         (["replay", "--trac", "a.csv"], "replay: error: unknown: --trac a.csv; did you mean --trace?"),
-        (["run", "--num-prompts", "none"], "run: error: --num-prompts is none, it must be a whole number, at least 1"),
+        (
+            ["run", "--num-prompts", "none"],
+            "run: error: --num-prompts is none, it must be a whole number between 1 and 5000000",
+        ),
         (
             ["trace", "inspect", "a.csv", "--sort-rows"],
             "trace inspect: error: unknown: --sort-rows; did you mean --sort?",

@@ -46,6 +46,11 @@ def test_limits_percentiles_and_warm_up_can_be_changed_afterwards(folder: Path) 
     assert result["window"]["start_s"] == 3.0
 
 
+def test_two_limits_of_one_metric_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder), "--goodput", "ttft:100", "ttft:100", "ttft:5000"]) == 2
+    assert "--goodput gives ttft both 100.0 and 5000.0; give one of them" in capsys.readouterr().err
+
+
 def test_reports_can_go_elsewhere(folder: Path, tmp_path: Path) -> None:
     before = sorted(path.name for path in folder.iterdir())
     assert main(["report", str(folder), "--result-dir", str(tmp_path / "other")]) == 0

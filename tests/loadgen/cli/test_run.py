@@ -59,6 +59,26 @@ def test_a_tag_without_a_value_is_refused_before_anything_is_run(capsys: pytest.
     assert "--tag is gpu, it must be KEY=VALUE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--goodput", "ttft:100", "--slo", "ttft:5"), "--goodput gives ttft both 100.0 and 5.0; give one of them"),
+        (("--tag", "gpu=a", "--tag", "gpu=b"), "--tag gives gpu both a and b; give one of them"),
+    ],
+)
+def test_two_values_of_one_name_are_refused_before_anything_is_run(
+    flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *_FLAGS, *flags]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_more_requests_than_fit_into_memory_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "--num-prompts", "10G", "--dry-run"])
+    assert "--num-prompts is 10G, it must be a whole number between 1 and 5000000" in capsys.readouterr().err
+
+
 def test_the_run_is_kept_if_the_servers_metrics_are_gone_after_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +145,7 @@ def test_targets_of_every_request_are_judged_without_a_file(capsys: pytest.Captu
         ),
         (
             ["--max-concurrency", "8", "--concurrency", "4"],
-            "concurrency 4 makes a closed loop, max_concurrency 8 limits",
+            "--concurrency 4 makes a closed loop, --max-concurrency 8 limits",
         ),
         (["--target", "http://h:1/v1", "--api", "chat", "--prompt-mode", "ids"], "the chat API takes no token ids"),
         (["--tls-cert", "x.pem"], "--tls-cert and --tls-key belong together"),

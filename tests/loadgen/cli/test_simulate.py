@@ -133,9 +133,9 @@ def test_a_step_log_alone_is_fitted(tmp_path, capsys):
         ([], "--trace FILE is missing"),
         (
             ["--trace", "TRACE", "--policy", "best"],
-            "policy 'best' is unknown; there are fcfs, priority, static, slo, shortest",
+            "--policy best: is unknown; there are fcfs, priority, static, slo, shortest",
         ),
-        (["--trace", "TRACE", "--policy", "fcfs@0"], "policy 'fcfs@0' has a budget of '0' tokens"),
+        (["--trace", "TRACE", "--policy", "fcfs@0"], "--policy fcfs@0: has a budget of '0' tokens"),
         (["--trace", "TRACE", "--mix", "a=1"], "--mix needs --service-classes"),
         (["--trace", "TRACE", "--service-classes", "CLASSES", "--mix", "gold=1"], "--mix names class 'gold'"),
         (["--trace", "TRACE", "--service-classes", "CLASSES", "--mix", "batch=0"], "gives no class a share"),
@@ -149,6 +149,10 @@ def test_a_step_log_alone_is_fitted(tmp_path, capsys):
         (["--trace", "TRACE", "--limit", "1", "--draw", "pictures"], "--draw pictures: pictures show rates"),
         (["--trace", "TRACE", "--engines-for", "0.9", "--baselines"], "--engines-for takes one policy and one load"),
         (["--trace", "TRACE", "--engines-for", "0"], "--engines-for is 0"),
+        (["--trace", "TRACE", "--engines-for", "0.9", "--engines", "7"], "leave --engines 7 out"),
+        (["--trace", "TRACE", "--engines-for", "0.9", "--draw", "pictures"], "leave --draw pictures out"),
+        (["--trace", "TRACE", "--max-engines", "7"], "--max-engines 7 needs --engines-for"),
+        (["--trace", "TRACE", "--kv-cache-tokens", "9"], "--block-size 16: the KV cache of an engine holds 9 tokens"),
     ],
 )
 def test_an_error_is_one_line(flags, message, trace, classes, capsys):
@@ -160,7 +164,17 @@ def test_an_error_is_one_line(flags, message, trace, classes, capsys):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("flags", [["--mix", "a"], ["--mix", "a=1,a=2"], ["--loads", "1,0"], ["--device", "abacus"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--mix", "a"],
+        ["--mix", "a=1,a=2"],
+        ["--loads", "1,0"],
+        ["--device", "abacus"],
+        ["--noise", "1000"],
+        ["--engines", "1g"],
+    ],
+)
 def test_a_malformed_flag_is_refused(flags, trace, capsys):
     with pytest.raises(SystemExit) as end:
         simulate("--trace", trace, *flags)

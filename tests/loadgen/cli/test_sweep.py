@@ -144,6 +144,14 @@ def test_a_trace_that_is_too_short_is_refused_before_anything_is_run(
     assert fake.played == []
 
 
+def test_more_requests_than_fit_into_memory_are_refused_before_anything_is_run(
+    fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep("--dataset", "random", "--rates", "1,1e12", "--level-duration", "1h") == 2
+    assert "1e+12 requests/s need 3600000000000000 requests, 5000000 at most" in capsys.readouterr().err
+    assert fake.played == []
+
+
 def test_bisection_looks_for_the_highest_rate(fake: Fake) -> None:
     """TTFT p90 is near 100 ms at a rate of 13 or so."""
     arguments = ("--dataset", "random", "--num-prompts", "300", "--bisect", "--slo", "ttft:100")
@@ -201,6 +209,10 @@ def test_a_dry_run_runs_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) 
         (("--rates", "1,2", "--target", "ftp://h:1"), "--target ftp://h:1: must begin with"),
         (("--concurrencies", "1,2", "--level-duration", "5s"), "--level-duration is for --rates"),
         (("--rates", "1,2", "--level-duration", "5s"), "--level-duration and --num-prompts"),
+        (
+            ("--rates", "1,2", "--goodput", "ttft:1", "ttft:2"),
+            "--goodput gives ttft both 1.0 and 2.0; give one of them",
+        ),
     ],
 )
 def test_bad_arguments_are_named(

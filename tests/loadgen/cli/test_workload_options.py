@@ -83,7 +83,7 @@ def test_lengths_are_scaled_before_they_are_fitted(trace):
     clipped = replay("--trace", trace, "--max-model-len", 30, "--overlong", "clip")
     assert len(clipped) == 60
     assert clipped.input_tokens.max() == 26
-    with pytest.raises(OptionError, match="42 of 60 requests need more than 30 tokens"):
+    with pytest.raises(OptionError, match="42 of 60 requests need more than --max-model-len 30"):
         replay("--trace", trace, "--max-model-len", 30, "--overlong", "fail")
 
 
@@ -106,9 +106,9 @@ def test_a_coarse_clock_is_spread_unless_told_not_to(tmp_path):
     [
         (["--speed", 2, "--rate", 3], "--speed and --rate both set the clock"),
         (["--overlong", "clip"], "--overlong clip needs --max-model-len"),
-        (["--window", "9:10"], "window 9:10 holds none of the requests; they arrive from 100 s to 159 s"),
+        (["--window", "9:10"], "--window 9:10 holds none of the requests; they arrive from 100 s to 159 s"),
         (["--trace-model", "GPT-4"], "--trace-model GPT-4: .* which names no models"),
-        (["--length-scale", 0.3], r"length scale 0\.3 makes 8-token blocks 2\.4 tokens long"),
+        (["--length-scale", 0.3], r"--length-scale 0\.3 makes 8-token blocks 2\.4 tokens long"),
     ],
 )
 def test_contradictions_of_a_replay_are_named(trace, arguments, message):

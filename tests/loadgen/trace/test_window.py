@@ -58,9 +58,9 @@ def test_a_window_is_contiguous_and_half_open():
 
 
 def test_a_window_without_requests_says_where_they_are():
-    with pytest.raises(OptionError, match=r"window 5:9 holds none of the requests; they arrive from 0 s to 4\.5 s"):
+    with pytest.raises(OptionError, match=r"--window 5:9 holds none of the requests; they arrive from 0 s to 4\.5 s"):
         cut(trace_of([0, 4.5]), 5, 9)
-    with pytest.raises(OptionError, match="window 9:5 ends before it begins"):
+    with pytest.raises(OptionError, match="--window 9:5 ends before it begins"):
         cut(trace_of([0, 4.5]), 9, 5)
 
 
@@ -70,7 +70,7 @@ def test_limit_keeps_the_first():
     assert part.rows.tolist() == [0, 1, 2]
     assert part.accounting.dropped == {"after the first 3": 1}
     assert limit(trace_of([0, 1]), 9).accounting.dropped == {}
-    with pytest.raises(OptionError, match="limit is 0"):
+    with pytest.raises(OptionError, match="--limit is 0"):
         limit(trace_of([0, 1]), 0)
 
 
@@ -90,9 +90,9 @@ def test_speed_divides_time():
     assert fast.arrival_s.tolist() == [0.0, 0.25, 1.0]
     assert at_speed(fast, 0.5).speed == 2.0
     for speed in (0, -1, float("inf"), float("nan")):
-        with pytest.raises(OptionError, match="speed is"):
+        with pytest.raises(OptionError, match="--speed is"):
             at_speed(fast, speed)
-    with pytest.raises(OptionError, match=r"speed 1e-300 makes 1 s last more than 1e\+09 s"):
+    with pytest.raises(OptionError, match=r"--speed 1e-300 makes 1 s last more than 1e\+09 s"):
         at_speed(fast, 1e-300)
 
 
@@ -103,8 +103,12 @@ def test_rate_is_met_and_the_shape_stays():
     assert after.mean_rate_rps == pytest.approx(17.0)
     assert after.gap_cv == pytest.approx(before.gap_cv)
     assert at_rate(trace, 17.0).speed == pytest.approx(17.0 / before.mean_rate_rps)
-    with pytest.raises(OptionError, match="all requests arrive at once"):
+    with pytest.raises(OptionError, match="all 2 requests arrive at once"):
         at_rate(trace_of([2, 2]), 1)
+    with pytest.raises(OptionError, match=r"a rate of 1 requests/s cannot .* there is only one request"):
+        at_rate(trace_of([2]), 1)
+    with pytest.raises(OptionError, match=r"a rate of 1e-300 requests/s makes 2 requests last more than 1e\+09 s"):
+        at_rate(trace_of([2, 3]), 1e-300)
     with pytest.raises(OptionError, match="rate is 0"):
         at_rate(trace, 0)
 
@@ -133,9 +137,9 @@ def test_a_scale_that_makes_no_whole_blocks_names_those_that_do():
     with pytest.raises(OptionError) as refusal:
         scale_lengths(trace, 0.1)
     assert "0.0625 (1-token blocks) or 0.125 (2-token blocks)" in str(refusal.value)
-    with pytest.raises(OptionError, match="length scale is -1"):
+    with pytest.raises(OptionError, match="--length-scale is -1"):
         scale_lengths(trace, -1)
-    with pytest.raises(OptionError, match=r"length scale 1e\+30 makes 32 tokens more than 2147483647"):
+    with pytest.raises(OptionError, match=r"--length-scale 1e\+30 makes 32 tokens more than 2147483647"):
         scale_lengths(trace, 1e30)
 
 
@@ -154,11 +158,13 @@ def test_fit_drops_clips_or_fails():
     assert clipped.accounting.altered == {"clipped to 100 tokens": 3}
     assert clipped.accounting.dropped == {}
 
-    with pytest.raises(OptionError, match=r"3 of 4 requests need more than 100 tokens, up to 405 \(row 3\)"):
+    with pytest.raises(OptionError, match=r"3 of 4 requests need more than --max-model-len 100, up to 405 \(row 3\)"):
         fit(trace, 100, "fail")
-    with pytest.raises(OptionError, match="none of the 4 requests fits 20 tokens; the shortest needs 95"):
+    with pytest.raises(
+        OptionError, match="none of the 4 requests fits --max-model-len 20; the shortest needs 95 tokens"
+    ):
         fit(trace, 20)
-    with pytest.raises(OptionError, match="max model len is 1"):
+    with pytest.raises(OptionError, match="--max-model-len is 1"):
         fit(trace, 1)
 
 
