@@ -57,7 +57,12 @@ def _qwen2_vl(model_type: str) -> TextPart:
     return TextPart(
         "Qwen2ForCausalLM",
         model_type,
-        {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_window_layers": 80, "rope_theta": 1e6},
+        {
+            **_sizes(152064, 8192, 29568, 80, 64, 8, 32768),
+            "rms_norm_eps": 1e-5,
+            "max_window_layers": 80,
+            "rope_theta": 1e6,
+        },
         may_be_flat=True,
         end_token_id=151645,
         ties_by_either=True,
@@ -70,7 +75,7 @@ _GLM4V = TextPart(
     {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0, "head_dim": None},
     fixed={"attention_bias": True},
 )
-_QWEN3_VL = TextPart("Qwen3ForCausalLM", "qwen3_vl_text", {"rope_theta": 5e5})
+_QWEN3_VL = TextPart("Qwen3ForCausalLM", "qwen3_vl_text", {"max_position_embeddings": 128_000, "rope_theta": 5e5})
 
 TEXT_PARTS = {
     "Cosmos3OmniForConditionalGeneration": _QWEN3_VL,
@@ -88,12 +93,7 @@ TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", "gemma3_text"),
     "Glm46VForConditionalGeneration": _GLM4V,
     "Glm4vForConditionalGeneration": _GLM4V,
-    "Granite4VisionForConditionalGeneration": TextPart(
-        "GraniteForCausalLM",
-        "granite4_vision_text",
-        _sizes(32000, 4096, 11008, 32, 32, 32, 2048),
-        has_prefix=True,
-    ),
+    "Granite4VisionForConditionalGeneration": TextPart("GraniteForCausalLM", "granite4_vision_text", has_prefix=True),
     "GraniteDoclingForConditionalGeneration": TextPart(
         "GraniteForCausalLM",
         "granite_docling_text",
@@ -244,28 +244,27 @@ Its section may be called `llm_config`.
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
 """Model types of such files, and those of transformers."""
 
-NATIVE_DECODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "gemma": ("GemmaForCausalLM", {}),
-    "gemma2": ("Gemma2ForCausalLM", {}),
-    "gemma3_text": ("Gemma3ForCausalLM", {}),
-    "glm": ("GlmForCausalLM", {}),
-    "glm4": ("Glm4ForCausalLM", {}),
-    "gpt_oss": ("GptOssForCausalLM", _sizes(201088, 2880, 2880, 36, 64, 8, 131072)),
-    "granite": ("GraniteForCausalLM", _sizes(32000, 4096, 11008, 32, 32, 32, 2048)),
-    "llama": ("LlamaForCausalLM", _sizes(32000, 4096, 11008, 32, 32, 32, 2048)),
-    "mistral": ("MistralForCausalLM", _sizes(32000, 4096, 14336, 32, 32, 8, 131072)),
-    "mixtral": ("MixtralForCausalLM", _sizes(32000, 4096, 14336, 32, 32, 8, 131072)),
-    "olmo2": ("Olmo2ForCausalLM", {}),
-    "olmo3": ("Olmo3ForCausalLM", {}),
-    "phi3": ("Phi3ForCausalLM", _sizes(32064, 3072, 8192, 32, 32, 32, 4096)),
-    "qwen2": ("Qwen2ForCausalLM", _sizes(151936, 4096, 22016, 32, 32, 32, 32768)),
-    "qwen2_moe": ("Qwen2MoeForCausalLM", {}),
-    "qwen3": ("Qwen3ForCausalLM", _sizes(151936, 4096, 22016, 32, 32, 32, 32768)),
-    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", {}),
-    "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
-    "qwen3_moe": ("Qwen3MoeForCausalLM", _sizes(151936, 2048, 6144, 24, 32, 4, 32768)),
-    "qwen3_next": ("Qwen3NextForCausalLM", {}),
-    "smollm3": ("SmolLM3ForCausalLM", _sizes(128256, 2048, 11008, 36, 16, 4, 32768)),
+NATIVE_DECODERS = {
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
 }
-"""Model types of text parts that the decoder of a family computes: its architecture, and the values of fields that
-`text_config` may omit, where the family does not have them."""
+"""Model types of text parts that the decoder of a family computes, and its architecture."""

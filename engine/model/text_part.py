@@ -105,8 +105,10 @@ def text_fields(fields: ConfigFields) -> ConfigFields:
     if part is None:
         return fields
     text = _section(fields)
+    if text is None and not part.may_be_flat:
+        raise fields.error("text_config", f"is missing: it describes the decoder of {_architecture(fields)}")
     if text is None:
-        text = fields if part.may_be_flat else fields.section("text_config")
+        text = fields
     elif text.raw("model_type", part.model_type) != part.model_type:
         raise text.error("model_type", f"is {text.raw('model_type')!r}, the supported text part is {part.model_type}")
     whole = {name: fields.raw(name) for name in _OF_THE_WHOLE if name in fields}
@@ -196,8 +198,7 @@ def _text_part(fields: ConfigFields) -> TextPart | None:
     model_type = text.raw("model_type")
     if not isinstance(model_type, str) or model_type not in NATIVE_DECODERS:
         return None
-    architecture, defaults = NATIVE_DECODERS[model_type]
-    return TextPart(architecture, model_type, defaults)
+    return TextPart(NATIVE_DECODERS[model_type], model_type)
 
 
 def _own_decoder(fields: ConfigFields) -> tuple[str, str]:

@@ -52,7 +52,13 @@ GPT_OSS = Family(
     "GptOssForCausalLM",
     _traits,
     {
+        "vocab_size": 201_088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
         "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
         "head_dim": 64,
         "sliding_window": 128,
         "num_local_experts": 128,

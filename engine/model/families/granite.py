@@ -1,17 +1,15 @@
 """Granite 3 and 4 dense: Llama with factors of embeddings, attention, residual stream and logits (arXiv:2407.13739)."""
 
+from dataclasses import replace
+
 from engine.model.config_fields import ConfigFields
-from engine.model.family import DecoderTraits, Family, num_layers, same_ropes
+from engine.model.families.llama import LLAMA, llama_traits
+from engine.model.family import DecoderTraits, Family
 
 
 def _traits(fields: ConfigFields) -> DecoderTraits:
-    attention_bias = fields.flag("attention_bias", False)
-    return DecoderTraits(
-        sliding_windows=(None,) * num_layers(fields),
-        ropes=same_ropes(fields),
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
-        mlp_bias=fields.flag("mlp_bias", False),
+    return replace(
+        llama_traits(fields),
         attention_scale=fields.number("attention_multiplier", 1.0),
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         residual_scale=fields.number("residual_multiplier", 1.0),
@@ -19,4 +17,4 @@ def _traits(fields: ConfigFields) -> DecoderTraits:
     )
 
 
-GRANITE = Family("GraniteForCausalLM", _traits, {"eos_token_id": 2})
+GRANITE = Family("GraniteForCausalLM", _traits, LLAMA.defaults)

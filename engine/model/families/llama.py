@@ -4,7 +4,8 @@ from engine.model.config_fields import ConfigFields
 from engine.model.family import DecoderTraits, Family, num_layers, same_ropes
 
 
-def _traits(fields: ConfigFields) -> DecoderTraits:
+def llama_traits(fields: ConfigFields) -> DecoderTraits:
+    """Biases only if the checkpoint has them, and nothing else."""
     attention_bias = fields.flag("attention_bias", False)
     return DecoderTraits(
         sliding_windows=(None,) * num_layers(fields),
@@ -15,4 +16,16 @@ def _traits(fields: ConfigFields) -> DecoderTraits:
     )
 
 
-LLAMA = Family("LlamaForCausalLM", _traits, {"eos_token_id": 2})
+LLAMA = Family(
+    "LlamaForCausalLM",
+    llama_traits,
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "eos_token_id": 2,
+    },
+)

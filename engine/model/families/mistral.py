@@ -29,4 +29,18 @@ def _traits(fields: ConfigFields) -> DecoderTraits:
     )
 
 
-MISTRAL = Family("MistralForCausalLM", _traits, {"sliding_window": 4096, "num_key_value_heads": 8, "eos_token_id": 2})
+MISTRAL = Family(
+    "MistralForCausalLM",
+    _traits,
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+        "eos_token_id": 2,
+    },
+)

@@ -23,7 +23,13 @@ MIXTRAL = Family(
     "MixtralForCausalLM",
     _traits,
     {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
         "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "rms_norm_eps": 1e-5,

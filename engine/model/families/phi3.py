@@ -18,5 +18,17 @@ def _traits(fields: ConfigFields) -> DecoderTraits:
 
 
 PHI3 = Family(
-    "Phi3ForCausalLM", _traits, {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096, "eos_token_id": 32000}
+    "Phi3ForCausalLM",
+    _traits,
+    {
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "original_max_position_embeddings": 4096,
+        "eos_token_id": 32000,
+    },
 )

@@ -90,7 +90,18 @@ def _windows(fields: ConfigFields) -> tuple[int | None, ...]:
     return windows_by_layer_type(fields, window, default)
 
 
-QWEN2 = Family("Qwen2ForCausalLM", _qwen2, {"sliding_window": 4096, "num_key_value_heads": 32})
+_DEFAULTS = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+}
+
+QWEN2 = Family("Qwen2ForCausalLM", _qwen2, _DEFAULTS)
 QWEN2_MOE = Family(
     "Qwen2MoeForCausalLM",
     _qwen2_moe,
@@ -109,12 +120,15 @@ QWEN2_MOE = Family(
         "num_experts_per_tok": 4,
     },
 )
-QWEN3 = Family("Qwen3ForCausalLM", _qwen3, {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128})
+QWEN3 = Family("Qwen3ForCausalLM", _qwen3, {**_DEFAULTS, "head_dim": 128})
 QWEN3_MOE = Family(
     "Qwen3MoeForCausalLM",
     _qwen3_moe,
     {
-        "sliding_window": 4096,
+        **_DEFAULTS,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
         "num_key_value_heads": 4,
         "moe_intermediate_size": 768,
         "num_local_experts": 128,

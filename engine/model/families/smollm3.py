@@ -1,6 +1,9 @@
 """SmolLM3: as Llama, but some layers do not rotate queries and keys (arXiv:2501.18795)."""
 
+from dataclasses import replace
+
 from engine.model.config_fields import ConfigFields
+from engine.model.families.llama import llama_traits
 from engine.model.family import DecoderTraits, Family, num_layers, sliding_window, windows_by_layer_type
 from engine.model.rope import RopeConfig
 
@@ -8,15 +11,12 @@ from engine.model.rope import RopeConfig
 def _traits(fields: ConfigFields) -> DecoderTraits:
     rope, rotates = RopeConfig.from_fields(fields), _rotates(fields)
     window = sliding_window(fields) if fields.flag("use_sliding_window", False) else None
-    attention_bias = fields.flag("attention_bias", False)
-    return DecoderTraits(
+    return replace(
+        llama_traits(fields),
         sliding_windows=windows_by_layer_type(
             fields, window, tuple(None if rotated else window for rotated in rotates)
         ),
         ropes=tuple(rope if rotated else None for rotated in rotates),
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
-        mlp_bias=fields.flag("mlp_bias", False),
     )
 
 
@@ -35,5 +35,16 @@ def _rotates(fields: ConfigFields) -> tuple[bool, ...]:
 SMOLLM3 = Family(
     "SmolLM3ForCausalLM",
     _traits,
-    {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True, "eos_token_id": 128001},
+    {
+        "vocab_size": 128_256,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "rope_theta": 2e6,
+        "tie_word_embeddings": True,
+        "eos_token_id": 128001,
+    },
 )

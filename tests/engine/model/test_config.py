@@ -152,7 +152,7 @@ def test_sliding_windows_by_architecture(read, overrides, windows):
             "architectures is ['GPT2LMHeadModel'], supported are LlamaForCausalLM, Mistral",
         ),
         ({"architectures": "absent"}, "architectures is missing"),
-        ({"vocab_size": "absent"}, "vocab_size is missing"),
+        ({"vocab_size": None}, "vocab_size is missing"),
         ({"vocab_size": "many"}, "vocab_size is 'many', expected an integer >= 1"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer >= 1"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True, expected an integer >= 1"),
