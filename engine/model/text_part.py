@@ -60,6 +60,9 @@ _OTHER_PREFIXES = (
 _WITH_ANY = {**WITH_ANY_DECODER, **PUBLISHED_WITH_CODE}
 """Architectures with any decoder, and the model type of files that name none."""
 
+_OF_THE_BASE_MODEL = ("embed_tokens.", "layers.", "norm.")
+"""Prefixes of tensors in files of the base model alone, as `AutoModel` saves it."""
+
 _ALSO_ALONE = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM")
 """Decoders whose checkpoints may have other parts although their architecture is that of text, as in transformers."""
 
@@ -157,7 +160,8 @@ def stored_names(name: str) -> tuple[str, ...]:
 def decoder_names(path: Path) -> Callable[[str], str | None]:
     """Returns what maps the name of a tensor in a checkpoint folder to the decoder's; None: one for images or sound.
 
-    Names of other models, and unknown ones, are unchanged.
+    As in `transformers`, names of a native decoder may lack the `model.` of the base model, or have it before all of
+    them. Names of other models, and unknown ones, are unchanged.
     """
     config_path = path / "config.json"
     if not exists(config_path):
@@ -167,9 +171,9 @@ def decoder_names(path: Path) -> Callable[[str], str | None]:
     if _architecture(fields) in _WITH_ANY or (part is not None and part.has_prefix):
         return _name_under_a_prefix
     is_part = part is not None or transformers_text(fields) is not None
-    names = fields.raw("architectures", None)
-    has_others = is_part or (isinstance(names, list) and any(architecture in names for architecture in _ALSO_ALONE))
-    return decoder_name if has_others else lambda name: name
+    if is_part or _architecture(fields) in _ALSO_ALONE:
+        return lambda name: _under_the_base(decoder_name(name))
+    return _under_the_base if _architecture(fields) in NATIVE_DECODERS.values() else lambda name: name
 
 
 def decoder_name(name: str) -> str | None:
@@ -180,6 +184,13 @@ def decoder_name(name: str) -> str | None:
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
     return name
+
+
+def _under_the_base(name: str | None) -> str | None:
+    """Returns a name with the prefix of the base model once, but for the output head."""
+    if name is None or not name.startswith((*_OF_THE_BASE_MODEL, "model.model.", "model.lm_head.")):
+        return name
+    return name.removeprefix("model.") if name.startswith("model.") else f"model.{name}"
 
 
 def _name_under_a_prefix(name: str) -> str | None:

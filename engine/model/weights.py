@@ -228,7 +228,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart], others: Containe
                     raise CheckpointError(f"{file}: tensor {stored} is not part of this architecture")
                 continue
             if name in stored_names:
-                raise CheckpointError(f"{file}: tensor {stored} is in another shard too")
+                raise CheckpointError(f"{file}: tensor {stored} is there twice, here or in another file, as {name}")
             _check_entry(file, stored, entry, parts[name])
             stored_names[name] = stored
             sampled[stored] = entry

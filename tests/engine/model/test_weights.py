@@ -67,6 +67,26 @@ def test_tensors_land_under_their_names(single):
     assert all(torch.equal(stored[name], loaded[name]) for name in stored)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5", "mixtral"])
+@pytest.mark.parametrize("has_prefix_twice", [False, True])
+def test_the_prefix_of_the_base_model_may_be_missing_or_there_twice(
+    make_checkpoint, tmp_path, architecture, has_prefix_twice
+):
+    """A base model that `AutoModel` saves has none; one inside of another module has it twice."""
+    path = shutil.copytree(make_checkpoint(architecture, tie_word_embeddings=True), tmp_path / "model")
+    expected = loaded_tensors(path)
+    tensors = load_file(path / SINGLE_FILE)
+    renamed = {f"model.{name}" if has_prefix_twice else name.removeprefix("model."): tensors[name] for name in tensors}
+    save_file(renamed, path / SINGLE_FILE, metadata={"format": "pt"})
+    _, info = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    assert not info["missing_keys"] | info["unexpected_keys"]
+    loaded = loaded_tensors(path)
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+    save_file({**renamed, "model.norm.weight": torch.ones(64)}, path / SINGLE_FILE, metadata={"format": "pt"})
+    check_fails(path, SINGLE_FILE, "is there twice")
+
+
 def test_bfloat16_is_converted_exactly(make_checkpoint):
     path = make_checkpoint("llama", dtype="bfloat16")
     stored, loaded = load_file(path / SINGLE_FILE), loaded_tensors(path)
@@ -179,7 +199,7 @@ def test_tensor_in_two_shards_is_named(sharded):
     first, second = sorted(sharded.glob("*.safetensors"))[:2]
     name, tensor = next(iter(load_file(first).items()))
     rewrite(second, lambda tensors: tensors.update({name: tensor}))
-    check_fails(sharded, name, "another shard")
+    check_fails(sharded, name, "there twice, here or in another file")
 
 
 def test_unsupported_dtype_is_named(single):
