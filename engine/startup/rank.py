@@ -253,10 +253,13 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
 
 
 def _gpu_ops(task: RankTask, gpu: Gpu, target: Target, startup: StartupProgress) -> "GpuOps":
+    from kernels.gpu.launch import load_driver
     from kernels.gpu.linear_probe import check_row_scaled_product
     from kernels.gpu.ops import GpuOps
     from kernels.gpu.tiles import scaled_product_tiles
 
+    if gpu.device.type == "cuda":
+        load_driver()
     attention, name = None, task.config.other_attention
     if name is not None:
         attention = attention_backend(

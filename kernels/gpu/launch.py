@@ -5,6 +5,8 @@ called once for each of them inside `compile_only`. A later compile is a defect 
 """
 
 import os
+import re
+import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -17,15 +19,19 @@ from typing import Any
 import torch
 import triton
 from triton.runtime import driver
+from triton.runtime.errors import OutOfResources
 
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.progress import Progress, no_progress
+from kernels.gpu.targets import UnsupportedTargetError
 
 _INT32_END = 2**31
 _MISSING_DIMENSIONS = ((1, 1, 1), (1, 1), (1,), ())
 _ENTER_HOOKS = triton.knobs.runtime.launch_enter_hook
 _EXIT_HOOKS = triton.knobs.runtime.launch_exit_hook
-_requested: ContextVar[list[Any] | None] = ContextVar("kernels_to_compile", default=None)
+_INSTEAD = "Use --kernels torch, which is slower but needs no kernels, or --device cpu"
+_requested: ContextVar[tuple[list[Any], list[str]] | None] = ContextVar("kernels_to_compile", default=None)
+"""Kernels to compile and their names, one per launch."""
 
 
 class BoundKernel:
@@ -66,7 +72,9 @@ class BoundKernel:
         """
         requested = _requested.get()
         if requested is not None:
-            requested.append(self._kernel.warmup(*args, grid=grid, **self._options))
+            kernels, names = requested
+            kernels.append(self._kernel.warmup(*args, grid=grid, **self._options))
+            names.append(self._kernel.__name__)
             return
         if 0 in grid:
             return
@@ -152,13 +160,14 @@ def compile_only(*, num_threads: int | None = None, progress: Progress = no_prog
 
     Raises:
         NoRoomError: a compile's files cannot be written.
-        ExceptionGroup: kernels that do not compile, each with Triton's error.
+        UnsupportedTargetError: kernels do not compile: how many, and the first one; its cause has each error.
     """
     requested: list[Any] = []
+    names: list[str] = []
     with ThreadPoolExecutor(num_threads or os.cpu_count() or 1, thread_name_prefix="compile") as executor:
         # Errors are collected here: Triton's mode would stay on if it raised the first of them at its end.
         mode = triton.AsyncCompileMode(executor, ignore_errors=True)
-        token = _requested.set(requested)
+        token = _requested.set((requested, names))
         try:
             with mode:
                 yield requested
@@ -171,7 +180,12 @@ def compile_only(*, num_threads: int | None = None, progress: Progress = no_prog
     if (disk := next((error for error in errors if isinstance(error, OSError)), None)) is not None:
         raise NoRoomError(disk) from disk
     if errors:
-        raise ExceptionGroup(f"{len(errors)} of {len(requested)} kernels do not compile", errors)
+        futures = (kernel.future if isinstance(kernel, triton.FutureKernel) else None for kernel in requested)
+        first = next(name for name, future in zip(names, futures, strict=True) if future and future.exception())
+        raise UnsupportedTargetError(
+            f"{len(errors)} of {len(requested)} GPU kernels do not compile with Triton {triton.__version__}, such as "
+            f"{first}: {_reason(errors[0])}. {_INSTEAD}"
+        ) from ExceptionGroup("kernels do not compile", errors)
     for index, kernel in enumerate(requested):
         if isinstance(kernel, triton.FutureKernel):
             requested[index] = kernel.result()
@@ -182,11 +196,38 @@ def load_kernels(kernels: Iterable[Any]) -> None:
 
     Otherwise a request would wait for the load, and a kernel that needs too many resources would fail only then.
 
-    Raises: triton.runtime.errors.OutOfResources: of the GPU's registers or shared memory.
+    Raises: UnsupportedTargetError: one needs more shared memory or threads than the GPU has.
     """
     for kernel in kernels:
-        if kernel is not None:  # of the interpreter
+        if kernel is None:  # of the interpreter
+            continue
+        try:
             _ = kernel.run
+        except OutOfResources as error:
+            what = "bytes of shared memory" if error.name == "shared memory" else error.name
+            raise UnsupportedTargetError(
+                f"kernel {kernel.name} needs {error.required} {what}, the GPU has {error.limit}. {_INSTEAD}"
+            ) from error
+
+
+def load_driver() -> None:
+    """Loads Triton's part that calls the GPU's driver: Triton compiles it at its first use.
+
+    Raises: UnsupportedTargetError: there is no C compiler, or it fails.
+    """
+    try:
+        driver.active.get_current_device()
+    except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+        raise UnsupportedTargetError(
+            f"Triton cannot call the GPU: {_reason(error)}. Install a C compiler such as gcc, with the headers of "
+            f"Python and the C library. {_INSTEAD}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns the line of one of Triton's errors that says what is wrong, without the source that it quotes."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return next((line for line in lines if re.search("error|fatal", line, re.IGNORECASE)), lines[-1]).strip(". ")
 
 
 class CompileCounter:

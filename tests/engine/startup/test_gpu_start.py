@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 import kernels.gpu.ops
 from engine.errors import ConfigError
 from engine.startup.gpu_profile import measure_memory
 from kernels.check import kernel_cases
 from kernels.gpu.kernel_cache import NoRoomError
+from kernels.gpu.launch import load_kernels
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.step_graphs import StepGraphs
 from kernels.metadata import AttentionMetadata
@@ -198,6 +200,24 @@ def test_a_full_disk_for_compiled_kernels_is_a_config_error(
 
     monkeypatch.setattr("kernels.gpu.ops.GpuOps.compile_step", run_out)
     with pytest.raises(ConfigError, match=r"cannot be compiled: No space left on device; make room in .* TMPDIR"):
+        build(model_dir)
+
+
+def test_a_kernel_that_does_not_fit_the_gpu_is_a_config_error(
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TooLarge:
+        name = "_prefill_attention_kernel"
+
+        @property
+        def run(self) -> None:
+            raise OutOfResources(106_496, 101_376, "shared memory")
+
+    monkeypatch.setattr("kernels.gpu.ops.load_kernels", lambda _: load_kernels([TooLarge()]))
+    message = (
+        r"kernel _prefill_attention_kernel needs 106496 bytes of shared memory, the GPU has 101376\. Use --kernels"
+    )
+    with pytest.raises(ConfigError, match=message):
         build(model_dir)
 
 

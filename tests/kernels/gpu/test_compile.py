@@ -15,7 +15,7 @@ import pytest
 import triton
 
 from kernels.gpu import compile_check
-from kernels.gpu.targets import TARGETS
+from kernels.gpu.targets import TARGETS, UnsupportedTargetError
 
 ROOT = Path(__file__).parents[3]
 CHECKED_WHOLE = ("sm_80", "sm_90", "sm_100", "gfx942")
@@ -87,7 +87,7 @@ KERNELS = """
     from kernels.gpu.row_specializations import Call
     from kernels.gpu.specializations import FAMILIES, Family
     from kernels.gpu.compile_only_driver import use_compile_only_driver
-    from kernels.gpu.targets import TARGETS
+    from kernels.gpu.targets import TARGETS, UnsupportedTargetError
 
     use_compile_only_driver(TARGETS["sm_80"])
     values = torch.empty(1024, device="meta")
@@ -204,9 +204,11 @@ def test_compile_errors_are_collected_and_later_compiles_work(tmp_path):
                 launch(wrong, (1,), values, BLOCK=16)
                 launch(negate, (1,), values, 17, BLOCK=16)
                 launch(wrong, (1,), values, BLOCK=32)
-        except ExceptionGroup as errors:
-            assert "2 of 3 kernels do not compile" in str(errors)
-            assert len(errors.exceptions) == 2 and "nothing_of_the_kind" in str(errors.exceptions[0])
+        except UnsupportedTargetError as error:
+            assert str(error).startswith("2 of 3 GPU kernels do not compile with Triton 3."), error
+            assert "such as wrong: AttributeError(" in str(error) and "nothing_of_the_kind" in str(error), error
+            assert len(str(error).splitlines()) == 1 and str(error).endswith("needs no kernels, or --device cpu"), error
+            assert len(error.__cause__.exceptions) == 2
         else:
             raise AssertionError("nothing was raised")
         counter = CompileCounter()
@@ -217,6 +219,48 @@ def test_compile_errors_are_collected_and_later_compiles_work(tmp_path):
         assert compiled[0].name == "negate"
         """,
     )
+
+
+def test_a_kernel_that_does_not_fit_the_gpu_is_named_with_its_need_and_the_limit(tmp_path):
+    script(
+        tmp_path,
+        """
+    @triton.jit
+    def wide(ptr, BLOCK: tl.constexpr):
+        offsets = tl.arange(0, BLOCK)
+        x = tl.load(ptr + offsets[:, None] * BLOCK + offsets)
+        tl.store(ptr + offsets[:, None] * BLOCK + offsets, tl.dot(x, x).to(x.dtype))
+""",
+        """
+        from dataclasses import replace
+        from kernels.gpu.launch import load_kernels
+
+        half = torch.empty(1 << 14, device="meta", dtype=torch.float16)
+        use_compile_only_driver(replace(TARGETS["sm_80"], max_shared_bytes=1024))
+        with compile_only() as compiled:
+            launch(wide, (1,), half, BLOCK=64)
+        need = compiled[0].metadata.shared
+        try:
+            load_kernels(compiled)
+        except UnsupportedTargetError as error:
+            assert f"kernel wide needs {need} bytes of shared memory, the GPU has 1024. Use --kernels" in str(error)
+        else:
+            raise AssertionError("nothing was raised")
+        """,
+    )
+
+
+def test_a_missing_c_compiler_is_named(monkeypatch):
+    from kernels.gpu import launch
+
+    class Driver:
+        @property
+        def active(self):
+            raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+    monkeypatch.setattr(launch, "driver", Driver())
+    with pytest.raises(UnsupportedTargetError, match=r"Triton cannot call the GPU: Failed to find C compiler.*gcc"):
+        launch.load_driver()
 
 
 @pytest.mark.slow
@@ -253,7 +297,7 @@ def test_progress_is_shown_while_kernels_are_compiled(tmp_path):
         try:
             with compile_only(progress=progress):
                 launch(wrong, (1,), values, BLOCK=16)
-        except ExceptionGroup:
+        except UnsupportedTargetError:
             pass
         assert shown == [("compiling kernels", 1), "one more"], shown
         """,
