@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import torch
 
 from kernels.delta_rule import DeltaStates, DeltaWeights
+from kernels.gates import Gate
 from kernels.grouped_weights import GroupedWeights
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
@@ -33,22 +34,6 @@ class LowRank(NamedTuple):
     a: torch.Tensor
     b: torch.Tensor
     first_row: int = 0
-
-
-class ClampedGate(NamedTuple):
-    """The gate of gpt-oss (arXiv:2508.10925): (up + 1) * gate * sigmoid(alpha * gate), of clamped halves.
-
-    Attributes:
-        alpha: factor in the sigmoid.
-        limit: largest value of gate, and largest absolute value of up.
-    """
-
-    alpha: float
-    limit: float
-
-
-Gate: TypeAlias = Literal["silu_and_mul", "gelu_and_mul"] | ClampedGate
-"""What is between the two layers of a feed-forward network, see `KernelOps.gate_and_mul`."""
 
 
 class Routing(NamedTuple):

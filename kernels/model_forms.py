@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from kernels.delta_heads import DeltaHeads
-from kernels.interface import Gate, Routing
+from kernels.gates import Gate
+from kernels.interface import Routing
 
 WeightsForm = Literal[
     "int8",

@@ -14,7 +14,7 @@ from engine.model.output_head import has_own_head
 from engine.model.quantization_config import QuantizedWeights, read_quantization_config
 from engine.model.text_part import end_token_defaults, text_fields, ties_by_class
 from engine.model.unlisted_layers import without_unlisted_layers
-from kernels.interface import Gate
+from kernels.gates import Gate
 
 # Several times the values of the largest models; beyond them even the shapes of the weights cannot be handled.
 _MAX_LAYERS = 1024

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from engine.model.config_fields import ConfigFields
 from engine.model.rope import RopeConfig
 from kernels.delta_heads import DeltaHeads
-from kernels.interface import ClampedGate, Gate
+from kernels.gates import ClampedGate, Gate
 
 GATES: dict[str, Gate] = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_and_mul"}
 """Gates by the name of their activation in config.json."""

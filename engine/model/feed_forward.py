@@ -12,7 +12,8 @@ from engine.model.family import Mixture
 from engine.model.linear import Linear, LinearFactory
 from engine.model.quantization_config import QuantizedWeights
 from engine.model.stacked_linear import StackedLinear
-from kernels.interface import Experts, Gate, KernelOps, LinearInput, Routing
+from kernels.gates import Gate
+from kernels.interface import Experts, KernelOps, LinearInput, Routing
 from kernels.metadata import AdaptedTokens
 
 

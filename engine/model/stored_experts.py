@@ -15,7 +15,8 @@ from engine.model.fp8 import Fp8Weights
 from engine.model.linear import Linear
 from engine.model.quantization_config import QuantizedWeights
 from kernels.fp8_weights import FP8_DTYPE
-from kernels.interface import Gate, KernelOps, LinearWeights
+from kernels.gates import Gate
+from kernels.interface import KernelOps, LinearWeights
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 """Names of the parameters of a module of experts: [experts, 2 * inner, hidden] and [experts, hidden, inner]."""

@@ -13,7 +13,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.errors import CheckpointError
 from engine.model.stored_experts import DOWN, GATE_UP, ExpertsShape, PackedLayers
-from kernels.interface import ExpertChoice, Experts, Gate, KernelOps, Routing
+from kernels.gates import Gate
+from kernels.interface import ExpertChoice, Experts, KernelOps, Routing
 
 EXPERTS = "chairlift"
 """Name under which modules of experts find `_mix` in transformers' interface."""

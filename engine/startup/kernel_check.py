@@ -25,7 +25,8 @@ from kernels.check import (
 )
 from kernels.delta_heads import DeltaHeads
 from kernels.families import reference_ops
-from kernels.interface import Gate, KernelOps, Routing
+from kernels.gates import Gate
+from kernels.interface import KernelOps, Routing
 from kernels.model_forms import ExpertForms, ModelForms, WeightsForm
 
 _GROUPS: dict[int, WeightsForm] = {4: "int4 groups", 5: "int5 groups", 6: "int6 groups", 8: "int8 groups"}

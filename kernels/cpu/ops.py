@@ -46,8 +46,9 @@ from kernels.cpu.sample import Sampler, compile_sampler
 from kernels.cpu.worker_pool import Program, WorkerPool
 from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.fp8_weights import dequantized
+from kernels.gates import Gate
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ExpertChoice, Gate, LowRank, Quantization, Routing, Step
+from kernels.interface import ExpertChoice, LowRank, Quantization, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
 from kernels.sampling import SampledTokens, SamplingBatch

@@ -12,7 +12,7 @@ from kernels.cpu.intrinsics import floats_at
 from kernels.cpu.jit import bits_float, exp_nonpositive, inline, inline_in_order
 from kernels.cpu.recording import Recording
 from kernels.cpu.soft_cap import cap_scores
-from kernels.interface import ClampedGate, Gate
+from kernels.gates import ClampedGate, Gate
 
 if TYPE_CHECKING:
     from kernels.cpu.arrays import Floats, Longs

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
+from kernels.gates import ClampedGate, Gate
 from kernels.gpu.experts import ExpertLinear, PackedExperts, mix_chosen_experts, mix_experts
 from kernels.gpu.gate import gate_and_mul
 from kernels.gpu.grouped_experts import ExpertGroups
@@ -15,7 +16,7 @@ from kernels.gpu.grouped_linear import grouped_span
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.row_specializations import Call, model_dtypes
 from kernels.gpu.targets import Target
-from kernels.interface import ClampedGate, ExpertChoice, Gate, Routing
+from kernels.interface import ExpertChoice, Routing
 from kernels.scale_groups import FP8_BLOCK_SIZE
 
 _META = torch.device("meta")

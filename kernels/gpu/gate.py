@@ -6,10 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gates import ClampedGate, Gate
 from kernels.gpu.launch import BoundKernel
 from kernels.gpu.quantize import QuantizedRows, checked_group_size, empty_rows, store_quantized_rows
 from kernels.gpu.rows import bind_tiles, check_columns, check_rows
-from kernels.interface import ClampedGate, Gate
 
 
 def gate_and_mul(

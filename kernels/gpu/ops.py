@@ -10,6 +10,7 @@ import torch
 
 from kernels.delta_rule import DeltaStates, DeltaWeights
 from kernels.fp8_weights import has_block_scales
+from kernels.gates import Gate
 from kernels.gpu.adapters import PackedAdapters, add_adapters, reserve_adapters, set_adapter
 from kernels.gpu.attention_backends import Attention
 from kernels.gpu.block_scales import BlockScaledLinear, pack_block_scaled
@@ -36,7 +37,7 @@ from kernels.gpu.step_pieces import PieceRecorder
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import TiledLinear, is_tiled, tiled_linear
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ExpertChoice, Gate, Routing, Step
+from kernels.interface import ExpertChoice, Routing, Step
 from kernels.metadata import AdaptedTokens, AttentionMetadata, StepInputs
 from kernels.microscaled_weights import Fp4Weights, MicroscaledWeights
 from kernels.sampling import greedy_batch

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.dtypes import dtype_name
+from kernels.gates import Gate
 from kernels.gpu.gate import gate_and_mul, gate_columns
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
@@ -17,7 +18,6 @@ from kernels.gpu.shared_expert import add_shared
 from kernels.gpu.soft_cap import soft_cap
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import MAX_ROW_BYTES
-from kernels.interface import Gate
 from kernels.scale_groups import FP8_BLOCK_SIZE
 
 _META = torch.device("meta")

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.interface import ClampedGate, Gate
+from kernels.gates import ClampedGate, Gate
 
 
 def gate_and_mul(gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:

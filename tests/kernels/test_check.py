@@ -9,7 +9,8 @@ from kernels.check import find_mismatches, kernel_cases, run_cases
 from kernels.cpu.cpu_features import cpu_features
 from kernels.delta_heads import DeltaHeads
 from kernels.families import cpu_ops, reference_ops
-from kernels.interface import ClampedGate, Routing
+from kernels.gates import ClampedGate
+from kernels.interface import Routing
 from kernels.model_forms import ExpertForms
 from kernels.reference.ops import ReferenceOps
 from tests.support.kernels.model_forms import SMALL

@@ -10,7 +10,7 @@ from engine.model.family import (
     sliding_window,
     windows_by_layer_type,
 )
-from kernels.interface import ClampedGate
+from kernels.gates import ClampedGate
 
 _ROPE = {
     "rope_type": "yarn",

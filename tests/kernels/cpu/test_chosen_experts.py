@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from kernels.cpu.ops import CpuOps
+from kernels.gates import ClampedGate
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ClampedGate, ExpertChoice, Routing
+from kernels.interface import ExpertChoice, Routing
 from kernels.microscaled_weights import MicroscaledWeights
 from kernels.reference.ops import ReferenceOps
 from tests.support.kernels.batches import assert_same_bits, make_step_buffers, normal

@@ -5,8 +5,9 @@ import torch
 
 from kernels.cpu.ops import CpuOps
 from kernels.families import cpu_ops
+from kernels.gates import ClampedGate
 from kernels.grouped_weights import GroupedWeights
-from kernels.interface import ClampedGate, Routing
+from kernels.interface import Routing
 from kernels.reference.ops import ReferenceOps
 from tests.support.kernels.batches import normal
 

@@ -8,7 +8,7 @@ import torch
 
 from kernels.cpu.jit import exp_nonpositive
 from kernels.families import cpu_ops, reference_ops
-from kernels.interface import ClampedGate
+from kernels.gates import ClampedGate
 from tests.support.kernels.batches import assert_close, assert_same_bits
 
 OPS, REFERENCE = cpu_ops(), reference_ops()

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from kernels.gates import ClampedGate
 from kernels.gpu.expert_rows import expert_rows
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.targets import TARGETS
-from kernels.interface import ClampedGate, Routing
+from kernels.interface import Routing
 from kernels.microscaled_weights import MicroscaledWeights
 from kernels.reference.ops import ReferenceOps
 from tests.support.engine.weights import quantized_in_blocks

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
+from kernels.gates import ClampedGate
 from kernels.gpu.gate import gate_and_mul, gate_columns
-from kernels.interface import ClampedGate
 from tests.support.kernels.batches import assert_close, assert_quantized
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
