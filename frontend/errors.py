@@ -20,7 +20,10 @@
 Any other exception raised while a call is served is a defect: INTERNAL, logged with its traceback.
 """
 
+import random
 from typing import ClassVar
+
+_RETRY_STEPS = 32
 
 
 class FrontendError(Exception):
@@ -53,6 +56,14 @@ class RequestError(FrontendError):
         self.message = message.encode(errors="backslashreplace").decode()
         super().__init__(self.message)
         self.retry_after_s = retry_after_s
+
+    def draw_retry_s(self) -> float | None:
+        """Returns a random number of seconds for the client to wait, from `retry_after_s` to twice as many: clients
+        that are refused together must not come back together. There are few of them, so that answers can be cached.
+        """
+        if self.retry_after_s is None:
+            return None
+        return self.retry_after_s * (1 + random.randrange(_RETRY_STEPS) / _RETRY_STEPS)
 
 
 class InvalidRequest(RequestError):  # noqa: N818
@@ -108,6 +119,10 @@ class TargetsInfeasible(RequestError):  # noqa: N818
     def __init__(self, message: str, *, retry_after_s: float | None = None, retry_ticket: str = "") -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.retry_ticket = retry_ticket
+
+    def draw_retry_s(self) -> float | None:
+        """Returns `retry_after_s`: a slot is booked for one client."""
+        return self.retry_after_s
 
 
 class DeadlineExceeded(RequestError):  # noqa: N818

@@ -1,20 +1,18 @@
 """Admission control: limits the requests and prompt tokens that wait for their first token, and estimates Retry-After.
 
-Pure: the time is passed in, and random numbers may be. The engine's slots limit running requests; this limits the queue
-in front of them, before any work is done for a request.
+Pure: the time is passed in. The engine's slots limit running requests; this limits the queue in front of them, before
+any work is done for a request.
 """
 
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from frontend.errors import InvalidRequest, QueueFull, RequestTooLong
 
 _RATE_WINDOW_S = 10.0
-_MIN_RETRY_S = 0.1
-_MAX_RETRY_S = 30.0  # clients ignore more than 60, which is this and its spread
+_MIN_RETRY_S = 0.5
+_MAX_RETRY_S = 30.0  # clients ignore more than 60, which is twice this: see `RequestError.draw_retry_s`
 _UNMEASURED_RETRY_S = 1.0
-_MIN_SPREAD_S = 1.0
 
 
 class Permit:
@@ -53,16 +51,14 @@ class Admission:
     Args:
         max_requests: maximum permits granted at once.
         max_tokens: maximum prompt tokens of all permits. Estimates may exceed it; exact numbers may not.
-        draw: random numbers from 0 to 1, which spread retries.
 
     Attributes:
         on_change: called after every change of the two sums.
     """
 
-    def __init__(self, *, max_requests: int, max_tokens: int, draw: Callable[[], float] = random.random) -> None:
+    def __init__(self, *, max_requests: int, max_tokens: int) -> None:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
-        self._draw = draw
         self.num_requests = 0
         self.num_tokens = 0
         self.on_change: Callable[[], None] = _do_nothing
@@ -177,13 +173,6 @@ class Admission:
             )
 
     def _retry_after_s(self, num_requests: int, num_tokens: int, now_s: float) -> float:
-        """Returns a random time from that until which so many requests and tokens will have left the queue, to twice as
-        long: clients that are refused together must not come back together.
-        """
-        estimate_s = self._estimate_s(num_requests, num_tokens, now_s)
-        return estimate_s + max(estimate_s, _MIN_SPREAD_S) * self._draw()
-
-    def _estimate_s(self, num_requests: int, num_tokens: int, now_s: float) -> float:
         """Estimates when that many requests and tokens will have left the queue, at the recent rate."""
         self._drop_old(now_s)
         if not self._served:

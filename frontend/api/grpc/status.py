@@ -72,8 +72,8 @@ def error_status(error: BaseException) -> ErrorStatus:
         return _status(internal, error_reason(error), "internal error; the server's log has the cause", "", None)
     field = error.field if isinstance(error, InvalidRequest) else ""
     retry_ms = None  # gRPC takes 0 for "no time given"
-    if error.retry_after_s is not None:
-        retry_ms = max(1, math.ceil(error.retry_after_s * 1000))
+    if (retry_s := error.draw_retry_s()) is not None:
+        retry_ms = max(1, math.ceil(retry_s * 1000))
     if isinstance(error, TargetsInfeasible):
         return _infeasible_status(error, retry_ms)
     return _status(_CODES[type(error)], error.reason, error.message, field, retry_ms)

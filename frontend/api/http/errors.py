@@ -147,9 +147,9 @@ def error_object(error: Exception, params: Mapping[str, str] = COMPLETION_PARAMS
         headers["x-should-retry"] = "false"
     if isinstance(error, ServerDraining):  # or the client would retry, and be refused, on this connection
         headers["connection"] = "close"
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-        headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))  # OpenAI's clients prefer it
+    if (retry_s := error.draw_retry_s()) is not None:
+        headers["retry-after"] = str(max(1, math.ceil(retry_s)))
+        headers["retry-after-ms"] = str(max(1, math.ceil(retry_s * 1000)))  # OpenAI's clients prefer it
         if isinstance(error, TargetsInfeasible):
             headers[RETRY_MS_HEADER] = headers["retry-after-ms"]
             headers[TICKET_HEADER] = error.retry_ticket

@@ -56,10 +56,6 @@ def test_release_counts_once():
     assert (admission.num_requests, admission.num_tokens) == (0, 0)
 
 
-def unspread(**limits):
-    return Admission(**limits, draw=lambda: 0.0)
-
-
 def retry_after_s(admission, num_tokens, now_s):
     with pytest.raises(QueueFull) as caught:
         admission.admit(num_tokens, now_s)
@@ -67,8 +63,8 @@ def retry_after_s(admission, num_tokens, now_s):
 
 
 def test_retry_time_follows_the_measured_rate_of_requests():
-    for per_second, expected in ((1.0, 1.0), (5.0, 0.2)):
-        admission = unspread(max_requests=1, max_tokens=1000)
+    for per_second, expected in ((0.5, 2.0), (1.0, 1.0), (5.0, 0.5)):
+        admission = Admission(max_requests=1, max_tokens=1000)
         for number in range(10):
             admission.admit(1, 0.0).release(100 + number / per_second, served=True)
         admission.admit(1, 0.0)
@@ -77,7 +73,7 @@ def test_retry_time_follows_the_measured_rate_of_requests():
 
 
 def test_retry_time_follows_the_measured_rate_of_tokens():
-    admission = unspread(max_requests=10, max_tokens=1000)
+    admission = Admission(max_requests=10, max_tokens=1000)
     for number in range(5):
         admission.admit(200, 0.0).release(100.0 + number, served=True)  # 200 tokens per second
     admission.admit(1000, 0.0)
@@ -85,35 +81,23 @@ def test_retry_time_follows_the_measured_rate_of_tokens():
 
 
 def test_retry_time_forgets_and_is_bounded():
-    admission = unspread(max_requests=1, max_tokens=1000)
+    admission = Admission(max_requests=1, max_tokens=1000)
     admission.admit(1, 0.0).release(0.0, served=True)
     admission.admit(1, 0.0)
     assert retry_after_s(admission, 1, 9.0) == pytest.approx(9.0)
     assert retry_after_s(admission, 1, 1000.0) == 1.0  # nothing measured lately
-    slow = unspread(max_requests=10, max_tokens=10)
+    slow = Admission(max_requests=10, max_tokens=10)
     slow.admit(1, 0.0).release(0.0, served=True)
     slow.admit(10, 0.0)
     assert retry_after_s(slow, 10_000, 9.0) == 30.0
 
 
 def test_unserved_permits_say_nothing_about_the_rate():
-    admission = unspread(max_requests=1, max_tokens=1000)
+    admission = Admission(max_requests=1, max_tokens=1000)
     for _ in range(100):
         admission.admit(1, 0.0).release(0.0)
     admission.admit(1, 0.0)
     assert retry_after_s(admission, 1, 1.0) == 1.0
-
-
-@pytest.mark.parametrize(("num_served", "latest_s"), [(1, 10.0), (50, 1.1)])
-def test_retries_of_requests_that_are_refused_together_are_spread(num_served, latest_s):
-    draws = iter((0.0, 0.25, 1.0))
-    admission = Admission(max_requests=1, max_tokens=1000, draw=lambda: next(draws))
-    for _ in range(num_served):
-        admission.admit(1, 0.0).release(100.0, served=True)
-    admission.admit(1, 0.0)
-    first_s, second_s, last_s = (retry_after_s(admission, 1, 105.0) for _ in range(3))
-    assert second_s == pytest.approx(first_s + (last_s - first_s) / 4)
-    assert last_s == pytest.approx(latest_s)
 
 
 def test_sums_hold_over_random_operations():

@@ -318,7 +318,8 @@ async def test_full_queue_is_a_rate_limit_with_a_time_to_wait(http_pair, client)
     http_pair.engine.rejections = [rejection(engine_pb.REJECTION_REASON_QUEUE_FULL, "full", retry_after_s=2)]
     with pytest.raises(anthropic.RateLimitError) as caught:
         await client.messages.create(**ask(), stream=True)
-    assert (caught.value.type, caught.value.response.headers["retry-after"]) == ("rate_limit_error", "2")
+    assert caught.value.type == "rate_limit_error"
+    assert 2 <= int(caught.value.response.headers["retry-after"]) <= 4
 
 
 async def test_expired_call_is_a_timeout_that_clients_do_not_retry(make_pair, connect):

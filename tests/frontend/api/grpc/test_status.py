@@ -7,6 +7,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from frontend import errors
 from frontend.api.grpc import status
+from frontend.api.http.errors import error_object
 
 
 def all_subclasses(cls):
@@ -69,8 +70,19 @@ def test_status_of_a_long_message_fits_into_the_metadata_that_clients_accept(let
 def test_retry_delay_is_in_details_and_pushback():
     code, found, values = unpacked(errors.QueueFull("full", retry_after_s=1.2345))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert found[error_details_pb2.RetryInfo].retry_delay.ToMilliseconds() == 1235
-    assert values == {"grpc-retry-pushback-ms": "1235"}
+    retry_ms = found[error_details_pb2.RetryInfo].retry_delay.ToMilliseconds()
+    assert 1235 <= retry_ms <= 2469
+    assert values == {"grpc-retry-pushback-ms": str(retry_ms)}
+
+
+def test_clients_that_are_refused_together_do_not_come_back_together():
+    error = errors.EngineUnavailable("away", retry_after_s=2.0)
+    for delays in (
+        {unpacked(error)[2]["grpc-retry-pushback-ms"] for _ in range(200)},
+        {error_object(error).headers["retry-after-ms"] for _ in range(200)},
+    ):
+        assert 16 < len(delays) <= 32
+        assert 2000 <= min(map(int, delays)) < max(map(int, delays)) < 4000
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a secret"), errors.ConfigError("a secret")])
