@@ -17,6 +17,14 @@ TORCH_FALLBACK ?= torch==2.13.0
 TEST_WORKERS ?= 2
 IN_PARALLEL := -n $(TEST_WORKERS) --dist loadfile
 
+# A variable that no rule reads has no effect but in the environment of the programs, where some belong.
+VARIABLES := PYTHON VENV MODEL ARGS TORCH_CPU_INDEX TORCH_FALLBACK TORCH_INDEX TEST_WORKERS PYTEST_ARGS NAME STAGE SHELL CHAIRLIFT_% HF_% PIP_% CUDA_%
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+UNKNOWN := $(strip $(filter-out $(VARIABLES),$(GIVEN)))
+ifneq ($(UNKNOWN),)
+$(warning no rule reads $(UNKNOWN); flags of the server go into ARGS, such as make run ARGS="--port 50061 --http-port 8001")
+endif
+
 # Python caches bytecode even if the environment says not to: without it, collecting the tests takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -113,22 +121,22 @@ $(VENV)/.torch: $(VENV)/.python
 	elif command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU; then \
 	  echo "NVIDIA GPU found: the ordinary torch build comes with the rest"; \
 	else \
-	  echo "No NVIDIA GPU: installing a CPU build of torch"; \
-	  { [ -n "$(TORCH_CPU_INDEX)" ] && $(BIN)/python -m pip install --no-compile --timeout 8 --retries 0 --no-deps --index-url "$(TORCH_CPU_INDEX)" 'torch>=2.11,<2.14' 2>/dev/null; } || \
-	  { echo "$(TORCH_CPU_INDEX) does not answer: asking the configured index for $(TORCH_FALLBACK)"; \
-	    $(BIN)/python -m pip install --no-compile --no-deps '$(TORCH_FALLBACK)'; }; \
+	  echo "No NVIDIA GPU: installing a CPU build of torch, 200 MB"; \
+	  { [ -n "$(TORCH_CPU_INDEX)" ] && $(BIN)/python -m pip install --quiet --no-compile --timeout 8 --retries 0 --no-deps --index-url "$(TORCH_CPU_INDEX)" 'torch>=2.11,<2.14' 2>/dev/null; } || \
+	  { echo "No CPU build at \"$(TORCH_CPU_INDEX)\": asking the configured index for $(TORCH_FALLBACK), gigabytes with CUDA"; \
+	    $(BIN)/python -m pip install --quiet --no-compile --no-deps '$(TORCH_FALLBACK)'; }; \
 	fi
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch
-	@echo "Installing Chairlift"
-	@$(BIN)/python -m pip install --no-compile --disable-pip-version-check --progress-bar on -e '.[engine,frontend,loadgen,transformers]'
+	@echo "Installing Chairlift and the packages that it needs: minutes on a slow network (PIP_VERBOSE=1 shows what pip does)"
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[engine,frontend,loadgen,transformers]'
 	@$(BIN)/python -c 'import engine, frontend, loadgen, torch, grpc, tokenizers, matplotlib'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch
-	@echo "Installing Chairlift and its development tools"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
+	@echo "Installing Chairlift, the packages that it needs and its development tools: minutes (PIP_VERBOSE=1 shows what pip does)"
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@$(BIN)/python -c 'import engine, frontend, loadgen, torch, grpc, tokenizers, matplotlib, pytest, transformers'
 	@touch $@ $(VENV)/.installed
 

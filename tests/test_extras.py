@@ -1,5 +1,6 @@
-"""Each extra's requirements are enough for what it promises: everything else is hidden, the imports still work."""
+"""Installation: each extra's requirements are enough for what it promises; make says which variables do nothing."""
 
+import os
 import runpy
 import subprocess
 import sys
@@ -33,3 +34,15 @@ def test_extra_alone_imports_what_it_promises(extra: str, tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_said"),
+    [("PORT=50061", True), ("ARGS=--port 50061", False), ("CHAIRLIFT_PORT=50061", False), ("HF_TOKEN=x", False)],
+)
+def test_make_says_which_variable_no_rule_reads(variable: str, is_said: bool) -> None:
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    make = ["make", "-n", "help", variable]
+    done = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert ("no rule reads PORT; flags of the server go into ARGS" in done.stderr) == is_said
+    assert bool(done.stderr) == is_said
