@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from matplotlib.patheffects import withStroke
 
 from loadgen.measure.metrics import Metrics
 from loadgen.measure.quantiles import quantiles
@@ -278,5 +279,5 @@ def _mark(axes: "Axes", curve: Curve) -> None:
             ha="left" if is_far_left else "right",
             fontsize=8,
             color=INK,
-            bbox={"facecolor": SURFACE, "linewidth": 0, "pad": 0.8},
+            path_effects=[withStroke(linewidth=2.5, foreground=SURFACE)],  # a box would hide the curve's end
         )
