@@ -11,7 +11,11 @@ from loadgen.checks.saturation import saturation
 from loadgen.checks.shortage import what_held_back
 from loadgen.measure.metrics import Metrics
 from loadgen.measure.samples import Samples
-from loadgen.record import RunData
+from loadgen.record import ABSENT, RunData
+
+_FEW = 0.1
+_TPOT_OFF = 0.05
+_AT_ONCE_MS = 0.1  # per token: several times as fast as any model answers
 
 
 def server_checks(run: RunData, metrics: Metrics, samples: Samples, limits: Limits) -> tuple[Finding, ...]:
@@ -22,6 +26,8 @@ def server_checks(run: RunData, metrics: Metrics, samples: Samples, limits: Limi
         _in_flight(run, samples, limits),
         _input_tokens(run, metrics, limits),
         _output_tokens(run, metrics, limits),
+        _streaming(samples),
+        _token_counts(run, samples),
         _cache(run, metrics, limits),
         _steady(run, metrics),
         _saturation(run, metrics, samples),
@@ -89,6 +95,40 @@ def _output_tokens(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
         "heed ignore_eos and max_tokens, or has a shorter context"
     )
     return bounded(check, title, metrics.tokens.output_off, limits.output_tokens_off, "share", text)
+
+
+def _streaming(samples: Samples) -> Finding:
+    """Notes answers that came whole, and first messages of several tokens, which TPOT counts as later ones."""
+    texts = []
+    several = samples.completed & (samples.num_tokens >= 2)
+    at_once = int((several & ((samples.num_chunks == 1) | (samples.tpot < _AT_ONCE_MS))).sum())
+    if at_once > _FEW * several.sum():
+        texts.append(
+            f"{at_once:,} of {several.sum():,} answers of several tokens came at once: in one message they have no "
+            "TPOT and ITL, and they keep all such limits; the server, or a proxy before it, does not stream them"
+        )
+    gaps = samples.gaps
+    later = np.bincount(gaps.request, weights=gaps.tokens, minlength=len(several))
+    timed = several & (later > 0)
+    first = (samples.num_tokens - later)[timed]
+    if len(first) and (below := float(((first - 1) / (samples.num_tokens[timed] - 1)).mean())) > _TPOT_OFF:
+        texts.append(
+            f"first messages hold {first.mean():.1f} tokens on average: TPOT counts all but one of them as later ones "
+            f"and is {below:.0%} below the time per token; ITL is not"
+        )
+    return yes_or_no("streaming", "answers streamed token by token", "VALID", "; ".join(texts))
+
+
+def _token_counts(run: RunData, samples: Samples) -> Finding:
+    """Notes answers that nobody counted: with a fixed length a wrong count shows as `output_tokens`."""
+    uncounted = samples.completed & (run.requests["server_output_tokens"] == ABSENT)
+    text = ""
+    if uncounted.any() and not run.settings.get("ignore_eos", True):
+        text = (
+            f"the server does not say how many tokens {uncounted.sum():,} answers have; a message that does not say so "
+            "either counts as one token: if it holds more, tokens per second are higher, and TPOT and ITL lower"
+        )
+    return yes_or_no("token_counts", "tokens of answers counted by the server", "VALID", text)
 
 
 def _cache(run: RunData, metrics: Metrics, limits: Limits) -> Finding:

@@ -62,14 +62,14 @@ def check_slo(slo: Mapping[str, float]) -> None:
 def keeps(samples: "Samples", metric: str, limit_ms: float) -> "NDArray[np.bool_]":
     """[requests] bool: answered, and within this limit.
 
-    An answer of one token has no time per later token and keeps every tpot; one of one message keeps every itl.
+    An answer of one message, or of one token, has no time between tokens and keeps every tpot and itl.
     """
     if metric == "ttft":
         return samples.completed & (samples.ttft <= limit_ms)
     if metric == "e2el":
         return samples.completed & (samples.e2e <= limit_ms)
     if metric == "tpot":
-        return samples.completed & ((samples.num_tokens < 2) | (samples.tpot <= limit_ms))
+        return samples.completed & (np.isnan(samples.tpot) | (samples.tpot <= limit_ms))
     return samples.completed & ((samples.num_chunks < 2) | (samples.max_itl <= limit_ms))
 
 

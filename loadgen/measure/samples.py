@@ -74,7 +74,7 @@ class Samples:
         num_tokens: int64, n.
         ttft: t_1 - t_sched.
         service_ttft: t_1 - t_send.
-        tpot: (t_last - t_1) / (n - 1); needs n >= 2.
+        tpot: (t_last - t_1) / (n - 1); needs n >= 2, in two messages: of one that came whole no time is known.
         ttst: t_2 - t_1, from message to message.
         max_stall: the longest gap between messages.
         max_itl: the longest gap per token.
@@ -122,6 +122,7 @@ class Samples:
 def samples_of(run: RunData) -> Samples:
     """Returns the columns of a run."""
     requests = run.requests
+    num_chunks = requests["num_chunks"].astype(np.int64)
     scheduled = _time(requests["scheduled_ns"])
     if not run.settings.get("closed_loop"):  # the schedule is fixed beforehand, sent or not
         planned = np.round(run.workload.arrival_s * _NS_PER_S)
@@ -151,11 +152,13 @@ def samples_of(run: RunData) -> Samples:
             last_s=last / _NS_PER_S,
             ended_s=ended / _NS_PER_S,
             completed=requests["status"] == Status.OK,
-            num_chunks=requests["num_chunks"].astype(np.int64),
+            num_chunks=num_chunks,
             num_tokens=num_tokens,
             ttft=(first - scheduled) / _NS_PER_MS,
             service_ttft=(first - sent) / _NS_PER_MS,
-            tpot=np.where(num_tokens >= 2, (last - first) / (num_tokens - 1) / _NS_PER_MS, np.nan),
+            tpot=np.where(
+                (num_tokens >= 2) & (num_chunks >= 2), (last - first) / (num_tokens - 1) / _NS_PER_MS, np.nan
+            ),
             ttst=second,
             max_stall=_largest(gaps.request, gaps.ms, len(requests)),
             max_itl=_largest(gaps.request, gaps.per_token_ms, len(requests)),

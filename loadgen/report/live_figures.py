@@ -65,7 +65,7 @@ def look(view: LiveView) -> LiveFigures:
     was_sent = sent >= 0
     due = was_sent | over | ((scheduled >= 0) & (scheduled <= now_ns))
     started = (first >= 0) & (first >= since_ns)
-    answered = (status == Status.OK) & (tokens >= 2) & (last >= since_ns)
+    answered = (status == Status.OK) & (tokens >= 2) & (requests["num_chunks"] >= 2) & (last >= since_ns)
     just_sent = was_sent & (sent >= since_ns)
     late_ms = (sent[just_sent] - scheduled[just_sent]) / 1e6
     return LiveFigures(

@@ -51,7 +51,7 @@ def test_a_clean_run_is_valid_and_every_check_is_listed() -> None:
     assert {finding.check for finding in verdict.findings} == {
         "complete", "dropped", "workers_alive", "dispatch_lag", "achieved_rate", "loop_lag", "worker_cpu",
         "chunk_times", "ceiling", "warnings", "answered", "errors", "in_flight", "input_tokens", "output_tokens",
-        "cache", "steady_state", "saturation", "tail",
+        "streaming", "token_counts", "cache", "steady_state", "saturation", "tail",
     }  # fmt: skip
 
 
@@ -397,6 +397,46 @@ def test_percentiles_of_too_few_requests_have_a_note(count: int, percentiles: tu
     assert found.level == "VALID"
     assert found.text.startswith(note)
     assert bool(found.text) == bool(note)
+
+
+def _streamed(*messages: tuple[float, int], count: int = 50, stated: int = ABSENT, **settings: Any) -> RunData:
+    """One request a second, each answered by these messages: seconds after it was due, and tokens."""
+    played = [
+        Answered(i, tuple((i + after_s, tokens) for after_s, tokens in messages), server_output_tokens=stated)
+        for i in range(count)
+    ]
+    return run_of(played, settings=settings)
+
+
+def test_answers_that_come_whole_have_a_note_and_no_time_per_token() -> None:
+    run = _streamed((0.5, 64))
+    found = _finding(run, "streaming")
+    assert found.level == "VALID"
+    assert found.text.startswith("50 of 50 answers of several tokens came at once: in one message they have no TPOT")
+    assert measure(run).whole.latencies.tpot.n == 0
+    assert not _finding(_streamed((0.5, 1)), "streaming").text  # one token needs one message
+    buffered = _streamed(*((0.5 + 2e-5 * k, 1) for k in range(64)))
+    assert _finding(buffered, "streaming").text == found.text
+
+
+def test_several_tokens_in_first_messages_have_a_note() -> None:
+    found = _finding(_streamed(*((0.1 * k, 8) for k in range(1, 9))), "streaming")
+    assert found.text.startswith("first messages hold 8.0 tokens on average: TPOT counts all but one of them as later")
+    assert "11% below the time per token" in found.text  # 700 ms over 63 tokens, of which 56 took it
+    stated = _finding(_streamed(*((0.1 * k, 1) for k in range(1, 9)), stated=64), "streaming")
+    assert stated.text == found.text
+    assert not _finding(_streamed((0.1, 2), *((0.1 + 0.01 * k, 1) for k in range(1, 31))), "streaming").text
+
+
+@pytest.mark.parametrize(
+    ("ignore_eos", "stated", "has_note"), [(False, -1, True), (False, 2, False), (True, -1, False)]
+)
+def test_tokens_that_nobody_counted_have_a_note(ignore_eos: bool, stated: int, has_note: bool) -> None:
+    run = _streamed((0.1, 1), (0.2, 1), stated=stated, ignore_eos=ignore_eos)
+    found = _finding(run, "token_counts")
+    assert found.level == "VALID"
+    assert found.text.startswith("the server does not say how many tokens 50 answers have") == has_note
+    assert bool(found.text) == has_note
 
 
 def test_a_run_without_an_answer_has_no_note_on_its_percentiles() -> None:

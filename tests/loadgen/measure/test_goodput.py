@@ -23,8 +23,9 @@ def test_a_limit_is_kept_up_to_its_value(metric: str, value_ms: float) -> None:
 
 
 @pytest.mark.parametrize("metric", ["tpot", "itl"])
-def test_one_token_keeps_every_limit_of_later_ones(metric: str) -> None:
-    assert _keeps(Answered(0.0, ((5.0, 1),)), metric, 0.001)
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_one_message_keeps_every_limit_of_later_ones(metric: str, tokens: int) -> None:
+    assert _keeps(Answered(0.0, ((5.0, tokens),)), metric, 0.001)
 
 
 def test_gaps_that_were_lost_keep_no_limit() -> None:

@@ -64,6 +64,7 @@ class _Request(NamedTuple):
     times: list[float]
     tokens: list[float]
     n: int
+    messages: int
     whole: bool
 
 
@@ -87,6 +88,7 @@ def _read(run: RunData) -> list[_Request]:
                 [at_ns / 1e6 for at_ns, _, _ in own],
                 [tokens * n / counted for _, _, tokens in own],
                 n,
+                int(row["num_chunks"]),
                 len(own) == int(row["num_chunks"]),
             )
         )
@@ -111,7 +113,7 @@ def _values(request: _Request) -> dict[str, list[tuple[float, float]]]:
         "normalized": (last - request.due) / request.n,
         "client_wait": request.sent - request.due,
     }
-    if request.n >= 2:
+    if request.n >= 2 and request.messages >= 2:
         one["tpot"] = (last - first) / (request.n - 1)
     values = {name: [(value, 1.0)] for name, value in one.items()}
     if request.whole and len(request.times) >= 2:
@@ -221,9 +223,8 @@ def _overlap(start: float, end: float, low: float, high: float) -> float:
 def test_one_token_has_no_time_per_token_and_two_have_one() -> None:
     run = run_of([Answered(0.0, ((0.1, 1),)), Answered(0.5, ((0.6, 1), (0.8, 1))), Answered(1.0, ((1.2, 2),))])
     latencies = measure(run).whole.latencies
-    assert (latencies.ttft.n, latencies.tpot.n, latencies.itl.n, latencies.max_stall.n) == (3, 2, 1, 1)
-    assert latencies.tpot.max == pytest.approx(200.0)
-    assert latencies.tpot.min == 0.0  # both tokens came in one message
+    assert (latencies.ttft.n, latencies.tpot.n, latencies.itl.n, latencies.max_stall.n) == (3, 1, 1, 1)
+    assert latencies.tpot.min == latencies.tpot.max == pytest.approx(200.0)  # two tokens of one message have no time
     assert latencies.normalized.mean == pytest.approx((100 + 150 + 100) / 3)
 
 
