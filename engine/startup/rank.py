@@ -136,7 +136,7 @@ def _cpu_ops(task: RankTask, startup: StartupProgress, *, in_bf16: bool) -> "Cpu
     def on_compiled(done: int, total: int) -> None:
         nonlocal num_compiled
         num_compiled = done
-        startup.update(f"compiling CPU kernels, {done} of {total}; later starts find them on the disk")
+        startup.update(f"compiling CPU kernels, {done} of {total}")
 
     startup.begin("kernels", "loading CPU kernels")
     quantization: Literal["int8"] | None = "int8" if task.config.quantization == "int8" else None
