@@ -226,6 +226,9 @@ def body_error(error: ValidationError) -> BodyError:
     if "content" in path:
         where = ".".join(path[: path.index("content") + 1])
         tags = [str(error["ctx"]["tag"]) for error in errors if "tag" in error.get("ctx", {})]  # types of parts
-        got = f", not {tags[0][:64]!r}: images, audio and files are not supported" if tags else ""
-        return BodyError(400, f"{where} must be a string or a list of parts of type text{got}", param=path[0])
+        message = f"{where} must be a string or a list of parts of type text"
+        if not tags:
+            return BodyError(400, message, param=path[0])
+        message += f", not {tags[0][:64]!r}: images, audio and files are not supported"
+        return BodyError(400, message, param=path[0], code="unsupported_value")
     return BodyError(400, f"{'.'.join(path)}: {first['msg']}", param=path[0])

@@ -9,8 +9,8 @@ from typing import Any
 WITHOUT_EFFECT = frozenset(
     {
         # OpenAI's: billing, storage, tracing, and hints that change no answer.
-        *("metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"),
-        *("store", "user", "verbosity"),
+        *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("safety_identifier", "service_tier", "store", "user", "verbosity"),
         # Anthropic's, about the same.
         *("betas", "cache_control", "context_management", "diagnostics", "inference_geo", "speed", "user_profile_id"),
         "workspace_id",

@@ -42,7 +42,19 @@ class RefusalPart(ConversationObject):
         return self.refusal
 
 
-Part = str | Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+class ThinkingPart(ConversationObject):
+    """Reasoning as a part, as for Mistral's models: a text, or text parts."""
+
+    type: Literal["thinking"]
+    thinking: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
+
+    @property
+    def shown(self) -> str:
+        """See TextPart."""
+        return self.thinking if isinstance(self.thinking, str) else "".join(part.shown for part in self.thinking)
+
+
+Part = str | Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")]
 """A part of a message's content: text only; images, audio and files are not served."""
 
 
@@ -92,12 +104,15 @@ class Message(ConversationObject):
 
     def as_turn(self) -> ChatMessage:
         """Returns the chat message for the template."""
-        content = self.content
+        content, thinking = self.content, ""
+        if isinstance(content, list) and self.role == "assistant":  # in other roles they are texts, as in vLLM
+            thinking = "".join(part.shown for part in content if isinstance(part, ThinkingPart))
+            content = [part for part in content if not isinstance(part, ThinkingPart)]
         return ChatMessage(
             role=self.role,
             content=tuple(map(_shown, content)) if isinstance(content, list) else content or "",
             name=self.name or "",
-            reasoning=self.reasoning_content or self.reasoning or "",
+            reasoning=self.reasoning_content or self.reasoning or thinking,
             tool_calls=tuple(self._calls()),
             tool_call_id=self.tool_call_id or "",
         )
@@ -117,9 +132,11 @@ Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGE
 
 
 def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Checks a tool's type and name; the template gets it unchanged."""
+    """Checks a tool's type, 'function' if it has none, and name; the template gets the rest unchanged."""
+    if "type" not in tool:
+        tool = {"type": "function", **tool}
     function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
+    if tool["type"] != "function" or not isinstance(function, dict):
         raise ValueError("a tool must have the type 'function' and a function")
     if not isinstance(function.get("name"), str) or not function["name"]:
         raise ValueError("a function must have a name")

@@ -195,6 +195,30 @@ async def test_tools_reach_the_template_as_they_came(connect_to):
     assert answer.choices[0].message.content == json.dumps([WEATHER])
 
 
+async def test_a_tool_without_a_type_is_a_function(connect_to):
+    client = await connect_to("{{ tools | tojson }}{# <tool_call> #}")
+    tools = [{"function": WEATHER["function"]}]
+    answer = await client.chat.completions.create(model="fake", messages=HELLO, tools=tools)
+    assert json.loads(answer.choices[0].message.content) == [WEATHER]
+
+
+@pytest.mark.parametrize("thinking", ["hm", [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]])
+async def test_a_part_of_thinking_is_reasoning_of_the_assistant_and_text_of_others(connect_to, thinking):
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}|{{ m.reasoning_content }};{% endfor %}"
+    client = await connect_to(template)
+    content = [{"type": "thinking", "thinking": thinking, "closed": True}, {"type": "text", "text": "x"}]
+    messages = [{"role": role, "content": content} for role in ("system", "assistant")]
+    answer = await client.chat.completions.create(model="fake", messages=messages)
+    assert answer.choices[0].message.content == "system:hm\nx|;assistant:x|hm;"
+
+
+async def test_a_part_that_is_not_text_has_a_code(shared_client):
+    content = [{"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await shared_client.chat.completions.create(model="fake", messages=user(content))
+    assert (caught.value.param, caught.value.code) == ("messages", "unsupported_value")
+
+
 async def test_calls_and_results_of_earlier_turns_reach_the_template(connect_to):
     client = await connect_to(
         "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
