@@ -76,10 +76,11 @@ def sweep_sizes(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -
     Raises: EngineError: a step failed.
     """
     config = replace(config, enable_prefix_caching=False)
-    most = min(config.max_model_len - 1, config.num_cache_tokens // config.max_num_seqs - 1)
-    rows = itertools.cycle((*_FEW, *range(64, config.max_num_seqs, 64), config.max_num_seqs))
+    most_rows = min(config.max_num_seqs, config.num_cache_blocks)  # a small cache has fewer blocks than slots
+    most = min(config.max_model_len - 1, config.num_cache_tokens // most_rows - 1)
+    rows = itertools.cycle((*_FEW, *range(64, most_rows, 64), most_rows))
     for num_tokens in (*_FEW, *range(64, config.max_num_batched_tokens, 64), config.max_num_batched_tokens):
-        num_rows = min(max(next(rows), -(-num_tokens // max(1, most))), num_tokens, config.max_num_seqs)
+        num_rows = min(max(next(rows), -(-num_tokens // max(1, most))), num_tokens, most_rows)
         if 1 <= num_tokens // num_rows <= most:
             params = replace(_GREEDY, max_tokens=1)
             _serve(runner, config, [_prompt(num_tokens // num_rows, vocab_size)] * num_rows, [params] * num_rows)

@@ -64,6 +64,19 @@ def test_a_sweep_runs_steps_of_all_sizes_up_to_the_limits_and_many_biases() -> N
     assert max(rows) > 64
 
 
+def test_a_sweep_with_fewer_blocks_than_slots_runs_what_the_cache_holds() -> None:
+    model = FakeModel()
+    config = SchedulerConfig(
+        num_blocks=12, block_size=16, max_num_seqs=130, max_num_batched_tokens=300, max_model_len=100, max_waiting=9
+    )
+    runner = SizesRunner(model, num_blocks=12, block_size=16)
+    sweep_sizes(runner, config, vocab_size=model.vocab_size)
+    tokens, rows = ({size[index] for size in runner.sizes} for index in (0, 1))
+    assert {1, 2, 4, 8} <= tokens
+    assert max(tokens) > 64
+    assert max(rows) == 12
+
+
 @pytest.mark.parametrize(
     ("max_num_seqs", "sizes"), [(8, [(32, 8)]), (20, [(32, 20)]), (31, [(32, 31)]), (32, [(32, 32), (32, 1)])]
 )
