@@ -1,6 +1,6 @@
 """GPU architectures that kernels are compiled for, and their features."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -75,9 +75,22 @@ guides of RDNA."""
 _SAME_AS = {
     "sm_103": "sm_100",
     "sm_121": "sm_120",
-    **dict.fromkeys(("gfx1101", "gfx1102", "gfx1150", "gfx1151"), "gfx1100"),
+    **dict.fromkeys(
+        ("gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153", "gfx1200", "gfx1201"), "gfx1100"
+    ),
 }
 """GPUs with the features and tiles of another target; their kernels are compiled for themselves."""
+
+ARCHITECTURES = (*TARGETS, *_SAME_AS)
+"""Names of all GPU architectures with kernels."""
+
+
+def find_target(name: str) -> Target | None:
+    """Returns the target of a GPU architecture, which may have the name and tiles of another; None: no kernels."""
+    target = TARGETS.get(_SAME_AS.get(name, name))
+    if target is None or name in TARGETS:
+        return target
+    return replace(target, arch=int(name.removeprefix("sm_")) if target.backend == "cuda" else name)
 
 
 def target_of(device: torch.device) -> Target:
@@ -90,10 +103,10 @@ def target_of(device: torch.device) -> Target:
         name = properties.gcnArchName.split(":")[0]
     else:
         name = f"sm_{properties.major}{properties.minor}"
-    target = TARGETS.get(_SAME_AS.get(name, name))
+    target = find_target(name)
     if target is None:
         raise UnsupportedTargetError(
-            f"{properties.name} is {name}; there are kernels for {', '.join((*TARGETS, *_SAME_AS))}. Use "
+            f"{properties.name} is {name}; there are kernels for {', '.join(ARCHITECTURES)}. Use "
             "--kernels torch, which is slower but runs on any GPU, or --device cpu"
         )
     return target

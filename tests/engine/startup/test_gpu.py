@@ -78,26 +78,41 @@ def test_any_gpu_serves_plain_pytorch_operations(machine: SimpleNamespace, caplo
 
 @pytest.mark.parametrize(
     ("capability", "target"),
-    [((7, 5), "sm_75"), ((8, 7), "sm_87"), ((10, 3), "sm_100"), ((11, 0), "sm_110"), ((12, 1), "sm_120")],
+    [
+        ((7, 5), "sm_75"),
+        ((8, 7), "sm_87"),
+        ((10, 0), "sm_100"),
+        ((10, 3), "sm_100"),
+        ((11, 0), "sm_110"),
+        ((12, 0), "sm_120"),
+        ((12, 1), "sm_120"),
+    ],  # fmt: skip
 )
 def test_nvidia_gpus_use_the_kernels_of_their_target(
     machine: SimpleNamespace, capability: tuple[int, int], target: str
 ) -> None:
     machine.major, machine.minor = capability
-    assert open_gpu(0, 0.9, needs_kernels=True).target is TARGETS[target]
+    opened = open_gpu(0, 0.9, needs_kernels=True).target
+    assert opened == replace(TARGETS[target], arch=10 * capability[0] + capability[1])
 
 
 @pytest.mark.parametrize(
     ("arch", "target"),
-    [("gfx90a:sramecc+:xnack-", "gfx90a"), ("gfx950:sramecc+:xnack-", "gfx950"), ("gfx1102", "gfx1100")],
+    [
+        ("gfx90a:sramecc+:xnack-", "gfx90a"),
+        ("gfx950:sramecc+:xnack-", "gfx950"),
+        ("gfx1102", "gfx1100"),
+        ("gfx1151", "gfx1100"),
+        ("gfx1201", "gfx1100"),
+    ],  # fmt: skip
 )
 def test_amd_gpus_use_the_kernels_of_their_target(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, arch: str, target: str
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
     machine.gcnArchName = arch
-    assert open_gpu(0, 0.9, needs_kernels=True).target is TARGETS[target]
+    assert open_gpu(0, 0.9, needs_kernels=True).target == replace(TARGETS[target], arch=arch.split(":")[0])
     machine.gcnArchName = "gfx1030"
-    expected = r"gfx1030; there are kernels for .*gfx1151\. Use --kernels torch, .* or --device cpu"
+    expected = r"gfx1030; there are kernels for .*gfx1201\. Use --kernels torch, .* or --device cpu"
     with pytest.raises(ConfigError, match=expected):
         open_gpu(0, 0.9, needs_kernels=True)

@@ -15,7 +15,7 @@ import pytest
 import triton
 
 from kernels.gpu import compile_check
-from kernels.gpu.targets import TARGETS, UnsupportedTargetError
+from kernels.gpu.targets import ARCHITECTURES, TARGETS, UnsupportedTargetError, find_target
 
 ROOT = Path(__file__).parents[3]
 CHECKED_WHOLE = ("sm_80", "sm_90", "sm_100", "gfx942")
@@ -57,6 +57,23 @@ def test_every_kernel_compiles_and_fits(target, tmp_path):
     """Of the less common targets only attention, whose tiles follow a target's shared memory and registers most."""
     is_whole = EVERYTHING or target in CHECKED_WHOLE
     check_target(target, tmp_path / "report.json", *(["--live"] if is_whole else ["--kernels", "paged_attention"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "backend", "arch"), [("sm_121", "cuda", 121), ("gfx1201", "hip", "gfx1201")])
+def test_kernels_of_a_gpu_with_the_tiles_of_another_are_compiled_for_itself(tmp_path, name, backend, arch):
+    script(
+        tmp_path,
+        NEGATE,
+        f"""
+        from kernels.gpu.targets import find_target
+
+        use_compile_only_driver(find_target({name!r}))
+        with compile_only() as compiled:
+            launch(negate, (1,), values, 17, BLOCK=32)
+        assert (compiled[0].metadata.target.backend, compiled[0].metadata.target.arch) == ({backend!r}, {arch!r})
+        """,
+    )
 
 
 @pytest.mark.slow
@@ -439,3 +456,11 @@ def test_check_fails_under_the_interpreter(monkeypatch):
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET is set"):
         compile_check.main([])
+
+
+def test_the_compile_check_takes_every_gpu_that_is_served():
+    with pytest.raises(SystemExit):
+        compile_check.main(["--target", "gfx1030"])
+    for name in ARCHITECTURES:
+        assert find_target(name).name in TARGETS
+    assert find_target("gfx1030") is None
