@@ -86,7 +86,7 @@ def test_any_gpu_serves_plain_pytorch_operations(machine: SimpleNamespace, caplo
         ((11, 0), "sm_110"),
         ((12, 0), "sm_120"),
         ((12, 1), "sm_120"),
-    ],  # fmt: skip
+    ],
 )
 def test_nvidia_gpus_use_the_kernels_of_their_target(
     machine: SimpleNamespace, capability: tuple[int, int], target: str
@@ -104,7 +104,7 @@ def test_nvidia_gpus_use_the_kernels_of_their_target(
         ("gfx1102", "gfx1100"),
         ("gfx1151", "gfx1100"),
         ("gfx1201", "gfx1100"),
-    ],  # fmt: skip
+    ],
 )
 def test_amd_gpus_use_the_kernels_of_their_target(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, arch: str, target: str
