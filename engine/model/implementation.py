@@ -4,6 +4,7 @@ It imports neither torch nor transformers, which takes seconds, so that a refusa
 tell, `engine.model.transformers_probe` finds out.
 """
 
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -121,6 +122,12 @@ def choose_implementation(path: Path, model_impl: ModelImpl, *, layout: RankLayo
             f"{model} is computed by transformers, which is not installed: pip install 'chairlift[transformers]', "
             f"or use a model of {', '.join(FAMILIES)}"
         )
+    if "model_type" in fields and part is None and not _is_in_transformers(model_type := fields.raw("model_type")):
+        raise fields.error(
+            "model_type",
+            f"is {model_type!r}, which transformers {version('transformers')} does not have: update it, or use a model "
+            f"of {', '.join(FAMILIES)}",
+        )
     return "transformers"
 
 
@@ -196,8 +203,9 @@ def _check_layers(fields: ConfigFields) -> None:
 
 
 def _is_in_transformers(model_type: object) -> bool:
-    """Whether the installed transformers has code for a model type; finds it without an import."""
+    """Whether the installed transformers has a model type, by the source of its tables: an import takes seconds."""
     spec = find_spec("transformers")
-    if spec is None or spec.origin is None or not isinstance(model_type, str) or not model_type.isidentifier():
+    if spec is None or spec.origin is None or not isinstance(model_type, str):
         return False
-    return (Path(spec.origin).parent / "models" / model_type).is_dir()
+    tables = (Path(spec.origin).parent / "models" / "auto").glob("*.py")
+    return any(f'"{model_type}"' in table.read_text(encoding="utf-8") for table in tables)

@@ -113,6 +113,11 @@ GEMMA_4 = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {
             "longest request of the batch",
         ),
         ({"architectures": ["XForCausalLM"], "auto_map": {"AutoModel": "x.Y"}, "model_type": "x"}, "not executed"),
+        (
+            {"architectures": ["FooForCausalLM"], "model_type": "foo"},
+            "model_type is 'foo', which transformers 5.* not have",
+        ),
+        ({"architectures": ["FooForCausalLM"], "model_type": ["x"]}, r"model_type is \['x'\], which transformers"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "no causal language model"),
         (
             {"architectures": ["BertModel"]},
