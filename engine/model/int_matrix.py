@@ -170,10 +170,7 @@ def check_int_matrix(stored: IntWeights, rows: Rows, columns: Span) -> None:
         CheckpointError: they do not divide the matrices.
         ConfigError: they do not divide the shards.
     """
-    per_group = stored.group_size or stored.per_word
-    per_column, per_row = max(per_group, stored.per_word), stored.per_word
-    if stored.layout in ("int8", "mlx"):
-        per_column, per_row = stored.group_size or 1, 1
+    per_column, per_row = max(stored.group_size or 1, stored.per_word), stored.per_word
     for name, span in rows.items():
         for what, unit, parts in (("inputs", per_column, columns.parts), ("outputs", per_row, span.parts)):
             if any(part.total % unit for part in parts):

@@ -61,8 +61,8 @@ class IntWeights:
 
     @property
     def per_word(self) -> int:
-        """Integers of a 32-bit word, if words have whole ones."""
-        return 1 if self.layout == "int8" else _WORD_BITS // self.num_bits
+        """Integers of a 32-bit word; 1 where rows of a matrix have any number: of int8 and mlx."""
+        return 1 if self.layout in ("int8", "mlx") else _WORD_BITS // self.num_bits
 
     @property
     def bits_in_file(self) -> int:
