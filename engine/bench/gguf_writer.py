@@ -15,9 +15,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from engine.bench import gguf_gpt_oss, gguf_qwen35
+from engine.bench import gguf_gpt_oss, gguf_granite, gguf_qwen35
 from engine.bench.gguf_gpt_oss import Stack, stacks_of
 from engine.model.gguf_checkpoint import GgufCheckpoint
+from engine.model.gguf_joint import with_joint_tensors
 from engine.model.gguf_tensors import GgufTensors
 
 TYPE_NUMBERS = {
@@ -307,9 +308,12 @@ def save_twin(path: Path, original: Path, folder: Path) -> None:
     stored = GgufTensors(path, entries, checkpoint.layout)
     shutil.copytree(original, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     weights = {str(names(name)): stored.get_tensor(name).contiguous() for name in entries if names(name) is not None}
+    weights = {name: tensor[...].contiguous() for name, tensor in with_joint_tensors(weights).items()}
     match checkpoint.config().raw("architectures"):
         case ["GptOssForCausalLM"]:
             weights = gguf_gpt_oss.as_transformers_has_them(weights)
         case ["Qwen3NextForCausalLM" | "Qwen3_5ForCausalLM" | "Qwen3_5MoeForCausalLM"]:
             weights = gguf_qwen35.as_transformers_has_them(weights, checkpoint.config().values)
+        case ["GraniteMoeForCausalLM" | "GraniteMoeSharedForCausalLM" | "GraniteMoeHybridForCausalLM"]:
+            weights = gguf_granite.as_transformers_has_them(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

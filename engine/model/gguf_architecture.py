@@ -26,6 +26,16 @@ EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+POST_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+SHARED_EXPERTS = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 
 Fields = dict[str, Any]
 
@@ -39,8 +49,8 @@ class GgufArchitecture:
         read_fields: returns the fields of config.json that not all architectures have; raises CheckpointError for a
             value that is not supported.
         names: names of the modules of a layer in the decoder, by those in the file, where they are not the usual ones;
-            those of experts have {} in place of their number. Of a tensor such as `attn_sinks.weight`, whose name in
-            the decoder has another end, and of one without an end, the whole name.
+            those of experts, and of norms of heads, have {} in place of their number. Of a tensor such as
+            `attn_sinks.weight`, whose name in the decoder has another end, and of one without an end, the whole name.
         rotates_pairs: whether the rows of queries and keys of a head have another order: llama.cpp rotates neighbours.
         norm_offset: what llama.cpp adds to the weights of norms.
         rotates_parts: whether a part of a head may be rotated.
@@ -57,13 +67,18 @@ class GgufArchitecture:
     model_names: Mapping[str, str] = field(default_factory=dict)
     model_type: str | None = None
 
+    @property
+    def stacks(self) -> list[str]:
+        """The modules of a layer of which the file has one tensor and the decoder several."""
+        return [module for module, name in self.names.items() if "{}" in name]
+
     def layer_name(self, module: str, expert: str | None, part: str | None) -> str | None:
         """Returns the name of a tensor of a layer in the decoder; None: it is unknown.
 
         Args:
             module: the module of the layer, such as `attn_q`.
             expert: number of the expert of which it is; None: of none.
-            part: `weight` or `bias`; None: the name has none.
+            part: `weight`, `bias` or `scale`; None: the name has none.
         """
         tensor = module if part is None else f"{module}.{part}"
         whole, name = self.names.get(tensor), self.names.get(module, _LAYER_NAMES.get(module))

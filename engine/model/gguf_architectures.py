@@ -5,16 +5,14 @@ Facts about llama.cpp are those of its converter (conversion/) and its models (s
 
 from collections.abc import Callable
 
-from engine.model.gguf_architecture import EXPERTS, Fields, GgufArchitecture
+from engine.model.gguf_architecture import EXPERTS, POST_NORMS, Fields, GgufArchitecture
+from engine.model.gguf_deepseek import deepseek2
 from engine.model.gguf_file import GgufHeader
+from engine.model.gguf_gemma4 import GEMMA4
+from engine.model.gguf_granite import HYBRID, granite, granitemoe
 from engine.model.gguf_metadata import GgufMetadata
+from engine.model.gguf_states import mamba
 from engine.model.gguf_transformers import MINISTRAL3, OF_TRANSFORMERS
-
-_POST_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 
 _GLM4_NAMES = {
     "post_attention_norm": "post_self_attn_layernorm",
@@ -123,17 +121,6 @@ def _mistral3(metadata: GgufMetadata) -> Fields:
     return {**_dense(metadata), "sliding_window": None}
 
 
-def _granite(metadata: GgufMetadata) -> Fields:
-    metadata.refuse_others("rope.scaling.finetuned", True)  # otherwise no layer rotates
-    return {
-        **_dense(metadata),
-        "attention_multiplier": metadata.number("attention.scale", metadata.head_dim**-0.5),
-        "embedding_multiplier": metadata.number("embedding_scale", 1.0),
-        "residual_multiplier": metadata.number("residual_scale", 1.0),
-        "logits_scaling": metadata.number("logit_scale"),
-    }
-
-
 def _glm4(metadata: GgufMetadata) -> Fields:
     metadata.refuse_others("rope.dimension_sections", "absent")  # of models for images, whose rows are in halves
     return _dense(metadata)
@@ -185,17 +172,15 @@ def _qwen35(metadata: GgufMetadata) -> Fields:
 
 
 def _delta_rules(metadata: GgufMetadata) -> Fields:
-    heads, size = metadata.integer("ssm.time_step_rank"), metadata.integer("ssm.inner_size")
-    if size % heads:
-        raise metadata.error("ssm.inner_size", f"is {size}, not a multiple of the {heads} heads of ssm.time_step_rank")
+    sizes = mamba(metadata)
     kinds = {True: "full_attention", False: "linear_attention"}
     return {
         "layer_types": [kinds[attends] for attends in metadata.attending_layers(4)],
-        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
-        "linear_key_head_dim": metadata.integer("ssm.state_size"),
-        "linear_num_key_heads": metadata.integer("ssm.group_count"),
-        "linear_num_value_heads": heads,
-        "linear_value_head_dim": size // heads,
+        "linear_conv_kernel_dim": sizes.width,
+        "linear_key_head_dim": sizes.state_size,
+        "linear_num_key_heads": sizes.num_groups,
+        "linear_num_value_heads": sizes.num_heads,
+        "linear_value_head_dim": sizes.inner // sizes.num_heads,
     }
 
 
@@ -219,7 +204,7 @@ _QWEN2 = GgufArchitecture("Qwen2ForCausalLM", _dense)
 _QWEN3 = GgufArchitecture("Qwen3ForCausalLM", _dense)
 _QWEN3MOE = GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe, EXPERTS)
 _MISTRAL3 = GgufArchitecture("MistralForCausalLM", _mistral3, rotates_pairs=True)
-_OLMO2_NAMES = {name: _POST_NORMS[name] for name in ("post_attention_norm", "post_ffw_norm")}
+_OLMO2_NAMES = {name: POST_NORMS[name] for name in ("post_attention_norm", "post_ffw_norm")}
 _OLMO2 = GgufArchitecture("Olmo2ForCausalLM", _dense, _OLMO2_NAMES)
 _OLMO3 = GgufArchitecture("Olmo3ForCausalLM", _olmo3, _OLMO2_NAMES)
 
@@ -281,11 +266,15 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
     ),
     "glm4": _always(GgufArchitecture("Glm4ForCausalLM", _glm4, _GLM4_NAMES, rotates_parts=True)),
     "smollm3": _always(GgufArchitecture("SmolLM3ForCausalLM", _dense, rotates_pairs=True)),
-    "granite": _always(GgufArchitecture("GraniteForCausalLM", _granite, rotates_pairs=True)),
+    "granite": _always(GgufArchitecture("GraniteForCausalLM", granite, rotates_pairs=True)),
+    "granitehybrid": _always(HYBRID),
+    "granitemoe": granitemoe,
     "gemma": _always(GgufArchitecture("GemmaForCausalLM", _dense, norm_offset=1.0)),
-    "gemma2": _always(GgufArchitecture("Gemma2ForCausalLM", _gemma2, _POST_NORMS, norm_offset=1.0)),
-    "gemma3": _always(GgufArchitecture("Gemma3ForCausalLM", _gemma3, _POST_NORMS, norm_offset=1.0)),
+    "gemma2": _always(GgufArchitecture("Gemma2ForCausalLM", _gemma2, POST_NORMS, norm_offset=1.0)),
+    "gemma3": _always(GgufArchitecture("Gemma3ForCausalLM", _gemma3, POST_NORMS, norm_offset=1.0)),
+    "gemma4": _always(GEMMA4),
     "olmo2": lambda metadata: _OLMO2 if metadata.sliding_window is None else _OLMO3,
+    "deepseek2": deepseek2,
     **{name: _always(architecture) for name, architecture in OF_TRANSFORMERS.items()},
 }
 """Architectures by general.architecture; some depend on other values too."""

@@ -3,6 +3,7 @@
 Its metadata become the fields of config.json that the families read; errors about them name the file.
 """
 
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -17,9 +18,9 @@ from engine.model.checkpoint_file import exists, open_regular
 from engine.model.config_fields import ConfigFields
 from engine.model.gguf_architecture import GgufArchitecture
 from engine.model.gguf_architectures import gguf_architecture
-from engine.model.gguf_experts import split_experts
 from engine.model.gguf_file import LOADED_TYPES, REQUANTIZED_TYPES, GgufHeader, read_gguf_header
 from engine.model.gguf_metadata import GgufMetadata
+from engine.model.gguf_stacks import split_stacks
 from engine.model.gguf_tensor_layout import TensorLayout
 from engine.model.gguf_tokenizer import check_tokenizer, end_token_ids, tokenizer_files
 from engine.model.gguf_weights import GgufWeights
@@ -34,15 +35,26 @@ _EMBEDDING = "token_embd.weight"
 _MODEL_NAMES = {
     _EMBEDDING: "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
     _HEAD: "lm_head.weight",
+    "output.bias": "lm_head.bias",
     _FREQUENCIES: None,
     _SHORT_FACTORS: None,
     _LONG_FACTORS: None,
 }
-_LAYER = re.compile(r"blk\.(\d{1,9})\.((?:shortconv\.)?\w+)(?:\.(\d{1,4}))?(?:\.(weight|bias))?")
+_FIELDS_OF_TENSORS = {
+    **dict.fromkeys(("attention_bias", "use_bias", "use_qkv_bias"), "blk.0.attn_q.bias"),
+    "mlp_bias": "blk.0.ffn_up.bias",
+    "use_qk_norm": "blk.0.attn_q_norm.weight",
+    "qk_layernorm": "blk.0.attn_q_norm.0.weight",
+}
+"""Fields of config.json that say whether there is a tensor."""
+_LAYER = re.compile(r"blk\.(\d{1,9})\.((?:shortconv\.)?\w+)(?:\.(\d{1,4}))?(?:\.(weight|bias|scale))?")
 _OF_LAYER = re.compile(r"blk\.(\d{1,9})\..+")
 _NORM = re.compile(r"(output|\w+\.\d+\.\w+)_norm\.weight")
 _STATE_NORM, _DECAY, _CONVOLUTIONS = "ssm_norm", "ssm_a", ("ssm_conv1d", "shortconv.conv")  # of layers with state
+_OF_HEADS = ("ssm_a", "ssm_d", "ssm_norm")
+_NOT_ROTATED = 1e29
 _SHARED_GATE = "ffn_gate_inp_shexp"
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_SPLITS = 1000
@@ -55,16 +67,29 @@ def _module(name: str) -> str:
 
 
 def _with_all_dimensions(name: str, entry: TensorEntry) -> TensorEntry:
-    """Returns a tensor as the decoder has it, with a dimension of size 1 that llama.cpp leaves out.
+    """Returns a tensor as the decoder has it.
 
-    A convolution has one channel per group, and the gate of a shared expert one row.
+    llama.cpp leaves out the one channel per group of a convolution, and the one row of the gate of a shared expert.
+    What a layer with state has per head, or per group of heads, has two dimensions there.
     """
     match _module(name), entry.shape:
         case _, (channels, width) if _module(name) in _CONVOLUTIONS:
             return replace(entry, shape=(channels, 1, width))
         case _, (columns,) if _module(name) == _SHARED_GATE:
             return replace(entry, shape=(1, columns))
+        case module, (heads, size) if module in _OF_HEADS:
+            return replace(entry, shape=(heads * size,))
     return entry
+
+
+def _stack_size(module: str, metadata: GgufMetadata) -> int:
+    """Returns the number of members of a stack."""
+    match module:
+        case "attn_q_norm":
+            return metadata.num_heads
+        case "attn_k_norm":
+            return metadata.num_kv_heads
+    return metadata.num_experts
 
 
 def is_gguf(path: Path) -> bool:
@@ -92,8 +117,8 @@ class GgufCheckpoint:
 
     def _split(self, header: GgufHeader) -> dict[str, TensorEntry]:
         """Returns the tensors of a file as the decoder has them."""
-        _, metadata = self._model
-        tensors = split_experts(header, metadata.num_experts) if metadata.num_experts else header.tensors
+        architecture, metadata = self._model
+        tensors = split_stacks(header, {name: _stack_size(name, metadata) for name in architecture.stacks})
         return {name: _with_all_dimensions(name, entry) for name, entry in tensors.items()}
 
     def config(self) -> ConfigFields:
@@ -121,16 +146,17 @@ class GgufCheckpoint:
             "rms_norm_eps": metadata.norm_epsilon,
             "rope_theta": metadata.number("rope.freq_base", 10000.0),
             "partial_rotary_factor": metadata.partial_rotary_factor,
-            "vocab_size": self._vocab_size(tensors),
+            **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), self._vocab_size(tensors)),
             "tie_word_embeddings": _HEAD not in tensors,
-            "attention_bias": "blk.0.attn_q.bias" in tensors,
-            "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
-            "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+            **{field: name in tensors for field, name in _FIELDS_OF_TENSORS.items()},
+            "use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors,
             "dtype": _DTYPES.get(self.tensors(tensors[_EMBEDDING])[_EMBEDDING].dtype, "bfloat16"),
             "eos_token_id": end_token_ids(self._header),
-            "rope_scaling": self._rope_scaling(tensors),
+            "rope_scaling": None if "rope_parameters" in own_fields else self._rope_scaling(tensors),
             **own_fields,
         }
+        if "rope_parameters" in own_fields:
+            values["rope_parameters"]["full_attention"]["partial_rotary_factor"] = self._rotated_part(tensors)
         kinds = self._kinds(tensors)
         stored = GgufWeights.of(kinds)
         if architecture.model_type is not None:
@@ -163,6 +189,19 @@ class GgufCheckpoint:
         if "rope.scaling.attn_factor" in metadata:
             scaling["attention_factor"] = metadata.number("rope.scaling.attn_factor")
         return scaling
+
+    def _rotated_part(self, tensors: dict[str, Path]) -> float:
+        """Returns the part of a head that layers without a window rotate: other frequencies are divided by 1e30."""
+        if _FREQUENCIES not in tensors:
+            raise CheckpointError(f"{self.path}: tensor {_FREQUENCIES} is missing")
+        _, metadata = self._model
+        divisors = self._numbers(tensors[_FREQUENCIES], _FREQUENCIES, metadata.rotated_dim // 2)
+        num_rotated = divisors.count(1.0)
+        if min(divisors[num_rotated:], default=math.inf) < _NOT_ROTATED:
+            raise CheckpointError(
+                f"{self.path}: tensor {_FREQUENCIES} is {divisors[:3]} to {divisors[-3:]}, expected 1 and then 1e30"
+            )
+        return num_rotated / len(divisors)
 
     def generation_config(self) -> ConfigFields | None:
         """Returns None: end tokens are in `config`."""
@@ -216,7 +255,7 @@ class GgufCheckpoint:
     def tensors(self, file: Path) -> dict[str, TensorEntry]:
         """Returns the tensors of a file.
 
-        Raises: CheckpointError: see `read_gguf_header` and `split_experts`.
+        Raises: CheckpointError: see `read_gguf_header` and `split_stacks`.
         """
         return self._tensors if file == self.path else self._split(read_gguf_header(file))
 

@@ -73,16 +73,34 @@ class GgufMetadata:
 
     @property
     def num_kv_heads(self) -> int:
-        """Number of key and value heads."""
-        return self.integer("attention.head_count_kv", self.num_heads)
+        """Number of key and value heads, the same in all layers that have them."""
+        name = "attention.head_count_kv"
+        if not self.is_list(name):
+            return self.integer(name, self.num_heads)
+        counts = {*(heads := self.kv_heads_by_layer())} - {0}
+        if len(counts) != 1:
+            raise self.error(name, f"is {heads[:9]}, supported in GGUF is one number besides 0")
+        return counts.pop()
 
     def kv_heads_by_layer(self) -> list[int]:
         """Returns the number of key and value heads of each layer; 0: it keeps a state instead."""
-        number, name = self._num_listed_layers(), "attention.head_count_kv"
-        heads = self._header.integers(self._key(name))
-        if len(heads) != number or not all(0 <= count <= self.num_heads for count in heads):
-            raise self.error(name, f"is {heads[:9]}, expected 0 to {self.num_heads} for each of {number} layers")
+        name = "attention.head_count_kv"
+        heads = self.integers_by_layer(name)
+        if not all(0 <= count <= self.num_heads for count in heads):
+            raise self.error(name, f"is {heads[:9]}, expected 0 to {self.num_heads} for each layer")
         return heads
+
+    def is_list(self, name: str) -> bool:
+        """Whether a value is an array."""
+        return isinstance(self.raw(name, None), GgufArray)
+
+    def integers_by_layer(self, name: str) -> list[int]:
+        """Returns an integer, 0 or more, for each layer."""
+        number, values = self._num_listed_layers(), self._header.integers(self._key(name))
+        listed = values[:number]  # without those of layers that predict tokens behind the next one
+        if len(values) not in (number, number + self.num_predicting_layers) or min(listed) < 0:
+            raise self.error(name, f"is {values[:9]}, expected an integer >= 0 for each of {number} layers")
+        return listed
 
     @property
     def num_experts(self) -> int:
@@ -91,13 +109,21 @@ class GgufMetadata:
 
     @property
     def intermediate_size(self) -> int:
-        """Intermediate units of a feed-forward network that all tokens use: without dense layers, the shared expert."""
-        shared = "expert_shared_feed_forward_length"
-        return self.integer("feed_forward_length" if "feed_forward_length" in self or shared not in self else shared)
+        """Intermediate units of a feed-forward network that all tokens use: without dense layers, the shared expert.
+
+        Of layers of several sizes, that of the first one that has a network.
+        """
+        name, shared = "feed_forward_length", "expert_shared_feed_forward_length"
+        if self.is_list(name):
+            sizes = [size for size in self.integers_by_layer(name) if size]
+            return sizes[0] if sizes else 1
+        return self.integer(name if name in self or shared not in self else shared)
 
     @property
     def head_dim(self) -> int:
-        """Size of keys, queries and values of a head."""
+        """Size of keys, queries and values of a head; of latent attention, of the part that is rotated."""
+        if "attention.kv_lora_rank" in self:
+            return self.integer("rope.dimension_count")
         head_dim = self.integer("attention.key_length", max(1, self.integer("embedding_length") // self.num_heads))
         if (size := self.integer("attention.value_length", head_dim)) != head_dim:
             raise self.error("attention.value_length", f"is {size}, heads have {head_dim} dimensions: not supported")
@@ -124,7 +150,7 @@ class GgufMetadata:
     def layer_types(self, period: int) -> list[str]:
         """Returns `layer_types` of config.json: by default all layers but every `period`-th have the window."""
         number, name = self._num_listed_layers(), "attention.sliding_window_pattern"
-        if isinstance(self.raw(name, None), GgufArray):
+        if self.is_list(name):
             have_windows = self._header.flags(self._key(name))
             if len(have_windows) != number:
                 raise self.error(name, f"has {len(have_windows)} entries, {self._key('block_count')} is {number}")

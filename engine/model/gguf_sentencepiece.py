@@ -1,8 +1,11 @@
-"""Makes the parts of tokenizer.json from a SentencePiece vocabulary in a GGUF file (`tokenizer.ggml.model` "llama").
+"""Makes the parts of tokenizer.json from a SentencePiece vocabulary in a GGUF file.
+
+`tokenizer.ggml.model` is "llama" or "gemma4".
 
 SentencePiece (arXiv:1808.06226) has no list of merges: of all neighbours whose concatenation is a token, those with the
 highest score are merged first. `tokenizers` merges the same in the order of a list, which is derived here: all
-divisions of each token into two others, sorted by its score. Characters that are no token become one token per byte.
+divisions of each token into two others, sorted by its score. Gemma 4's files have the list. Characters that are no
+token become one token per byte.
 """
 
 from collections.abc import Sequence
@@ -34,16 +37,15 @@ def spelled(token: str, kind: int) -> str:
 
 
 def sentencepiece_parts(
-    header: GgufHeader, vocabulary: dict[str, int], types: Sequence[int], unknown: str | None
+    header: GgufHeader, vocabulary: dict[str, int], merges: Sequence[Sequence[str]], unknown: str | None
 ) -> Json:
     """Returns normalizer, pre-tokenizer, decoder and model.
 
     Args:
-        header: the file, with a score per token.
+        header: the file.
         vocabulary: ids of tokens, as `spelled`.
-        types: of all ids.
+        merges: pairs of tokens, see `merges_by_score`.
         unknown: the token for bytes without one; None: they are left out.
-    Raises: CheckpointError: scores are missing, no numbers, or of another number; or tokens are too long to divide.
     """
     replace: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     decoders: list[Json] = [
@@ -68,16 +70,22 @@ def sentencepiece_parts(
             "byte_fallback": True,
             "ignore_merges": False,
             "vocab": vocabulary,
-            "merges": _merges(header, vocabulary, types),
+            "merges": list(merges),
         },
     }
 
 
-def _merges(header: GgufHeader, vocabulary: dict[str, int], types: Sequence[int]) -> list[tuple[str, str]]:
+def merges_by_score(header: GgufHeader, vocabulary: dict[str, int], types: Sequence[int]) -> list[tuple[str, str]]:
     """Returns all divisions of tokens into two others: the best score first, and of a token the longest first half.
 
     Runs of spaces that are user-defined come first: SentencePiece does not divide them, and their score is no rank.
     Other user-defined tokens are found in a text before anything is merged.
+
+    Args:
+        header: the file, with a score per token.
+        vocabulary: ids of tokens, as `spelled`.
+        types: of all ids.
+    Raises: CheckpointError: scores are missing, no numbers, or of another number; or tokens are too long to divide.
     """
     scores = header.numbers(SCORES)
     if len(scores) != len(types):

@@ -1,7 +1,7 @@
 """Makes the files of a Hugging Face tokenizer from the metadata of a GGUF file.
 
-`tokenizer.ggml.model` is "gpt2" for byte-level BPE, or "llama" for SentencePiece. What a tokenizer.json has and the
-metadata do not say is that of the original checkpoints, so that token ids are theirs.
+`tokenizer.ggml.model` is "gpt2" for byte-level BPE, or "llama" or "gemma4" for SentencePiece. What a tokenizer.json
+has and the metadata do not say is that of the original checkpoints, so that token ids are theirs.
 """
 
 import json
@@ -18,11 +18,13 @@ from engine.model.gguf_sentencepiece import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
+    merges_by_score,
     sentencepiece_parts,
     spelled,
 )
 
 _MODEL = "tokenizer.ggml.model"
+_SENTENCEPIECE = ("llama", "gemma4")
 _PRE = "tokenizer.ggml.pre"
 _TYPES = "tokenizer.ggml.token_type"
 _MERGES = "tokenizer.ggml.merges"
@@ -45,7 +47,7 @@ _END_TEXTS = frozenset(
     (
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
         "<|end_of_text|>", "<end_of_utterance>", "</s>", "<|return|>", "<|call|>", "<｜end▁of▁sentence｜>", "<eos>",
-        "_<EOT>", "[EOT]", "[EOS]", "<|observation|>",
+        "_<EOT>", "[EOT]", "[EOS]", "<|observation|>", "<turn|>", "<|tool_response>",
     )
 )  # fmt: skip
 """Tokens that end an answer wherever they are in a vocabulary, as in llama.cpp, and the one behind GLM-4's calls of
@@ -74,13 +76,13 @@ def check_tokenizer(header: GgufHeader) -> None:
     """
     fields = header.metadata
     model = fields.raw(_MODEL)
-    if model == "llama":
+    if model in _SENTENCEPIECE:
         return
     if model != "gpt2":
         raise fields.error(
             _MODEL,
-            f"is {model!r}, supported are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece); serve the original "
-            "checkpoint in safetensors",
+            f"is {model!r}, supported are 'gpt2' (byte-level BPE), 'llama' and 'gemma4' (SentencePiece); serve the "
+            "original checkpoint in safetensors",
         )
     pre = fields.raw(_PRE, "absent")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
@@ -116,7 +118,7 @@ def tokenizer_files(header: GgufHeader) -> dict[str, bytes]:
     """
     check_tokenizer(header)
     fields = header.metadata
-    is_sentencepiece = fields.raw(_MODEL) == "llama"
+    is_sentencepiece = fields.raw(_MODEL) in _SENTENCEPIECE
     tokens = header.strings(TOKENS)
     types = _types(header, tokens)
     if is_sentencepiece:
@@ -126,7 +128,9 @@ def tokenizer_files(header: GgufHeader) -> dict[str, bytes]:
     names = {name: tokens[token_id] for name, token_id in special.items() if token_id is not None}
     if is_sentencepiece:
         unknown = names.get("unk_token")
-        parts = sentencepiece_parts(header, vocabulary, types, unknown if unknown in vocabulary else None)
+        has_merges = fields.raw(_MODEL) == "gemma4"
+        merges = list(_merges(header, vocabulary)) if has_merges else merges_by_score(header, vocabulary, types)
+        parts = sentencepiece_parts(header, vocabulary, merges, unknown if unknown in vocabulary else None)
         adds_bos = True
     else:
         parts = _byte_level_parts(header, vocabulary)

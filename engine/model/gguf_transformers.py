@@ -6,7 +6,7 @@ The names are those of the modules of transformers; linear layers stay in blocks
 from collections.abc import Callable
 from functools import partial
 
-from engine.model.gguf_architecture import EXPERTS, Fields, GgufArchitecture
+from engine.model.gguf_architecture import EXPERTS, SHARED_EXPERTS, Fields, GgufArchitecture
 from engine.model.gguf_metadata import GgufMetadata
 
 _EXAONE4_NAMES = {
@@ -34,21 +34,22 @@ _LFM2_EXPERTS = {
     "ffn_down_exps": "feed_forward.experts.{}.w2",
 }
 _LFM2_MODEL = {"token_embd_norm.weight": "model.embedding_norm.weight"}
-_SHARED_EXPERTS = {
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-}
 _GLM4MOE_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     **EXPERTS,
-    **_SHARED_EXPERTS,
+    **SHARED_EXPERTS,
 }
 _ERNIE4_5_MOE_NAMES = {
     "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
     **EXPERTS,
-    **_SHARED_EXPERTS,
+    **SHARED_EXPERTS,
+}
+_PHI2_NAMES = {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+_PHI2_MODEL = {f"output_norm.{part}": f"model.final_layernorm.{part}" for part in ("weight", "bias")}
+_STABLELM_NAMES = {
+    "attn_q_norm": "self_attn.q_layernorm.norms.{}",
+    "attn_k_norm": "self_attn.k_layernorm.norms.{}",
 }
 _SIGMOID = 2
 """Of expert_gating_func."""
@@ -147,21 +148,30 @@ def _lfm2(metadata: GgufMetadata) -> Fields:
 
 def _convolutions(metadata: GgufMetadata) -> Fields:
     """Layers without heads for keys and values are short convolutions."""
-    heads = metadata.kv_heads_by_layer()
     return {
-        **_same_heads(metadata, heads),
-        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "layer_types": ["full_attention" if count else "conv" for count in metadata.kv_heads_by_layer()],
         "norm_eps": metadata.norm_epsilon,
         "conv_L_cache": metadata.integer("shortconv.l_cache"),
     }
 
 
-def _same_heads(metadata: GgufMetadata, heads: list[int]) -> Fields:
-    """The number of heads for keys and values in all layers that have them."""
-    counts = {*heads} - {0}
-    if len(counts) != 1:
-        raise metadata.error("attention.head_count_kv", f"is {heads}, supported in GGUF is one number besides 0")
-    return {"num_key_value_heads": counts.pop()}
+def _starcoder2(metadata: GgufMetadata) -> Fields:
+    """All published models have this window, which the converter does not write."""
+    metadata.refuse_others("expert_count", 0)
+    return {
+        "norm_epsilon": metadata.norm_epsilon,
+        "sliding_window": metadata.integer("attention.sliding_window", 4096),
+    }
+
+
+def _layer_norms(metadata: GgufMetadata, field: str) -> Fields:
+    """Norms with means, whose epsilon is in a field of config.json; no windows and no experts."""
+    return {**_all_attend(metadata), field: metadata.norm_epsilon}
+
+
+def _olmo(metadata: GgufMetadata) -> Fields:
+    clamp = {"clip_qkv": metadata.number("attention.clamp_kqv")} if "attention.clamp_kqv" in metadata else {}
+    return {**_all_attend(metadata), **clamp}
 
 
 MINISTRAL3 = GgufArchitecture("Ministral3ForCausalLM", _ministral3, rotates_pairs=True, model_type="ministral3")
@@ -195,9 +205,38 @@ OF_TRANSFORMERS = {
         model_names=_LFM2_MODEL,
         model_type="lfm2_moe",
     ),
+    "nemotron": GgufArchitecture(
+        "NemotronForCausalLM",
+        partial(_layer_norms, field="norm_eps"),
+        norm_offset=1.0,
+        rotates_parts=True,
+        model_type="nemotron",
+    ),
+    "olmo": GgufArchitecture("OlmoForCausalLM", _olmo, rotates_pairs=True, model_type="olmo"),
     "olmoe": GgufArchitecture("OlmoeForCausalLM", _olmoe, EXPERTS, model_type="olmoe"),
+    "phi2": GgufArchitecture(
+        "PhiForCausalLM",
+        partial(_layer_norms, field="layer_norm_eps"),
+        _PHI2_NAMES,
+        rotates_parts=True,
+        model_names=_PHI2_MODEL,
+        model_type="phi",
+    ),
     "seed_oss": GgufArchitecture(
         "SeedOssForCausalLM", _all_attend, {"post_attention_norm": "post_attention_layernorm"}, model_type="seed_oss"
+    ),
+    "stablelm": GgufArchitecture(
+        "StableLmForCausalLM",
+        partial(_layer_norms, field="layer_norm_eps"),
+        _STABLELM_NAMES,
+        rotates_parts=True,
+        model_type="stablelm",
+    ),
+    "starcoder2": GgufArchitecture(
+        "Starcoder2ForCausalLM",
+        _starcoder2,
+        {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        model_type="starcoder2",
     ),
 }
 """By general.architecture."""

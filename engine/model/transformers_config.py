@@ -43,6 +43,7 @@ def _config_of_gguf(fields: ConfigFields) -> Any:
     values = fields.with_nulls()  # which is no default: without a window EXAONE 4 rotates all layers
     rope = {name: values.pop(name) for name in ("rope_theta", "partial_rotary_factor")}
     rope |= values.pop("rope_scaling", None) or {"rope_type": "default"}
+    rope = values.pop("rope_parameters", None) or rope
     others = {name: value for name, value in values.items() if name not in ("architectures", "quantization_config")}
     return transformers.AutoConfig.for_model(rope_parameters=rope, **others)
 

@@ -17,6 +17,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint import open_checkpoint, stored_dtype
 from engine.model.end_tokens import end_token_ids
 from engine.model.fp8 import Fp8Weights
+from engine.model.gguf_joint import halves_of
 from engine.model.gguf_weights import GgufWeights
 from engine.model.implementation import CACHED_LAYERS, STATEFUL_LAYERS
 from engine.model.linear import Kept
@@ -236,8 +237,10 @@ class TransformersConfig:
             up_name, down_name = names_of_first(name, self.quantized)
             layers.append((up_name, LinearShape(*gate, has_bias=False), 2 * experts.num_experts))
             layers.append((down_name, LinearShape(*down, has_bias=False), experts.num_experts))
+        in_blocks = self.quantized.kinds if isinstance(self.quantized, GgufWeights) else {}
         for name, shape, times in layers:
-            layer = linear_layer(name, shape, self.quantized, dtype, torch.device("meta"))
+            halves = halves_of(name, in_blocks)
+            layer = linear_layer(name, shape, self.quantized, dtype, torch.device("meta"), halves=halves)
             of_layer = layer.packed_bytes(is_quantized_on_load=is_quantized, kept=kept, is_compact=is_compact)
             num_bytes += times * of_layer
             num_others -= times * shape.num_rows * (shape.num_columns + shape.has_bias)

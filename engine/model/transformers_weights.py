@@ -18,6 +18,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint import decoder_tensors, open_checkpoint
 from engine.model.checkpoint_part import CheckpointPart, Span
 from engine.model.fp8 import Fp8Weights
+from engine.model.gguf_joint import halves_of, with_joint_tensors
 from engine.model.gguf_tensors import GgufTensors
 from engine.model.linear import Linear
 from engine.model.quantization_config import QuantizedWeights
@@ -95,8 +96,9 @@ class TransformersWeights:
         parts: dict[str, CheckpointPart] = {}
         self.layers: dict[str, Linear] = {}
         for name, shape in layers.items():
-            stored = quantized if name in self._matrices else None
-            layer = linear_layer(name, shape, stored, dtype, device)
+            halves = halves_of(name, modules)
+            stored = quantized if (halves or (name,))[0] in self._matrices else None
+            layer = linear_layer(name, shape, stored, dtype, device, halves=halves)
             of_layer = layer.checkpoint_parts()
             if layer.is_quantized == (stored is not None) and all(part in self._places for part in of_layer):
                 self.layers[name] = layer
@@ -136,7 +138,8 @@ class TransformersWeights:
         files = {file: open_tensors(self._checkpoint, file) for file in {place.file for place in self._others.values()}}
         values: dict[str, Any] = {**self._stand_ins}
         values |= {f"{name}.weight": _WhenRead(partial(self.dequantized, name)) for name in self._merged}
-        return values | {name: self._value(files[place.file], place.name) for name, place in self._others.items()}
+        values |= {name: self._value(files[place.file], place.name) for name, place in self._others.items()}
+        return with_joint_tensors(values)
 
     def _value(self, file: Any, name: str) -> Any:
         if not isinstance(file, GgufTensors):
@@ -264,12 +267,23 @@ class _WhenRead:
 
 
 def linear_layer(
-    name: str, shape: LinearShape, quantized: QuantizedWeights | None, dtype: torch.dtype, device: torch.device
+    name: str,
+    shape: LinearShape,
+    quantized: QuantizedWeights | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    halves: tuple[str, ...] = (),
 ) -> Linear:
-    """Returns a linear layer by its name, without memory; dense if blocks or groups do not divide its matrix."""
+    """Returns a linear layer by its name, without memory; dense if blocks or groups do not divide its matrix.
+
+    halves: see `halves_of`.
+    """
     parent, _, last = name.rpartition(".")
     prefix = f"{parent}." if parent else ""
-    columns, rows = Span.whole(shape.num_columns), {last: Span.whole(shape.num_rows)}
+    columns = Span.whole(shape.num_columns)
+    names = [half.removeprefix(prefix) for half in halves] or [last]
+    rows = {part: Span.whole(shape.num_rows // len(names)) for part in names}
 
     def layer(stored: QuantizedWeights | None) -> Linear:
         return Linear(prefix, columns, rows, bias=shape.has_bias, quantized=stored, dtype=dtype, device=device)

@@ -88,10 +88,15 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
 }
 
 FIELDS_FOR_LLAMA_CPP: dict[str, dict[str, Any]] = {
+    "DeepSeek-V2": {"n_group": 1, "topk_method": "greedy"},  # llama.cpp chooses groups as DeepSeek-V3 does
+    **{name: {"head_dim": 8} for name in ("DeepSeek-V3", "GLM-4.7 Flash", "Youtu-LLM")},
     "EXAONE 4": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+    "Gemma 4": {"num_hidden_layers": 6, "global_head_dim": 128, "vocab_size_per_layer_input": SIZES["vocab_size"]},
+    "Granite 4": {"num_hidden_layers": 3, "mamba_d_head": 64},  # llama.cpp reads an expansion to twice the size only
     "LFM2": {"num_hidden_layers": 4},
     "LFM2-MoE": {"num_hidden_layers": 4},
     "OLMoE": {"num_key_value_heads": 4},  # llama.cpp reads no other
+    "StarCoder2": {"tie_word_embeddings": False},  # otherwise answers repeat few tokens
 }
 
 WITH_SHARED_EXPERTS = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")

@@ -170,8 +170,8 @@ def test_other_metadata_or_weights_are_another_model(make_checkpoint: Any, tmp_p
         ({"llama.block_count": -1}, "llama.block_count is -1, expected an integer >= 1"),
         ({"llama.block_count": 2000}, "num_hidden_layers is 2000, the maximum is 1024"),
         (
-            {"llama.attention.head_count_kv": [2, 2]},
-            "llama.attention.head_count_kv is an array of 2 values, expected",
+            {"llama.attention.head_count_kv": [2, 1]},
+            r"llama.attention.head_count_kv is \[2, 1\], supported in GGUF is one number besides 0",
         ),
         ({"llama.attention.head_count_kv": 3}, "num_attention_heads is 4, not a multiple of num_key_value_heads 3"),
         ({"llama.attention.value_length": 8}, "llama.attention.value_length is 8, heads have 16 dimensions"),

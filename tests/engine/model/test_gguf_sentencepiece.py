@@ -62,6 +62,27 @@ def test_ids_and_texts_are_those_of_sentencepiece(tmp_path: Path, name: str) -> 
         assert made.decode(ids) == decoded
 
 
+def test_merges_of_a_file_take_the_place_of_scores(tmp_path: Path) -> None:
+    """As in files of Gemma 4, whose tokens `<turn|>` and `<|tool_response>` end an answer."""
+    name = next(name for name in TRAINED if name != "with a space before")
+    by_score = json.loads(files_of(tmp_path, metadata(name))["tokenizer.json"])
+    values = {
+        **metadata(name),
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.scores": None,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in by_score["model"]["merges"]],
+    }
+    made = tokenizer(tmp_path, values)
+    for text, ids, decoded in TRAINED[name]["texts"]:
+        assert made.encode(text, add_special_tokens=False).ids == ids, text
+        assert made.decode(ids) == decoded
+    added = {"tokens": ["<turn|>", "<|tool_response>"], "token_type": [3, 4]}
+    more = {f"tokenizer.ggml.{key}": values[f"tokenizer.ggml.{key}"] + value for key, value in added.items()}
+    write_gguf(tmp_path / "more.gguf", {key: value for key, value in (values | more).items() if value is not None}, {})
+    count = len(values["tokenizer.ggml.tokens"])
+    assert {count, count + 1} <= {*end_token_ids(read_gguf_header(tmp_path / "more.gguf"))}
+
+
 def test_a_served_tokenizer_is_complete(tmp_path: Path) -> None:
     files = files_of(tmp_path, metadata())
     served = dict(TokenizerFiles.from_dir(tmp_path / "model.gguf").files)

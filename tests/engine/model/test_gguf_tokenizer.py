@@ -167,7 +167,7 @@ def test_defaults_of_sampling_are_those_of_a_folder(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model is missing"),
-        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model is 't5', supported are 'gpt2' .* and 'llama'"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model is 't5', supported are 'gpt2' .* 'llama' and 'gemma4'"),
         (
             {"tokenizer.ggml.pre": None},
             "tokenizer.ggml.pre is 'absent', supported are default, gpt-2, ",

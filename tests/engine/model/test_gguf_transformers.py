@@ -1,6 +1,8 @@
 """GGUF files of architectures that transformers computes are the models of the folders that they were made of."""
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from chairlift.bench.shapes import write_tokenizer
 from engine.bench.gguf_writer import plain, save_twin, write_gguf
 from engine.core.request import SamplingParams
 from engine.errors import CheckpointError, ConfigError
+from engine.model.gguf_checkpoint import GgufCheckpoint
+from engine.model.gguf_joint import halves_of
 from engine.model.gguf_weights import GgufWeights
 from engine.model.implementation import choose_implementation
 from engine.model.transformers_probe import TransformersConfig
@@ -22,6 +26,13 @@ from tests.support.engine.small_engine import answers_with_flags
 
 PARAMS = SamplingParams(seed=7, max_tokens=24, temperature=1.0, ignore_end_token=True)
 QUICK = "Command R7B"
+SIZES_IN_BLOCKS: dict[str, dict[str, int]] = {
+    "DeepSeek-V2": {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
+    "Granite 4": {"intermediate_size": 64},
+}
+SIZE_OF_OTHERS = {"DeepSeek-V2": 3 * 4 * 64 * 32}
+"""Numbers of parameters beside the embedding that are not in blocks: expansions of latents."""
+NOT_IN_BLOCKS = ("conv.conv", "conv1d", "ffn_gate_inp", "ssm_a", "ssm_d", "ssm_norm")
 
 
 def save(folder: Path, name: str, **fields: Any) -> Path:
@@ -56,31 +67,64 @@ def test_without_a_window_all_layers_rotate(tmp_path: Path) -> None:
     assert answers(tmp_path / "model.gguf") == answers(folder)
 
 
+@pytest.mark.slow
+def test_norms_of_heads_are_read_from_one_tensor(tmp_path: Path) -> None:
+    """As in StableLM 2 12B, whose layers have no second norm."""
+    folder = save(tmp_path / "folder", "StableLM", qk_layernorm=True, use_parallel_residual=True)
+    save_family_gguf(folder, tmp_path / "model.gguf", WRITTEN["StableLM"])
+    assert answers(tmp_path / "model.gguf") == answers(folder)
+
+
+@pytest.mark.slow
+def test_one_expansion_for_keys_and_values_is_read_too(tmp_path: Path) -> None:
+    """As in older files of DeepSeek-V2 and V3."""
+    folder, written = save(tmp_path / "folder", "DeepSeek-V3"), WRITTEN["DeepSeek-V3"]
+    config = json.loads((folder / "config.json").read_text())
+    old = {
+        "attention.head_count_kv": config["num_attention_heads"],
+        "attention.key_length": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+        "attention.value_length": config["v_head_dim"],
+        "rope.dimension_count": config["qk_rope_head_dim"],
+    }
+    save_family_gguf(
+        folder, tmp_path / "model.gguf", replace(written, values=lambda _: old, convert=lambda tensors, _: tensors)
+    )
+    assert answers(tmp_path / "model.gguf") == answers(folder)
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "Seed-OSS",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("Arcee", "GLM-4.5", "LFM2", "LFM2-MoE")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("Arcee", "DeepSeek-V2", "GLM-4.5", "Granite 4", "LFM2", "LFM2-MoE", "Phi")
+        ),
     ],
 )
 def test_linear_layers_and_experts_stay_in_blocks(name: str, tmp_path: Path) -> None:
-    """Arcee's queries and keys have rows in another order; experts have other names in LFM2-MoE."""
-    folder, path = save(tmp_path / "folder", name, moe_intermediate_size=64), tmp_path / "model.gguf"
+    """Arcee's queries and keys have rows in another order; experts have other names in LFM2-MoE.
+
+    Granite's gate and up, which are one layer, are in blocks of different types.
+    """
+    sizes = {"moe_intermediate_size": 64, "shared_intermediate_size": 64, **SIZES_IN_BLOCKS.get(name, {})}
+    folder, path = save(tmp_path / "folder", name, **sizes), tmp_path / "model.gguf"
     tensors, generator = family_tensors(folder, WRITTEN[name]), torch.Generator().manual_seed(0)
     for key, tensor in tensors.items():
-        if len(tensor.shape) > 1 and "conv.conv" not in key and "ffn_gate_inp" not in key:
-            kind = "Q4_0" if "attn_v" in key or "exps" in key else "Q8_0"
+        if len(tensor.shape) > 1 and not any(part in key for part in NOT_IN_BLOCKS):
+            kind = "Q4_0" if any(part in key for part in ("attn_v", "exps", "up_shexp")) else "Q8_0"
             blocks = random_blocks(kind, math.prod(tensor.shape[:-1]), tensor.shape[-1], generator)
             tensors[key] = blocks._replace(shape=tensor.shape)
     write_gguf(path, family_metadata(folder, WRITTEN[name]), tensors)
     config = TransformersConfig.from_dir(path)
     assert isinstance(config.quantized, GgufWeights)
-    assert set(config.linear_layers) <= set(config.quantized.kinds)
+    kinds = config.quantized.kinds
+    assert all(layer in kinds or halves_of(layer, kinds) for layer in config.linear_layers)
     assert config.tied_head is not None or "lm_head" in config.linear_layers
     assert all(any(kept.startswith(f"{module}.3.") for kept in config.quantized.kinds) for module in config.experts)
     dtypes = {"dtype": torch.float32, "model_dtype": torch.float32}
     stays = config.packed_bytes(**dtypes, is_quantized=False, kept=(GgufWeights,), is_compact=True)
-    others = 4 * 307 * 64  # the embedding, which is not in blocks
+    others = 4 * (307 * 64 + SIZE_OF_OTHERS.get(name, 0))  # the embedding and more, which is not in blocks
     assert stays < others + 0.5 * (config.packed_bytes(**dtypes, is_quantized=False, kept=()) - others)
     save_twin(path, folder, tmp_path / "twin")
     assert answers(path) == answers(tmp_path / "twin")
@@ -119,12 +163,25 @@ def test_tensors_that_transformers_does_not_know_are_refused_by_name(name: str, 
         (
             "LFM2",
             {"lfm2.attention.head_count_kv": [0, 2]},
-            r"head_count_kv is \[0, 2\], expected 0 to 4 for each of 4 la",
+            r"head_count_kv is \[0, 2\], expected an integer >= 0 for each of",
         ),
         ("LFM2", {"lfm2.attention.head_count_kv": [0, 2, 1, 0]}, r"is \[0, 2, 1, 0\], supported in GGUF is one number"),
         ("LFM2", {"lfm2.attention.head_count_kv": [0] * 4}, r"is \[0, 0, 0, 0\], supported in GGUF is one number"),
         ("LFM2", {"lfm2.attention.head_count_kv": 2}, "head_count_kv is 2, expected an array"),
         ("Seed-OSS", {"seed_oss.attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon is missing"),
+        (
+            "DeepSeek-V2",
+            {"deepseek2.expert_weights_norm": True},
+            "weights_norm is True, supported in GGUF is False",
+        ),
+        ("DeepSeek-V3", {"deepseek2.expert_gating_func": 3}, "expert_gating_func is 3, supported in GGUF are 1 and 2"),
+        ("DeepSeek-V3", {"deepseek2.attention.temperature_scale": 0.1}, "temperature_scale is 0.1, supported in GGUF"),
+        ("DeepSeek-V3", {"deepseek2.attention.key_length_mla": 8}, "key_length_mla is 8, expected more than the 8 tha"),
+        ("Gemma 4", {"gemma4.attention.value_length_swa": 8}, "value_length_swa is 8, supported in GGUF is 16"),
+        ("Gemma 4", {"gemma4.feed_forward_length": [96, 48] * 3}, r"\[96, 48, 96, 48, 96, 48\], expected 96 in 4 lay"),
+        ("Gemma 4", {"gemma4.attention.head_count_kv": [2, 1, 1] * 2}, r"supported in GGUF is one number for each of"),
+        ("Granite 4", {"granitehybrid.ssm.inner_size": 72}, "inner_size is 72, expected a multiple of embedding_len"),
+        ("Granite 4", {"granitehybrid.ssm.time_step_rank": 7}, "is 128, not a multiple of the 7 heads of ssm.time_s"),
         ("Seed-OSS", {"seed_oss.rope.dimension_count": 8}, "dimension_count is 8, heads have 16 dimensions"),
     ],
 )
@@ -140,6 +197,56 @@ def test_metadata_that_are_not_supported_are_refused_by_name(
     )
     with pytest.raises(CheckpointError, match=words):
         choose_implementation(path, "auto")
+
+
+def test_first_files_of_glm_flash_choose_experts_by_sigmoids(tmp_path: Path) -> None:
+    """They do not say so; their number of tokens tells them, as in llama.cpp."""
+    folder, path = save(tmp_path / "folder", "GLM-4.7 Flash"), tmp_path / "model.gguf"
+    metadata = family_metadata(folder, WRITTEN["GLM-4.7 Flash"])
+    del metadata["deepseek2.expert_gating_func"], metadata["deepseek2.expert_weights_norm"]
+    tensors = family_tensors(folder, WRITTEN["GLM-4.7 Flash"])
+    for vocab_size, architecture in ((307, "DeepseekV2ForCausalLM"), (154880, "DeepseekV3ForCausalLM")):
+        write_gguf(path, {**metadata, "deepseek2.vocab_size": vocab_size}, tensors)
+        assert GgufCheckpoint(path).config().raw("architectures") == [architecture]
+
+
+def test_expansions_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
+    folder, path = save(tmp_path / "folder", "DeepSeek-V3"), tmp_path / "model.gguf"
+    tensors = family_tensors(folder, WRITTEN["DeepSeek-V3"]) | {
+        "blk.1.attn_v_b.weight": plain(torch.ones(2, 16, 16), "F32")
+    }
+    write_gguf(path, family_metadata(folder, WRITTEN["DeepSeek-V3"]), tensors)
+    with pytest.raises(CheckpointError, match=r"attn_k_b has shape \[4, 16, 16\] and attn_v_b \[2, 16, 16\], expected"):
+        answers(path)
+
+
+@pytest.mark.slow
+def test_granite_without_experts_has_one_feed_forward_network(tmp_path: Path) -> None:
+    """As Granite 4.0 H Micro; its layers do not rotate, or do."""
+    sizes = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96}
+    for rotation in (None, "rope"):
+        folder = save(tmp_path / f"folder-{rotation}", "Granite 4", position_embedding_type=rotation, **sizes)
+        save_family_gguf(folder, tmp_path / "model.gguf", WRITTEN["Granite 4"])
+        assert answers(tmp_path / "model.gguf") == answers(folder)
+
+
+@pytest.mark.slow
+def test_gemma_4_with_experts_has_keys_for_values_in_layers_without_a_window(tmp_path: Path) -> None:
+    """As Gemma 4 26B A4B, whose files have gate and up of an expert in one matrix."""
+    fields = {
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "use_double_wide_mlp": False,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 48,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    }
+    folder = save(tmp_path / "folder", "Gemma 4", **fields)
+    save_family_gguf(folder, tmp_path / "model.gguf", WRITTEN["Gemma 4"])
+    assert answers(tmp_path / "model.gguf") == answers(folder)
 
 
 def test_without_transformers_they_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

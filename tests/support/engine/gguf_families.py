@@ -5,7 +5,7 @@ Names of tensors are those of the package gguf, so that the engine's have an ind
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.bench.gguf_writer import Tensor, plain, tokenizer_metadata, write_gguf
+from tests.support.engine import gguf_conversions as conversions
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Written:
         fields: of the configuration, beside those of `FAMILIES`, so that the file can say all that it says.
         rotates_pairs: whether rows of queries and keys are in another order.
         constants: values of other keys.
+        values: returns keys of metadata that take more than a field; None: the key is not written.
+        convert: returns the tensors of a checkpoint as the converter names them before it maps names to its own.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Written:
     fields: Mapping[str, Any] = field(default_factory=dict)
     rotates_pairs: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)
+    values: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda _: {}
+    convert: Callable[[dict[str, torch.Tensor], dict[str, Any]], dict[str, torch.Tensor]] = lambda tensors, _: tensors
 
 
 _RMS_NORM = {"rms_norm_eps": "attention.layer_norm_rms_epsilon"}
@@ -47,10 +52,83 @@ _EXPERTS = {
 }
 _FOUR_LAYERS = {"num_hidden_layers": 4, "layer_types": [*["sliding_attention"] * 3, "full_attention"]}
 
+_LATENT = {
+    **_RMS_NORM,
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
+}
+_GRANITE = {
+    **_RMS_NORM,
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+}
+_GRANITE_SHARED = {**_GRANITE, "shared_intermediate_size": "expert_shared_feed_forward_length"}
+_MULTIPLIERS = {
+    "attention_multiplier": 0.25,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+}
+_DEEPSEEK = {
+    **_LATENT,
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
+_DEEPSEEK_V3 = {**_DEEPSEEK, "norm_topk_prob": "expert_weights_norm"}
+_DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
+
 WRITTEN = {
     "Arcee": Written("arcee", _RMS_NORM, rotates_pairs=True),
     "Command R": Written("command-r", _COHERE),
     "Command R7B": Written("cohere2", {**_COHERE, **_WINDOW}, _FOUR_LAYERS),
+    "DeepSeek-V2": Written(
+        "deepseek2",
+        _DEEPSEEK,
+        {
+            "n_group": 2,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 2.0,
+            "rope_parameters": _DEEPSEEK_YARN,
+        },
+        constants={"expert_gating_func": 1},
+        values=conversions.latent_values,
+        convert=conversions.split_expansions,
+    ),
+    "DeepSeek-V3": Written(
+        "deepseek2",
+        _DEEPSEEK_V3,
+        {"n_group": 2, "routed_scaling_factor": 2.5},
+        constants={"expert_gating_func": 2},
+        values=conversions.latent_values,
+        convert=conversions.split_expansions,
+    ),
+    "GLM-4.7 Flash": Written(
+        "deepseek2",
+        _DEEPSEEK_V3,
+        constants={"expert_gating_func": 2},
+        values=conversions.latent_values,
+        convert=conversions.split_expansions,
+    ),
+    "Youtu-LLM": Written("deepseek2", _LATENT, values=conversions.latent_values, convert=conversions.split_expansions),
     "ERNIE 4.5": Written("ernie4_5", _RMS_NORM),
     "ERNIE 4.5 MoE": Written(
         "ernie4_5-moe",
@@ -65,6 +143,19 @@ WRITTEN = {
         },
     ),
     "EXAONE 4": Written("exaone4", {**_RMS_NORM, **_WINDOW}, _FOUR_LAYERS),
+    "Gemma 4": Written(
+        "gemma4",
+        {
+            **_RMS_NORM,
+            **_WINDOW,
+            "num_kv_shared_layers": "attention.shared_kv_layers",
+            "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        {"use_double_wide_mlp": True, "final_logit_softcapping": 2.0},
+        values=conversions.gemma4_values,
+        convert=conversions.rename_gemma4,
+    ),
     "GLM-4.5": Written(
         "glm4moe",
         {
@@ -80,6 +171,24 @@ WRITTEN = {
         {"use_qk_norm": True, "routed_scaling_factor": 1.5},
         constants={"expert_gating_func": 2},
     ),
+    "Granite 4": Written(
+        "granitehybrid",
+        {
+            **_GRANITE_SHARED,
+            "mamba_n_heads": "ssm.time_step_rank",
+            "mamba_n_groups": "ssm.group_count",
+            "mamba_d_state": "ssm.state_size",
+            "mamba_d_conv": "ssm.conv_kernel",
+        },
+        {**_MULTIPLIERS, "mamba_n_groups": 2},
+        rotates_pairs=True,
+        values=conversions.granite_values,
+        convert=conversions.split_granite,
+    ),
+    "Granite MoE": Written("granitemoe", _GRANITE, _MULTIPLIERS, rotates_pairs=True, convert=conversions.split_granite),
+    "Granite MoE with a shared expert": Written(
+        "granitemoe", _GRANITE_SHARED, _MULTIPLIERS, rotates_pairs=True, convert=conversions.split_granite
+    ),
     "Hunyuan": Written("hunyuan-dense", _RMS_NORM),
     "LFM2": Written("lfm2", _LFM2, {"block_auto_adjust_ff_dim": False}),
     "LFM2-MoE": Written(
@@ -89,6 +198,20 @@ WRITTEN = {
     ),
     "Ministral 3": Written("mistral3", _RMS_NORM, rotates_pairs=True),
     "OLMoE": Written("olmoe", {**_RMS_NORM, "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}),
+    "Nemotron": Written(
+        "nemotron", {"norm_eps": "attention.layer_norm_epsilon"}, convert=conversions.with_one_added_to_norms
+    ),
+    "OLMo": Written(
+        "olmo", {"clip_qkv": "attention.clamp_kqv"}, {"clip_qkv": 1.0}, True, {"attention.layer_norm_epsilon": 1e-5}
+    ),
+    "Phi": Written("phi2", {"layer_norm_eps": "attention.layer_norm_epsilon"}),
+    "StableLM": Written(
+        "stablelm",
+        {"layer_norm_eps": "attention.layer_norm_epsilon"},
+        {"use_qkv_bias": True},
+        convert=conversions.with_stacked_norms,
+    ),
+    "StarCoder2": Written("starcoder2", {"norm_epsilon": "attention.layer_norm_epsilon"}, {"sliding_window": 4096}),
     "Seed-OSS": Written("seed_oss", _RMS_NORM),
 }
 
@@ -106,6 +229,7 @@ def family_metadata(folder: Path, written: Written) -> dict[str, Any]:
     config = json.loads((folder / "config.json").read_text())
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
     values = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
@@ -128,16 +252,18 @@ def family_metadata(folder: Path, written: Written) -> dict[str, Any]:
             "rope.scaling.yarn_beta_fast": rope["beta_fast"],
             "rope.scaling.yarn_beta_slow": rope["beta_slow"],
             "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
-            "attention.temperature_scale": rope["llama_4_scaling_beta"],
         }
+    if "llama_4_scaling_beta" in rope:
+        values["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
     if written.name == "ernie4_5-moe":
         shared = config["moe_num_shared_experts"] * config["moe_intermediate_size"]
         values["expert_shared_feed_forward_length"] = shared
     if "conv" in (types := config.get("layer_types", ())):
         values["attention.head_count_kv"] = [0 if kind == "conv" else config["num_key_value_heads"] for kind in types]
+    values |= written.values(config)
     return {
         "general.architecture": written.name,
-        **{f"{written.name}.{key}": value for key, value in values.items()},
+        **{f"{written.name}.{key}": value for key, value in values.items() if value is not None},
         "tokenizer.ggml.eos_token_id": config["eos_token_id"],
         **tokenizer_metadata(folder),
     }
@@ -151,7 +277,7 @@ def family_tensors(folder: Path, written: Written, kind: str = "F32") -> dict[st
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     tensors: dict[str, Tensor] = {}
     stacks: dict[str, dict[int, torch.Tensor]] = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in written.convert(load_file(folder / "model.safetensors"), config).items():
         if found := re.fullmatch(r"model\.(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
             joint = f"{found[1]}.{found[3]}.weight"
             stored = _stored_name(names, f"model.{joint}") or _stored_name(names, joint)
@@ -164,7 +290,7 @@ def family_tensors(folder: Path, written: Written, kind: str = "F32") -> dict[st
         stored = _stored_name(names, re.sub("(expert_bias|correction)(_bias)?$", r"\1.bias", name))
         assert stored is not None, name
         is_matrix = tensor.ndim == 2 and "ffn_gate_inp" not in stored
-        tensor = tensor.squeeze(1) if tensor.ndim == 3 else tensor  # convolutions have one channel
+        tensor = tensor.squeeze(1) if "conv" in name and tensor.ndim == 3 else tensor  # which have one channel
         tensors[stored] = plain(tensor, kind if is_matrix else "F32")
     for name, matrices in stacks.items():
         tensors[name] = plain(torch.stack([matrices[number] for number in range(len(matrices))]), kind)
@@ -172,4 +298,6 @@ def family_tensors(folder: Path, written: Written, kind: str = "F32") -> dict[st
 
 
 def _stored_name(names: gguf.TensorNameMap, name: str) -> str | None:
+    if name.startswith(("blk.", "rope_")):
+        return name
     return names.get_name(name, try_suffixes=(".weight", ".bias"))
