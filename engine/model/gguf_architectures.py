@@ -10,6 +10,7 @@ from engine.model.gguf_deepseek import deepseek2
 from engine.model.gguf_file import GgufHeader
 from engine.model.gguf_gemma4 import GEMMA4
 from engine.model.gguf_granite import HYBRID, granite, granitemoe
+from engine.model.gguf_hybrids import FALCON_H1, NEMOTRON_H
 from engine.model.gguf_metadata import GgufMetadata
 from engine.model.gguf_states import mamba
 from engine.model.gguf_transformers import MINISTRAL3, OF_TRANSFORMERS
@@ -269,6 +270,9 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
     "granite": _always(GgufArchitecture("GraniteForCausalLM", granite, rotates_pairs=True)),
     "granitehybrid": _always(HYBRID),
     "granitemoe": granitemoe,
+    "falcon-h1": _always(FALCON_H1),
+    "nemotron_h": _always(NEMOTRON_H),
+    "nemotron_h_moe": _always(NEMOTRON_H),
     "gemma": _always(GgufArchitecture("GemmaForCausalLM", _dense, norm_offset=1.0)),
     "gemma2": _always(GgufArchitecture("Gemma2ForCausalLM", _gemma2, POST_NORMS, norm_offset=1.0)),
     "gemma3": _always(GgufArchitecture("Gemma3ForCausalLM", _gemma3, POST_NORMS, norm_offset=1.0)),

@@ -45,6 +45,7 @@ _MODEL_NAMES = {
 _FIELDS_OF_TENSORS = {
     **dict.fromkeys(("attention_bias", "use_bias", "use_qkv_bias"), "blk.0.attn_q.bias"),
     "mlp_bias": "blk.0.ffn_up.bias",
+    "mamba_rms_norm": "blk.0.ssm_norm.weight",
     "use_qk_norm": "blk.0.attn_q_norm.weight",
     "qk_layernorm": "blk.0.attn_q_norm.0.weight",
 }

@@ -32,7 +32,7 @@ def _multipliers(metadata: GgufMetadata) -> Fields:
         "attention_multiplier": metadata.number("attention.scale", metadata.head_dim**-0.5),
         "embedding_multiplier": metadata.number("embedding_scale", 1.0),
         "residual_multiplier": metadata.number("residual_scale", 1.0),
-        "logits_scaling": metadata.number("logit_scale", 1.0),
+        "logits_scaling": metadata.number("logit_scale"),
     }
 
 

@@ -37,13 +37,22 @@ def _cl100k(digits: str, marks: str = "", *, ends_lines: bool = True) -> Json:
     )
 
 
-def _o200k(digits: str, contractions: str) -> Json:
-    """Returns the words of tiktoken's o200k_base, in which capitals begin one, with other digits and contractions."""
+def _o200k(digits: str, contractions: str, *, before: str = "", has_ideographs_apart: bool = False) -> Json:
+    """Returns the words of tiktoken's o200k_base, in which capitals begin one, with other digits and contractions.
+
+    before: splits a text before that; "": nothing does.
+    has_ideographs_apart: whether they are words of their own, as of Kimi, whose other words end with no slash.
+    """
     start, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-    return _splits(
-        f"{start}{upper}*{lower}+{contractions}|{start}{upper}+{lower}*{contractions}|{digits}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    first, ends = "", r"[\r\n/]*"
+    if has_ideographs_apart:
+        upper, lower = (rf"[{letters}&&[^\p{{Han}}]]" for letters in (upper, lower))
+        first, ends = r"\p{Han}+|", r"[\r\n]*"
+    words = (
+        f"{first}{start}{upper}*{lower}+{contractions}|{start}{upper}+{lower}*{contractions}|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+{ends}|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
+    return _splits(before, words) if before else _splits(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,21 @@ def _deepseek3() -> Json:
     )
 
 
+def _deepseek() -> Json:
+    """Returns the words of DeepSeek-V2, whose letters are those with cases, without some scripts of newer Unicode."""
+    unknown = "ՠ-ֈჇ-ჿᲀ-ᲈⴀ-ⴭꞐ-ꭨ\U00010570-\U000105bc\U00016e40-\U0001df1e"
+    *splits, to_bytes = _splits(
+        r"[\r\n]",
+        rf"\s?[[\p{{Lu}}\p{{Ll}}\p{{Lt}}]&&[^{unknown}]]+",
+        r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+        r"\s+$",
+        r"[一-龥ࠀ-一가-퟿]+",
+    )["pretokenizers"]
+    return _sequence(*splits, _DIGITS, to_bytes)
+
+
+_CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
+_EAST_ASIAN = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+"
 _GPT2 = PreTokenizer(_GPT2_WORDS)
 _LLAMA3 = PreTokenizer(_cl100k(r"\p{N}{1,3}"), ignores_merges=True, adds_bos=True)
 _CL100K = PreTokenizer(_cl100k(r"\p{N}{1,3}"))
@@ -92,17 +116,21 @@ PRE_TOKENIZERS = {
     ),
     "gpt-2": _GPT2,
     "olmo": _GPT2,
+    "phi-2": _GPT2,
+    "gigachat": _GPT2,
     "exaone4": _GPT2,
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
+    "falcon-h1": _LLAMA3,
     "pixtral": _LLAMA3,
     "lfm2": _LLAMA3,
     "dbrx": _CL100K,
     "smaug-bpe": _CL100K,
     "glm4": _CL100K,
     "chatglm-bpe": _CL100K,
+    "stablelm2": PreTokenizer(_cl100k(r"\p{N}")),
     "qwen2": _QWEN2,
     "qwen35": _QWEN35,
     "deepseek-r1-qwen": _QWEN2,
@@ -113,6 +141,14 @@ PRE_TOKENIZERS = {
     "minerva-7b": _STARCODER,
     "command-r": PreTokenizer(_sequence(_DIGITS, _GPT2_WORDS), normalizer={"type": "NFC"}),
     "seed-coder": PreTokenizer(_cl100k(r"\p{N}{1}", ends_lines=False)),
+    "deepseek-llm": PreTokenizer(_deepseek()),
+    "kimi-k2": PreTokenizer(_o200k(r"\p{N}{1,3}", _CONTRACTIONS, has_ideographs_apart=True)),
+    "youtu": PreTokenizer(
+        _o200k(
+            r"\p{N}", _CONTRACTIONS, before="[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+"
+        ),
+        ignores_merges=True,
+    ),
     "deepseek-v3": PreTokenizer(_deepseek3()),
     "hunyuan-dense": PreTokenizer(_deepseek3()),
     "tekken": PreTokenizer(_o200k(r"\p{N}", ""), ignores_merges=True, adds_bos=True),

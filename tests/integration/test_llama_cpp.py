@@ -32,6 +32,7 @@ from loadgen.experiments.peers.worker import Worker, WorkerSystem
 from tests.support.engine.checkpoints import save_checkpoint
 from tests.support.engine.families import FAMILIES, family_config, save_family
 from tests.support.engine.gguf import of_a_model_for_images
+from tests.support.engine.gguf_conversions import FALCON_MULTIPLIERS
 from tests.support.engine.gguf_families import WRITTEN, save_family_gguf
 from tests.support.engine.mxfp4_checkpoints import quantise_experts
 
@@ -91,6 +92,11 @@ FIELDS_FOR_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "DeepSeek-V2": {"n_group": 1, "topk_method": "greedy"},  # llama.cpp chooses groups as DeepSeek-V3 does
     **{name: {"head_dim": 8} for name in ("DeepSeek-V3", "GLM-4.7 Flash", "Youtu-LLM")},
     "EXAONE 4": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+    "Falcon-H1": {  # the twin's configuration would multiply once more
+        name: 1.0 if isinstance(value, float) else [1.0] * len(value)
+        for name, value in FALCON_MULTIPLIERS.items()
+        if isinstance(value, float | list)
+    },
     "Gemma 4": {"num_hidden_layers": 6, "global_head_dim": 128, "vocab_size_per_layer_input": SIZES["vocab_size"]},
     "Granite 4": {"num_hidden_layers": 3, "mamba_d_head": 64},  # llama.cpp reads an expansion to twice the size only
     "LFM2": {"num_hidden_layers": 4},

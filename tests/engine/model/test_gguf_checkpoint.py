@@ -296,7 +296,7 @@ def test_too_many_experts_are_refused(make_checkpoint: Any, tmp_path: Path) -> N
     tensors = tensors_of(folder) | {"blk.0.ffn_up_exps.weight": plain(torch.zeros(1 << 19, 1, 1), "F16")}
     write_gguf(path, metadata, tensors)
     with pytest.raises(
-        CheckpointError, match=r"model\.gguf: tensor blk\.0\.ffn_up_exps\.weight: experts have more than"
+        CheckpointError, match=r"model\.gguf: tensor blk\.0\.ffn_up_exps\.weight: stacks have more than"
     ):
         ModelConfig.from_dir(path)
 

@@ -77,6 +77,13 @@ def test_words_are_those_of_the_classes_of_transformers(tmp_path: Path) -> None:
         ("command-r", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
         ("seed-coder", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
         ("hunyuan-dense", ["Don", "'t", "Ġ", "123", "4", "Ġ", "Ġx"]),
+        ("phi-2", ["Don", "'t", "Ġ1234", "Ġ", "Ġx"]),
+        ("gigachat", ["Don", "'t", "Ġ1234", "Ġ", "Ġx"]),
+        ("falcon-h1", ["Don", "'t", "Ġ", "123", "4", "Ġ", "Ġx"]),
+        ("stablelm2", ["Don", "'t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
+        ("deepseek-llm", ["Don", "'", "t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
+        ("kimi-k2", ["Don't", "Ġ", "123", "4", "Ġ", "Ġx"]),
+        ("youtu", ["Don't", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
         ("gpt-4o", ["Don't", "Ġ", "123", "4", "Ġ", "Ġx"]),
         ("deepseek-coder", ["Don", "'", "t", "Ġ", "1", "2", "3", "4", "Ġ", "Ġx"]),
         ("default", ["Don", "'", "t", "Ġ", "123", "4", "Ġ", "Ġx"]),
@@ -89,6 +96,22 @@ def test_words_of_a_text(tmp_path: Path, pre: str, words: list[str]) -> None:
         assert made.decode(made.encode(text).ids, skip_special_tokens=False) == (
             made.normalizer.normalize_str(text) if made.normalizer else text
         )
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("falcon-h1", ["aÀ漢字b", "/\n"]),
+        ("deepseek-llm", ["a", "À", "漢字", "b", "/", "\n"]),
+        ("kimi-k2", ["a", "À", "漢字", "b", "/\n"]),
+        ("youtu", ["a", "À", "漢字", "b", "/\n"]),
+    ],
+)
+def test_ideographs_may_be_words_of_their_own(tmp_path: Path, pre: str, words: list[str]) -> None:
+    """DeepSeek's marks are a range with letters, and split words once more, as in its own tokenizer."""
+    text = "aÀ漢字b/\n"
+    made = tokenizer(tmp_path, {"tokenizer.ggml.pre": pre})
+    assert [text[start:stop] for _, (start, stop) in made.pre_tokenizer.pre_tokenize_str(text)] == words
 
 
 @pytest.mark.parametrize("pre", ["tekken", "gpt-4o"])

@@ -1,5 +1,6 @@
 """What llama.cpp's converter changes in models of transformers before it maps the names of their tensors."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -148,4 +149,72 @@ def rename_gemma4(tensors: dict[str, torch.Tensor], config: Mapping[str, Any]) -
     size = next(iter(config["per_layer_config"].values()))["head_dim"]
     num_rotated = int(size * config["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
     renamed["rope_freqs.weight"] = torch.tensor([1.0] * num_rotated + [1e30] * (size // 2 - num_rotated))
+    return renamed
+
+
+FALCON_MULTIPLIERS: dict[str, Any] = {
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.5,
+    "attention_in_multiplier": 0.5,
+    "attention_out_multiplier": 2.0,
+    "key_multiplier": 2.0,
+    "ssm_in_multiplier": 2.0,
+    "ssm_out_multiplier": 0.5,
+    "ssm_multipliers": [0.5, 2.0, 0.25, 4.0, 0.5],
+    "mlp_multipliers": [2.0, 0.5],
+}
+"""Powers of two, by which a product is exact wherever it is."""
+
+
+def multiply_falcon(tensors: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns the tensors with the multipliers of the configuration in the weights."""
+    gate, down = config["mlp_multipliers"]
+    attention = config["attention_in_multiplier"]
+    factors = {
+        "gate_proj": gate,
+        "down_proj": down,
+        "q_proj": attention,
+        "k_proj": attention * config["key_multiplier"],
+        "v_proj": attention,
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "in_proj": config["ssm_in_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }
+    inner, of_groups = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    parts = torch.tensor([inner, inner, of_groups, of_groups, config["mamba_n_heads"]])
+    rows = torch.tensor(config["ssm_multipliers"]).repeat_interleave(parts)[:, None]
+    changed = {}
+    for name, tensor in with_states(tensors, config["mamba_n_groups"]).items():
+        module = name.split(".")[-2]
+        tensor = tensor * factors.get(module, 1.0) if tensor.ndim == 2 else tensor
+        changed[name] = tensor * rows if module == "in_proj" else tensor
+    return changed
+
+
+def nemotron_h_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what each layer is: one with heads of keys, one with a feed-forward network, or one with a state."""
+    kinds, sizes = config["layers_block_type"], {"mlp": "intermediate_size", "moe": "moe_intermediate_size"}
+    values: dict[str, Any] = {
+        "attention.head_count_kv": [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds],
+        "feed_forward_length": [config[sizes[kind]] if kind in sizes else 0 for kind in kinds],
+        "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+    }
+    if "moe" not in kinds:
+        values |= {"expert_count": None}
+    return values
+
+
+def rename_nemotron_h(tensors: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns the tensors with the names of the first checkpoints, which the converter knows."""
+    renamed = {}
+    for name, tensor in with_states(tensors, config["n_groups"]).items():
+        name = re.sub(r"^(model|backbone)\.", "backbone.", name)
+        name = re.sub(r"^backbone(\.layers\.\d+)\.mixer\.experts", r"model\1.mlp.experts", name)
+        renamed[name.replace(".dt_proj.bias", ".dt.bias")] = tensor
     return renamed

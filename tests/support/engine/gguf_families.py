@@ -143,6 +143,47 @@ WRITTEN = {
         },
     ),
     "EXAONE 4": Written("exaone4", {**_RMS_NORM, **_WINDOW}, _FOUR_LAYERS),
+    "Falcon-H1": Written(
+        "falcon-h1",
+        {
+            **_RMS_NORM,
+            "mamba_d_ssm": "ssm.inner_size",
+            "mamba_n_heads": "ssm.time_step_rank",
+            "mamba_n_groups": "ssm.group_count",
+            "mamba_d_state": "ssm.state_size",
+            "mamba_d_conv": "ssm.conv_kernel",
+        },
+        conversions.FALCON_MULTIPLIERS,
+        convert=conversions.multiply_falcon,
+    ),
+    "Nemotron-H": Written(
+        "nemotron_h_moe",
+        {
+            "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
+            "mamba_num_heads": "ssm.time_step_rank",
+            "n_groups": "ssm.group_count",
+            "ssm_state_size": "ssm.state_size",
+            "conv_kernel": "ssm.conv_kernel",
+            "n_routed_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "n_shared_experts": "expert_shared_count",
+            "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+            "routed_scaling_factor": "expert_weights_scale",
+            "norm_topk_prob": "expert_weights_norm",
+            "moe_latent_size": "moe_latent_size",
+        },
+        {
+            "n_groups": 2,
+            "n_routed_experts": 4,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 96,
+            "moe_latent_size": 32,
+            "routed_scaling_factor": 1.5,
+        },
+        values=conversions.nemotron_h_values,
+        convert=conversions.rename_nemotron_h,
+    ),
     "Gemma 4": Written(
         "gemma4",
         {
@@ -228,7 +269,8 @@ def family_metadata(folder: Path, written: Written) -> dict[str, Any]:
     """Returns the metadata of a checkpoint."""
     config = json.loads((folder / "config.json").read_text())
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rope = config["rope_parameters"]
+    config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
+    rope = config.get("rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
     rope = rope.get("full_attention", rope)
     values = {
         "block_count": config["num_hidden_layers"],
@@ -273,7 +315,7 @@ def family_tensors(folder: Path, written: Written, kind: str = "F32") -> dict[st
     """Returns the tensors of a checkpoint as they are stored."""
     config = json.loads((folder / "config.json").read_text())
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == written.name)
-    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(architecture, config.get("num_hidden_layers") or len(config["layers_block_type"]))
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     tensors: dict[str, Tensor] = {}
     stacks: dict[str, dict[int, torch.Tensor]] = {}
