@@ -3,7 +3,7 @@
 isort:skip_file
 The public API of Chairlift: text, chat messages or token ids in, a stream of text out.
 
-Conventions: every sampling and stopping scalar is `optional`, so that "not set" and zero differ. The server fills in
+Conventions: every sampling and stopping number is `optional`, so that "not set" and zero differ. The server fills in
 defaults and echoes the effective values in Started. Errors are gRPC statuses with one google.rpc.ErrorInfo, a
 google.rpc.BadRequest for field errors and a google.rpc.RetryInfo if a retry may succeed. They are never stream messages.
 """
