@@ -15,6 +15,7 @@ from loadgen.record import ABSENT, RunData
 
 _FEW = 0.1
 _TPOT_OFF = 0.05
+_LONG_TOKENS = 16  # a fast server may send fewer in one message
 _AT_ONCE_MS = 0.1  # per token: several times as fast as any model answers
 
 
@@ -100,16 +101,17 @@ def _output_tokens(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
 def _streaming(samples: Samples) -> Finding:
     """Notes answers that came whole, and first messages of several tokens, which TPOT counts as later ones."""
     texts = []
-    several = samples.completed & (samples.num_tokens >= 2)
-    at_once = int((several & ((samples.num_chunks == 1) | (samples.tpot < _AT_ONCE_MS))).sum())
-    if at_once > _FEW * several.sum():
+    long = samples.completed & (samples.num_tokens >= _LONG_TOKENS)
+    at_once = int((long & ((samples.num_chunks == 1) | (samples.tpot < _AT_ONCE_MS))).sum())
+    if at_once > _FEW * long.sum():
         texts.append(
-            f"{at_once:,} of {several.sum():,} answers of several tokens came at once: in one message they have no "
-            "TPOT and ITL, and they keep all such limits; the server, or a proxy before it, does not stream them"
+            f"{at_once:,} of {long.sum():,} answers of {_LONG_TOKENS} tokens or more came at once: in one message they "
+            "have no TPOT and ITL, and they keep all such limits; the server or a proxy before it does not stream "
+            "them, or the client was short of CPU"
         )
     gaps = samples.gaps
-    later = np.bincount(gaps.request, weights=gaps.tokens, minlength=len(several))
-    timed = several & (later > 0)
+    later = np.bincount(gaps.request, weights=gaps.tokens, minlength=len(long))
+    timed = samples.completed & (samples.num_tokens >= 2) & (later > 0)
     first = (samples.num_tokens - later)[timed]
     if len(first) and (below := float(((first - 1) / (samples.num_tokens[timed] - 1)).mean())) > _TPOT_OFF:
         texts.append(

@@ -412,9 +412,9 @@ def test_answers_that_come_whole_have_a_note_and_no_time_per_token() -> None:
     run = _streamed((0.5, 64))
     found = _finding(run, "streaming")
     assert found.level == "VALID"
-    assert found.text.startswith("50 of 50 answers of several tokens came at once: in one message they have no TPOT")
+    assert found.text.startswith("50 of 50 answers of 16 tokens or more came at once: in one message they have no TPOT")
     assert measure(run).whole.latencies.tpot.n == 0
-    assert not _finding(_streamed((0.5, 1)), "streaming").text  # one token needs one message
+    assert not _finding(_streamed((0.5, 15)), "streaming").text
     buffered = _streamed(*((0.5 + 2e-5 * k, 1) for k in range(64)))
     assert _finding(buffered, "streaming").text == found.text
 
