@@ -14,6 +14,7 @@ from loadgen.sweep.rates import four_digits
 
 TARGETS = (0.9, 0.99)
 _SAME = 1e-12
+_RULE_OF_THREE = 3  # of n requests that are all good, 95 % sure is a share of 1 - 3 / n
 
 
 class Answer(NamedTuple):
@@ -105,7 +106,10 @@ def answer_text(one: Answer, load_levels: Sequence[LoadLevel], axis: Axis, limit
         return f"{head}: at no load level; {100 * lowest.attainment:.1f} % at {lowest.load:g} {unit}, the lowest"
     text = f"{head} up to {one.load:g} {unit} ({100 * by_load[one.load].attainment:.1f} %)"
     if one.limit is None:
-        return f"{text}, the highest load level: run higher ones to find the end"
-    if not one.proven:
-        return f"{text}; {one.limit:g} proves nothing, it is {by_load[one.limit].level}: run it again"
-    return f"{text}; at {one.limit:g}, {100 * by_load[one.limit].attainment:.1f} % do"
+        text += ", the highest load level: run higher ones to find the end"
+    elif one.proven:
+        text += f"; at {one.limit:g}, {100 * by_load[one.limit].attainment:.1f} % do"
+    else:
+        text += f"; {one.limit:g} proves nothing, it is {by_load[one.limit].level}: run it again"
+    offered, needed = by_load[one.load].offered, math.ceil(round(_RULE_OF_THREE / (1 - one.target), 6))
+    return text if offered >= needed else f"{text}. Of {offered} requests that may be chance: {needed} are needed"

@@ -105,6 +105,10 @@ def test_answers_in_words() -> None:
 
     assert said(0.9, load_levels) == "90 % of requests keep TTFT 500 ms up to 2 requests/s (92.0 %); at 4, 50.0 % do"
     assert said(0.99, load_levels[:1]).endswith(
+        "up to 1 requests/s (100.0 %), the highest load level: run higher ones to find the end. "
+        "Of 100 requests that may be chance: 300 are needed"
+    )
+    assert said(0.99, [load_level(1, 300, offered=300)]).endswith(
         "up to 1 requests/s (100.0 %), the highest load level: run higher ones to find the end"
     )
     assert said(0.99, load_levels[2:]).endswith("at no load level; 50.0 % at 4 requests/s, the lowest")
