@@ -1,10 +1,12 @@
 """Converts messages of content blocks to the turns of a conversation.
 
 A user's message may contain tool results, which are separate turns of a chat template. Consecutive messages of one role
-are one turn, as in Anthropic's API: many templates accept only alternating roles.
+are one turn, as in Anthropic's API: many templates accept only alternating roles. So is a system message after the
+start, marked as such: many templates accept one only at the start.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -33,6 +35,10 @@ class Block(ConversationObject):
     content: Any = None  # of a tool_result: a string, or text blocks
 
 
+BILLING_HEADER = re.compile(r"x-anthropic-billing-header:([ \t]*\w+=[^;\n]*;)+\s*")
+"""Claude Code's first system text: for Anthropic only, and different in each session or request, so that no later part
+of the prompt would be found in the prefix cache."""
+
 Content = str | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
 
 
@@ -50,8 +56,8 @@ def turns(system: Content | None, messages: Sequence[Message]) -> Sliced[tuple[C
         BodyError: names the block that is not served or incomplete.
     """
     conversation = Conversation()
-    if system:
-        conversation.add_system(*_texts(system, "system"))
+    if texts := _without_billing_header(_texts(system or [], "system")):
+        conversation.add_system(*texts)
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         match message.role:
@@ -60,11 +66,20 @@ def turns(system: Content | None, messages: Sequence[Message]) -> Sliced[tuple[C
             case "assistant":
                 _add_assistant(conversation, message.content, where)
             case "system":
-                conversation.add_system(*_texts(message.content, f"{where}.content"))
+                _add_system(conversation, message.content, where)
             case role:
                 raise _refused(f"{where}.role is {role[:64]!r}, it must be user, assistant or system")
         yield
     return (yield from conversation.messages())
+
+
+def _add_system(conversation: Conversation, content: Content, where: str) -> None:
+    texts = _texts(content, f"{where}.content")
+    if conversation.has_begun:
+        reminders = [f"<system-reminder>\n{text}\n</system-reminder>" for text in texts]
+        conversation.turn_of("user").texts += reminders
+    else:
+        conversation.add_system(*texts)
 
 
 def _add_user(conversation: Conversation, content: Content, where: str) -> None:
@@ -126,6 +141,14 @@ def _texts(content: Content, where: str) -> list[str]:
     if isinstance(content, str):
         return [content]
     return [_text(block, f"{where}[{index}]") for index, block in enumerate(content)]
+
+
+def _without_billing_header(texts: list[str]) -> list[str]:
+    header = BILLING_HEADER.match(texts[0]) if texts else None
+    if header is None:
+        return texts
+    first = texts[0][header.end() :]
+    return [first, *texts[1:]] if first else texts[1:]
 
 
 def _text(block: Block, where: str) -> str:

@@ -34,6 +34,11 @@ class Conversation:
         self.all: list[Turn] = []
         self._names: dict[str, str] = {}  # of tools, by call
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a turn besides the system turn at the start."""
+        return len(self.all) > 1 or (bool(self.all) and self.all[0].role != "system")
+
     def add_system(self, *texts: str) -> None:
         """Adds system text. Leading system texts are one turn, because many templates accept only one."""
         if len(self.all) == 1 and self.all[0].role == "system":

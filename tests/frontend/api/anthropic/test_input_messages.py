@@ -93,6 +93,48 @@ def test_consecutive_messages_of_one_role_are_one_turn():
     assert chat.options.continue_final_message
 
 
+BILLING = "x-anthropic-billing-header: cc_version=2.1.197.3e6; cc_entrypoint=sdk-cli; cch=fa690;"
+
+
+@pytest.mark.parametrize(
+    ("system", "content"),
+    [
+        ([{"type": "text", "text": BILLING}, {"type": "text", "text": "be brief"}], "be brief"),
+        ([{"type": "text", "text": f"{BILLING}be"}, {"type": "text", "text": "brief"}], ("be", "brief")),
+        (f"{BILLING}\nbe brief", "be brief"),
+        (f"be brief {BILLING}", f"be brief {BILLING}"),
+        ("x-anthropic-billing-header: is one", "x-anthropic-billing-header: is one"),
+    ],
+)
+def test_claude_codes_billing_header_is_no_part_of_the_prompt(system, content):
+    turns = conversation(system=system, messages=[{"role": "user", "content": "hi"}]).messages
+    assert list(turns) == [ChatMessage("system", content), ChatMessage("user", "hi")]
+
+
+def test_a_billing_header_alone_is_no_system_turn():
+    turns = conversation(system=BILLING, messages=[{"role": "user", "content": "hi"}]).messages
+    assert list(turns) == [ChatMessage("user", "hi")]
+
+
+def test_system_message_after_the_start_is_a_reminder_of_the_user():  # as Claude Code 2.1 sends them
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "system", "content": "Agents: none"},
+        {"role": "assistant", "content": [CALL]},
+        {"role": "user", "content": [{**RESULT, "is_error": False, "cache_control": {"type": "ephemeral"}}]},
+        {"role": "system", "content": [{"type": "text", "text": "be quick"}]},
+    ]
+    turns = conversation(system="be kind", messages=messages).messages
+    assert [(turn.role, turn.content) for turn in turns] == [
+        ("system", ("be kind", "be brief")),
+        ("user", ("hi", "<system-reminder>\nAgents: none\n</system-reminder>")),
+        ("assistant", ""),
+        ("tool", "sunny"),
+        ("user", "<system-reminder>\nbe quick\n</system-reminder>"),
+    ]
+
+
 def test_only_a_last_word_of_the_assistant_is_continued():
     said, called = {"role": "assistant", "content": "x"}, {"role": "assistant", "content": [CALL]}
     assert conversation(messages=[said]).options.continue_final_message
