@@ -54,10 +54,10 @@ class IntMatrix:
     """Integers of 4 or 8 bits with scales and zero points of groups, one set of tensors per projection."""
 
     def __init__(self, stored: IntWeights, rows: Rows, columns: Span, dtype: torch.dtype, device: torch.device) -> None:
-        self._stored, self._rows, self._columns, self._dtype = stored, rows, columns, dtype
+        self._stored, self._rows, self._columns, self._dtype = stored.joint(rows), rows, columns, dtype
         self._parts: dict[str, CheckpointPart] = {}
         for name, span in rows.items():
-            for suffix, part in _projection(stored, span, columns, device).items():
+            for suffix, part in _projection(stored.of(name), span, columns, device).items():
                 self._parts[f"{name}.{suffix}"] = part
 
     def parts(self) -> dict[str, CheckpointPart]:
@@ -88,17 +88,26 @@ class IntMatrix:
             values[below] = unpacked if order is None else unpacked[:, order]
             scale = self._tensor(name, "scales")
             scale = scale.t() if self._is_transposed else scale.view(len(scale), -1)
-            scales.append(scale)
             if self._stored.layout == "mlx":
-                offsets.append(self._tensor(name, "zeros"))
+                scale, offset = (
+                    self._in_joint_groups(name, scale),
+                    self._in_joint_groups(name, self._tensor(name, "zeros")),
+                )
+                offsets.append(offset)
             else:
                 zeros = self._zeros(name) if self._stored.has_zero_points else torch.full_like(scale, zero)
                 offsets.append(-zeros * scale)
+            scales.append(scale)
         self._parts = {}
         all_scales, all_offsets = torch.cat(scales), torch.cat(offsets)
         if row_order is not None:
             values, all_scales, all_offsets = values[row_order], all_scales[row_order], all_offsets[row_order]
         return GroupedWeights(values, all_scales, all_offsets, num_bits, order, self._stored.quantizes_inputs)
+
+    def _in_joint_groups(self, name: str, numbers: torch.Tensor) -> torch.Tensor:
+        """Returns numbers [rows, groups] of a projection for each group of the matrix, which may be smaller."""
+        own, joint = self._stored.of(name).group_size, self._stored.group_size
+        return numbers if own == joint or own is None or joint is None else numbers.repeat_interleave(own // joint, 1)
 
     @property
     def _is_transposed(self) -> bool:
@@ -120,7 +129,7 @@ class IntMatrix:
             case "int8":
                 return _unsigned(words)
             case "mlx":
-                return _stream_of_integers(words, self._stored.bits_in_file)
+                return _stream_of_integers(words, self._stored.of(name).bits_in_file)
 
     def _zeros(self, name: str) -> torch.Tensor:
         """Returns zero points [rows, groups] of a projection, in fp32."""
@@ -170,8 +179,9 @@ def check_int_matrix(stored: IntWeights, rows: Rows, columns: Span) -> None:
         CheckpointError: they do not divide the matrices.
         ConfigError: they do not divide the shards.
     """
-    per_column, per_row = max(stored.group_size or 1, stored.per_word), stored.per_word
     for name, span in rows.items():
+        own = stored.of(name)
+        per_column, per_row = max(own.group_size or 1, own.per_word), own.per_word
         for what, unit, parts in (("inputs", per_column, columns.parts), ("outputs", per_row, span.parts)):
             if any(part.total % unit for part in parts):
                 raise CheckpointError(
@@ -187,6 +197,7 @@ def check_int_matrix(stored: IntWeights, rows: Rows, columns: Span) -> None:
 
 def int_matrix_shape(stored: IntWeights, module: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
     """Returns rows and columns of a module's matrix by the shapes of tensors; None: it is not stored in integers."""
+    stored = stored.of(module)
     names = _NAMES[stored.layout]
     shape = shapes.get(f"{module}.{names.values}", ())
     if f"{module}.{names.scales}" not in shapes or len(shape) != 2:

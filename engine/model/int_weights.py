@@ -5,13 +5,15 @@ Four tools write them: GPTQ (arXiv:2210.17323; AutoGPTQ, GPTQModel), AWQ (arXiv:
 packed into words, see `engine.model.int_matrix`. AutoRound (arXiv:2309.05516) writes the layouts of the first two.
 """
 
+import dataclasses
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.model.config_fields import ConfigFields
 from engine.model.module_patterns import ModulePattern, is_selected, module_patterns, skipped_modules, targeted_modules
+from engine.model.text_part import stored_names
 
 Layout = Literal["gptq", "awq", "packed", "int8", "mlx"]
 
@@ -45,6 +47,7 @@ class IntWeights:
         quantizes_inputs: whether inputs are meant to be quantised to int8, with a scale per token.
         stored_bits: of integers in the checkpoint; None: num_bits.
         has_vocabulary: whether embedding and output head are quantised too.
+        of_layers: layers with integers or groups of their own, by their names, which a checkpoint with images has too.
     """
 
     layout: Layout
@@ -58,6 +61,7 @@ class IntWeights:
     quantizes_inputs: bool = False
     stored_bits: int | None = None
     has_vocabulary: bool = False
+    of_layers: Mapping[str, "IntWeights"] = dataclasses.field(default_factory=dict)
 
     @property
     def per_word(self) -> int:
@@ -178,13 +182,26 @@ class IntWeights:
         """Whether a linear layer is quantised; `module` is its name, such as `model.layers.0.mlp.up_proj`."""
         return is_selected(module, self.exceptions, self.only)
 
-    def packed_bytes(self, _names: Collection[str], num_rows: int, num_columns: int, *, is_compact: bool) -> int:  # noqa: ARG002 - one form
+    def of(self, module: str) -> "IntWeights":
+        """Returns how a layer is stored."""
+        if not self.of_layers:
+            return self
+        return next((self.of_layers[name] for name in stored_names(module) if name in self.of_layers), self)
+
+    def joint(self, modules: Collection[str]) -> "IntWeights":
+        """Returns how memory has the matrix that layers form: in the most bits and the smallest groups of them."""
+        own = [self.of(module) for module in modules]
+        sizes = [one.group_size for one in own if one.group_size is not None]
+        return replace(self, num_bits=max(one.num_bits for one in own), group_size=min(sizes, default=None))
+
+    def packed_bytes(self, names: Collection[str], num_rows: int, num_columns: int, *, is_compact: bool) -> int:  # noqa: ARG002 - one form
         """Returns the bytes in memory of the matrix that layers form: integers, and two numbers per group in fp32.
 
         A CPU keeps these numbers in fewer bytes if their values allow it.
         """
-        num_groups = num_columns // (self.group_size or num_columns)
-        return num_rows * (num_columns * self.num_bits // 8 + 8 * num_groups)
+        joint = self.joint(names)
+        num_groups = num_columns // (joint.group_size or num_columns)
+        return num_rows * (num_columns * joint.num_bits // 8 + 8 * num_groups)
 
 
 def _num_bits(section: ConfigFields, field: str, supported: tuple[int, ...]) -> int:

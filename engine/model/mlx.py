@@ -4,6 +4,9 @@ MLX (mlx-lm) quantises the embedding and the output head too. It keeps words of 
 group of inputs, as `engine.model.int_matrix` describes.
 """
 
+from dataclasses import replace
+from typing import Any
+
 from engine.model.config_fields import ConfigFields
 from engine.model.int_weights import IntWeights
 from engine.model.module_patterns import module_patterns
@@ -13,8 +16,8 @@ METHOD = "mlx"
 _BITS = (2, 3, 4, 5, 6, 8)
 _MIN_BITS_IN_MEMORY = 4
 _GROUP_SIZES = (32, 64, 128)
-_OF_ALL = {"group_size": None, "bits": None, "mode": "affine"}
-"""Settings, with their defaults; other names are those of modules with settings of their own."""
+_OF_ALL = ("group_size", "bits", "mode")
+"""Settings; other names are those of modules with settings of their own."""
 _OTHERS = (*_OF_ALL, "quant_method")
 
 
@@ -29,10 +32,29 @@ def with_mlx_section(fields: ConfigFields) -> ConfigFields:
 
 
 def read_mlx(section: ConfigFields) -> IntWeights:
-    """Reads the settings.
+    """Reads the settings, and those of layers with settings of their own, as of mixed recipes and DWQ.
 
     Raises: CheckpointError: a field is not supported.
     """
+    not_quantised, of_layers = [], {}
+    of_all = _settings(section)
+    for name in section.names:
+        if name in _OTHERS or (own := section.raw(name)) is True:
+            continue
+        if own is False:
+            not_quantised.append(name)
+        elif (settings := _settings(section.section(name).with_defaults(_own_settings(section)))) != of_all:
+            of_layers[name] = settings
+    exceptions = module_patterns(section.replaced({"false": not_quantised}), "false")
+    return replace(of_all, exceptions=exceptions, of_layers=of_layers)
+
+
+def _own_settings(section: ConfigFields) -> dict[str, Any]:
+    return {name: section.raw(name) for name in _OF_ALL if name in section}
+
+
+def _settings(section: ConfigFields) -> IntWeights:
+    """Reads bits, groups and mode."""
     instead = "use another conversion, or the checkpoint that was quantised"
     if (mode := section.raw("mode", "affine")) != "affine":
         raise section.error("mode", f"is {mode!r}, supported of MLX is 'affine'; {instead}")
@@ -40,22 +62,10 @@ def read_mlx(section: ConfigFields) -> IntWeights:
         raise section.error("bits", f"is {num_bits}, supported of MLX are {', '.join(map(str, _BITS))}")
     if (group_size := section.integer("group_size")) not in _GROUP_SIZES:
         raise section.error("group_size", f"is {group_size}, supported of MLX are {', '.join(map(str, _GROUP_SIZES))}")
-    not_quantised = []
-    for name in section.names:
-        if name in _OTHERS or (own := section.raw(name)) is True:
-            continue
-        if own is False:
-            not_quantised.append(name)
-            continue
-        settings = section.section(name)
-        for field, default in _OF_ALL.items():
-            if (value := settings.raw(field, of_all := section.raw(field, default))) != of_all:
-                raise settings.error(field, f"is {value!r}, supported is {of_all!r}, as of all layers; {instead}")
     return IntWeights(
         layout="mlx",
         num_bits=max(num_bits, _MIN_BITS_IN_MEMORY),
         stored_bits=num_bits,
         group_size=group_size,
-        exceptions=module_patterns(section.replaced({"false": not_quantised}), "false"),
         has_vocabulary=True,
     )

@@ -17,6 +17,7 @@ from tests.support.engine.mlx_checkpoints import quantise_as_mlx
 from tests.support.engine.small_engine import answers_with_flags
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+ONE_FORM: dict[str, tuple[int, int]] = {}
 PROMPTS = [[5, 9, 4, 7], [11] * 7, [3, 8, 6, 200, 17, 4, 90, 31, 12]]
 
 
@@ -24,10 +25,10 @@ PROMPTS = [[5, 9, 4, 7], [11] * 7, [3, 8, 6, 200, 17, 4, 90, 31, 12]]
 def make_twins(servable, tmp_path):
     """make_twins(architecture="qwen3", num_bits=4, **options) -> (checkpoint of MLX, the same values in fp32)."""
 
-    def make(architecture="qwen3", num_bits=4, group_size=32, but=(), **overrides):
+    def make(architecture="qwen3", num_bits=4, group_size=32, but=(), own=ONE_FORM, **overrides):
         original = servable(architecture, **{**SIZES, **overrides})
         folders = [shutil.copytree(original, tmp_path / name) for name in ("mlx", "twin")]
-        quantise_as_mlx(original, *folders, num_bits=num_bits, group_size=group_size, but=but)
+        quantise_as_mlx(original, *folders, num_bits=num_bits, group_size=group_size, but=but, own=own)
         return folders
 
     return make
@@ -43,6 +44,14 @@ def answers(path, *flags):
 def test_answers_have_the_bits_of_the_values(make_twins, architecture, tied):
     """Gemma scales its embedding, Phi-3 has fused projections."""
     mlx, twin = make_twins(architecture, tie_word_embeddings=tied)
+    assert answers(mlx) == answers(twin)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "phi3", "gemma3"])
+def test_layers_may_have_bits_and_groups_of_their_own(make_twins, architecture):
+    """As mlx-lm's recipe mixed_4_6 writes; `v_proj` and `q_proj` form one matrix, `embed_tokens` is the head too."""
+    own = {"v_proj": (6, 64), "o_proj": (3, 32), "layers.1.mlp.down_proj": (8, 128), "embed_tokens": (5, 64)}
+    mlx, twin = make_twins(architecture, num_bits=4, group_size=32, own=own)
     assert answers(mlx) == answers(twin)
 
 
@@ -88,8 +97,12 @@ def test_memory_is_that_of_the_integers(make_twins):
         ({"bits": 7}, "bits is 7, supported of MLX are 2, 3, 4, 5, 6, 8"),
         ({"group_size": 16}, "group_size is 16, supported of MLX are 32, 64, 128"),
         (
-            {"model.layers.0.mlp.up_proj": {"group_size": 32, "bits": 8}},
-            "model.layers.0.mlp.up_proj: bits is 8, supported is 4, as of all layers",
+            {"model.layers.0.mlp.up_proj": {"group_size": 32, "bits": 7}},
+            "model.layers.0.mlp.up_proj: bits is 7, supported of MLX are 2, 3, 4, 5, 6, 8",
+        ),
+        (
+            {"model.layers.0.mlp.up_proj": {"mode": "nvfp4"}},
+            "model.layers.0.mlp.up_proj: mode is 'nvfp4', supported of MLX is 'affine'",
         ),
         ({"bits": None}, "quantization_config: quant_method is 'absent', supported are"),
         ({"model.layers.0.mlp.up_proj": 3}, "model.layers.0.mlp.up_proj is 3, expected an object"),

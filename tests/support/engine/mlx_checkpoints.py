@@ -1,7 +1,9 @@
 """Checkpoints as MLX writes them: embedding, output head and linear layers in integers, packed bit by bit."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,14 @@ FILE = "model.safetensors"
 
 
 def quantise_as_mlx(
-    original: Path, quantised: Path, twin: Path, *, num_bits: int, group_size: int, but: tuple[str, ...] = ()
+    original: Path,
+    quantised: Path,
+    twin: Path,
+    *,
+    num_bits: int,
+    group_size: int,
+    but: tuple[str, ...] = (),
+    own: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> None:
     """Quantises the matrices of a checkpoint.
 
@@ -23,21 +32,26 @@ def quantise_as_mlx(
         twin: gets the values of the same integers, in fp32.
         num_bits, group_size: of integers, and inputs that share a scale.
         but: modules that stay as they are.
+        own: parts of names of modules with other bits and groups.
     """
     stored, plain = {}, {}
+    of_modules: dict[str, dict[str, int]] = {}
     for name, tensor in load_file(original / FILE).items():
         module = name.removesuffix(".weight")
         if tensor.dim() != 2 or module in but:
             stored[name] = plain[name] = tensor
             continue
-        tensors, plain[name] = _quantised(tensor.double().numpy(), num_bits, group_size)
+        sizes = next((sizes for part, sizes in own.items() if part in module), (num_bits, group_size))
+        if sizes != (num_bits, group_size):
+            of_modules[module] = dict(zip(("bits", "group_size"), sizes, strict=True))
+        tensors, plain[name] = _quantised(tensor.double().numpy(), *sizes)
         stored |= {f"{module}.{suffix}": value for suffix, value in tensors.items()}
     save_file(stored, quantised / FILE, {"format": "mlx"})
     save_file({name: tensor.float() for name, tensor in plain.items()}, twin / FILE)
     config = json.loads((original / "config.json").read_text())
     (twin / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
     settings: dict[str, Any] = {"group_size": group_size, "bits": num_bits, "mode": "affine"}
-    settings |= dict.fromkeys(but, False)
+    settings |= dict.fromkeys(but, False) | of_modules
     (quantised / "config.json").write_text(
         json.dumps(config | {"quantization": settings, "quantization_config": settings})
     )
