@@ -139,7 +139,15 @@ class DecoderLayer:
             if (shared := sharding.of_shared_expert(mixture)) is not None:
                 prefix = f"{self._prefix}{mixture.module}."
                 self.feed_forward = MixtureWithSharedExpert(
-                    prefix, hidden, shared, experts, linear, ops, config.gate, device=device
+                    prefix,
+                    hidden,
+                    shared,
+                    experts,
+                    linear,
+                    ops,
+                    config.gate,
+                    quantized=config.quantized,
+                    device=device,
                 )
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:

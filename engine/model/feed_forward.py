@@ -9,6 +9,8 @@ import torch
 from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, FusedSpan, Span
 from engine.model.family import Mixture
+from engine.model.int_matrix import IntMatrix
+from engine.model.int_weights import IntWeights
 from engine.model.linear import Linear, LinearFactory
 from engine.model.quantization_config import QuantizedWeights
 from engine.model.stacked_linear import StackedLinear
@@ -133,7 +135,7 @@ class MixtureOfExperts:
             gate: the operation between the layers of an expert.
             mixture: number and choice of experts, and their names.
             quantized: how the checkpoint quantises layers, and which; None: none.
-            dtype, device: of the router, which no checkpoint quantises.
+            dtype, device: of the router, which MLX alone quantises.
 
         Raises:
             CheckpointError: only some experts are quantised, or see `StackedLinear`.
@@ -142,7 +144,8 @@ class MixtureOfExperts:
         self._ops = ops
         self._routing = Routing(mixture.top_k, mixture.normalizes, mixture.clamped_gate or gate)
         self._router_name = f"{prefix}{mixture.module}.{mixture.router}"
-        self._router = torch.empty(mixture.num_experts, hidden.total, dtype=dtype, device=device)
+        router = torch.empty(mixture.num_experts, hidden.total, dtype=dtype, device=device)
+        self._router = _OwnMatrix(self._router_name, router, quantized)
         self._router_bias = torch.empty(mixture.num_experts, dtype=dtype, device=device) if mixture.has_bias else None
         self._gate_up: Sequence[Linear | StackedLinear]
         self._down: Sequence[Linear | StackedLinear]
@@ -185,17 +188,18 @@ class MixtureOfExperts:
 
     def own_parts(self) -> dict[str, CheckpointPart]:
         """Returns the parts of the router."""
-        parts = {f"{self._router_name}.weight": CheckpointPart.whole(self._router)}
+        parts = self._router.parts()
         if self._router_bias is not None:
             parts[f"{self._router_name}.bias"] = CheckpointPart.whole(self._router_bias)
         return parts
 
     def finish(self) -> None:
         """Packs the router and the layers of all experts."""
+        self._router.finish()
         gate_up, down = (
             [packed for layer in layers for packed in layer.take_packed()] for layers in (self._gate_up, self._down)
         )
-        self._experts = self._ops.pack_experts(self._router, gate_up, down, self._routing, self._router_bias)
+        self._experts = self._ops.pack_experts(self._router.numbers, gate_up, down, self._routing, self._router_bias)
 
     def __call__(self, x: LinearInput, _adapted: AdaptedTokens | None, /) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -216,6 +220,7 @@ class MixtureWithSharedExpert:
         ops: KernelOps,
         gate: Gate,
         *,
+        quantized: QuantizedWeights | None,
         device: torch.device,
     ) -> None:
         """Allocates the gate of the shared expert, uninitialised.
@@ -227,15 +232,16 @@ class MixtureWithSharedExpert:
             linear: makes linear layers.
             ops: operations of the model.
             gate: the operation between the layers of the shared expert.
-            device: of its gate, which no checkpoint quantises: fp32 holds it, and kernels compute with it.
+            quantized: how the checkpoint quantises layers, and which; None: none.
+            device: of its gate: fp32 holds it, and kernels compute with it.
         """
         self._ops = ops
         self._mixture = mixture
         self._shared = GatedFeedForward(
             f"{prefix}shared_expert.", hidden, shared, linear, ops, gate, has_bias=False, is_fused=False
         )
-        self._gate_name = f"{prefix}shared_expert_gate.weight"
-        self._gate = torch.empty(1, hidden.total, device=device)
+        numbers = torch.empty(1, hidden.total, device=device)
+        self._gate = _OwnMatrix(f"{prefix}shared_expert_gate", numbers, quantized)
 
     @property
     def linears(self) -> tuple[Linear | StackedLinear, ...]:
@@ -254,13 +260,38 @@ class MixtureWithSharedExpert:
 
     def own_parts(self) -> dict[str, CheckpointPart]:
         """Returns the parts of the router and the gate."""
-        return self._mixture.own_parts() | {self._gate_name: CheckpointPart.whole(self._gate)}
+        return self._mixture.own_parts() | self._gate.parts()
 
     def finish(self) -> None:
         """Packs the mixture."""
+        self._gate.finish()
         self._mixture.finish()
 
     def __call__(self, x: LinearInput, adapted: AdaptedTokens | None, /) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
         mixed = self._mixture(x, adapted)
-        return self._ops.add_shared(mixed, self._shared(x, adapted), x, self._gate[0])
+        return self._ops.add_shared(mixed, self._shared(x, adapted), x, self._gate.numbers[0])
+
+
+class _OwnMatrix:
+    """A matrix that is kept as numbers. MLX alone stores integers of it, which are dequantised."""
+
+    def __init__(self, name: str, numbers: torch.Tensor, quantized: QuantizedWeights | None) -> None:
+        self.numbers = numbers
+        self._name = name
+        self._stored: IntMatrix | None = None
+        if isinstance(quantized, IntWeights) and quantized.has_vocabulary and quantized.holds(name):
+            rows, columns = map(Span.whole, numbers.shape)
+            self._stored = IntMatrix(quantized, {name: rows}, columns, numbers.dtype, numbers.device)
+
+    def parts(self) -> dict[str, CheckpointPart]:
+        """Returns what the checkpoint has of it."""
+        if self._stored is None:
+            return {f"{self._name}.weight": CheckpointPart.whole(self.numbers)}
+        return dict(self._stored.parts())
+
+    def finish(self) -> None:
+        """Dequantises the integers, once they are filled."""
+        if self._stored is not None:
+            self.numbers.copy_(self._stored.weights().dequantized(self.numbers.dtype))
+            self._stored = None

@@ -31,6 +31,15 @@ _MODULE_NAME = re.compile(r"[\w.]+")
 _GPTQ_FORMATS = ("gptq", "gptq_v2")
 
 
+_EXPERT = re.compile(r"\.experts\.\d+\.(\w+)$")
+_OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+def mlx_name(module: str) -> str:
+    """Returns what MLX calls a projection of an expert: that of all experts of its layer; others unchanged."""
+    return _EXPERT.sub(lambda found: f".switch_mlp.{_OF_MIXTRAL.get(found[1], found[1])}", module)
+
+
 @dataclass(frozen=True, slots=True)
 class IntWeights:
     """Which linear layers of a checkpoint are stored in integers, and how.
@@ -180,13 +189,18 @@ class IntWeights:
 
     def holds(self, module: str) -> bool:
         """Whether a linear layer is quantised; `module` is its name, such as `model.layers.0.mlp.up_proj`."""
-        return is_selected(module, self.exceptions, self.only)
+        return is_selected(self._name_in_list(module), self.exceptions, self.only)
 
     def of(self, module: str) -> "IntWeights":
         """Returns how a layer is stored."""
         if not self.of_layers:
             return self
-        return next((self.of_layers[name] for name in stored_names(module) if name in self.of_layers), self)
+        names = stored_names(self._name_in_list(module))
+        return next((self.of_layers[name] for name in names if name in self.of_layers), self)
+
+    def _name_in_list(self, module: str) -> str:
+        """Returns what lists of modules call a layer: MLX has one name for a projection of all experts."""
+        return module if self.layout != "mlx" else mlx_name(module)
 
     def joint(self, modules: Collection[str]) -> "IntWeights":
         """Returns how memory has the matrix that layers form: in the most bits and the smallest groups of them."""

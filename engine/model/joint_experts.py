@@ -4,6 +4,8 @@ Rows of such a tensor are tensors too: `experts.gate_up_proj` [experts, 2 * inne
 `experts.0.gate_proj.weight` and `experts.0.up_proj.weight`, each [inner, hidden], then those of the next expert, and
 `experts.down_proj` [experts, hidden, inner] is `experts.0.down_proj.weight` and so on. Qwen3-VL is published with both
 transposed, [experts, hidden, 2 * inner] and [experts, inner, hidden]: there columns are, which the shape tells.
+
+MLX stores each projection of all experts as `switch_mlp.up_proj` and so on, and has scales and offsets beside integers.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,6 +20,9 @@ from engine.model.stored_experts import DOWN, GATE_UP
 from engine.model.tensor_entry import TensorEntry
 
 _PROJECTIONS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: ("down_proj",)}
+_OF_MLX = {"gate_proj": ("gate_proj", "w1"), "up_proj": ("up_proj", "w3"), "down_proj": ("down_proj", "w2")}
+"""Names of MLX, and of the decoder: most models', and Mixtral's."""
+_MLX_MODULE = "switch_mlp"
 
 
 class ExpertRows(NamedTuple):
@@ -56,6 +61,10 @@ def split_joint_experts(
     split: dict[str, TensorEntry] = {}
     places: dict[str, ExpertRows] = {}
     for stored, entry in tensors.items():
+        if f".{_MLX_MODULE}." in stored and (of_mlx := _split_mlx(file, stored, entry, decoder_name, parts)):
+            for own_name, (own, place) in of_mlx.items():
+                split[own_name], places[own_name] = own, place
+            continue
         prefix, _, last = stored.rpartition(".")
         experts = _experts(decoder_name(stored), last, parts) if last in _PROJECTIONS else []
         if not experts:
@@ -81,6 +90,33 @@ def split_joint_experts(
                 places[own_name] = place
                 first = place.stop
     return split, places
+
+
+def _split_mlx(
+    file: Path,
+    stored: str,
+    entry: TensorEntry,
+    decoder_name: Callable[[str], str | None],
+    parts: Mapping[str, CheckpointPart],
+) -> dict[str, tuple[TensorEntry, ExpertRows]]:
+    """Returns a projection of each expert in a tensor of MLX by the name it would have; none if the model has none."""
+    parent, _, rest = stored.partition(f".{_MLX_MODULE}.")
+    projection, _, suffix = rest.partition(".")
+    found: dict[str, tuple[TensorEntry, ExpertRows]] = {}
+    num_bytes = (entry.stop - entry.start) // max(1, entry.shape[0] if entry.shape else 1)
+    for own_projection in _OF_MLX.get(projection, ()):
+        while part := parts.get(decoder_name(name := f"{parent}.experts.{len(found)}.{own_projection}.{suffix}") or ""):
+            expert, start = len(found), entry.start + len(found) * num_bytes
+            own = TensorEntry(entry.dtype, part.shape, start, start + num_bytes)
+            found[name] = own, ExpertRows(stored, expert, 0, part.shape[0], is_transposed=False)
+        if found:
+            shape = (len(found), *next(iter(found.values()))[0].shape)
+            if entry.shape != shape:
+                raise CheckpointError(
+                    f"{file}: tensor {stored} has shape {list(entry.shape)}, config.json requires {list(shape)}"
+                )
+            break
+    return found
 
 
 def _experts(name: str | None, last: str, parts: Mapping[str, CheckpointPart]) -> list[list[CheckpointPart]]:

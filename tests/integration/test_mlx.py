@@ -23,6 +23,8 @@ TOKENIZER = ROOT / "engine" / "demo" / "model"
 SIZES = {"vocab_size": 3072, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
 LAYERS = {  # mlx-lm knows no other pattern, and no windows of Gemma 2
     "gemma2": {"sliding_window": 512},
+    "qwen3_moe": {"moe_intermediate_size": 128},
+    "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "mlp_only_layers": []},
     "gemma3": {"num_hidden_layers": 6, "layer_types": [*["sliding_attention"] * 5, "full_attention"]},
 }
 NUM_TOKENS = 24
@@ -43,6 +45,7 @@ PROMPTS = random_prompts([3, 17, 40, 9, 28, 5])
         ("gemma3", 4, 32),
         ("olmo2", 6, 64),
         ("smollm3", 4, 32),
+        *((architecture, 4, 64) for architecture in ("mixtral", "qwen2_moe", "qwen3_moe")),
     ],
 )
 def test_answers_are_those_of_mlx_lm(tmp_path, architecture, num_bits, group_size):
@@ -54,6 +57,8 @@ def test_answers_are_those_of_mlx_lm(tmp_path, architecture, num_bits, group_siz
     config = json.loads((original / "config.json").read_text())
     if "rope_theta" in config["rope_parameters"]:
         config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where mlx-lm reads it
+    if "num_local_experts" in config:
+        config["num_experts"] = config["num_local_experts"]
     (original / "config.json").write_text(json.dumps(config))
     script = ROOT / "tests" / "support" / "engine" / "mlx_lm_answers.py"
     command = [PYTHON, str(script), str(original), str(converted), str(num_bits), str(group_size), str(NUM_TOKENS)]

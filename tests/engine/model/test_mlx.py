@@ -55,6 +55,23 @@ def test_layers_may_have_bits_and_groups_of_their_own(make_twins, architecture):
     assert answers(mlx) == answers(twin)
 
 
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe", "qwen2_moe"])
+def test_experts_and_what_chooses_them_have_the_bits_of_the_values(make_twins, architecture):
+    """A tensor for each projection of all experts; the router has bits of its own, as mlx-lm writes it."""
+    sizes = {} if architecture == "mixtral" else {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    own = {"mlp.gate": (8, 64), "moe.gate": (8, 64), "shared_expert_gate": (8, 32), "layers.0.mlp.experts": (6, 64)}
+    mlx, twin = make_twins(architecture, own=own, **sizes)
+    assert answers(mlx) == answers(twin)
+
+
+def test_another_number_of_experts_is_refused(make_twins):
+    mlx, _ = make_twins("mixtral")
+    config = json.loads((mlx / "config.json").read_text())
+    (mlx / "config.json").write_text(json.dumps(config | {"num_local_experts": 3}))
+    with pytest.raises(CheckpointError, match=r"switch_mlp\.\w+\.\w+ has shape \[4, .*requires \[3, "):
+        load_model(mlx, ModelConfig.from_dir(mlx), reference_ops())
+
+
 @pytest.mark.parametrize("num_bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
 def test_every_number_of_bits_gives_the_values(make_twins, num_bits, make_ops):

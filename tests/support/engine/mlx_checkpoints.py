@@ -1,6 +1,7 @@
 """Checkpoints as MLX writes them: embedding, output head and linear layers in integers, packed bit by bit."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
+
+from engine.model.int_weights import mlx_name
 
 FILE = "model.safetensors"
 
@@ -43,10 +46,10 @@ def quantise_as_mlx(
             continue
         sizes = next((sizes for part, sizes in own.items() if part in module), (num_bits, group_size))
         if sizes != (num_bits, group_size):
-            of_modules[module] = dict(zip(("bits", "group_size"), sizes, strict=True))
+            of_modules[mlx_name(module)] = dict(zip(("bits", "group_size"), sizes, strict=True))
         tensors, plain[name] = _quantised(tensor.double().numpy(), *sizes)
         stored |= {f"{module}.{suffix}": value for suffix, value in tensors.items()}
-    save_file(stored, quantised / FILE, {"format": "mlx"})
+    save_file(_with_joint_experts(stored), quantised / FILE, {"format": "mlx"})
     save_file({name: tensor.float() for name, tensor in plain.items()}, twin / FILE)
     config = json.loads((original / "config.json").read_text())
     (twin / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
@@ -55,6 +58,19 @@ def quantise_as_mlx(
     (quantised / "config.json").write_text(
         json.dumps(config | {"quantization": settings, "quantization_config": settings})
     )
+
+
+def _with_joint_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the tensors with one for each projection of all experts of a layer."""
+    joint: dict[str, list[torch.Tensor]] = {}
+    others = {}
+    for name, tensor in sorted(tensors.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])]):
+        module, _, suffix = name.rpartition(".")
+        if mlx_name(module) != module:
+            joint.setdefault(f"{mlx_name(module)}.{suffix}", []).append(tensor)
+        else:
+            others[name] = tensor
+    return others | {name: torch.stack(experts) for name, experts in joint.items()}
 
 
 def _quantised(
