@@ -54,7 +54,8 @@ class GgufArchitecture:
         rotates_pairs: whether the rows of queries and keys of a head have another order: llama.cpp rotates neighbours.
         norm_offset: what llama.cpp adds to the weights of norms.
         rotates_parts: whether a part of a head may be rotated.
-        model_names: names in the decoder of tensors of no layer, where they are not the usual ones.
+        model_names: names in the decoder of tensors of no layer, where they are not the usual ones; members of a stack
+            have their number behind its name.
         model_type: as which transformers computes it; None: a family does.
     """
 
@@ -69,8 +70,9 @@ class GgufArchitecture:
 
     @property
     def stacks(self) -> list[str]:
-        """The modules of a layer of which the file has one tensor and the decoder several."""
-        return [module for module, name in self.names.items() if "{}" in name]
+        """The modules of which the file has one tensor and the decoder several."""
+        of_model = {name.split(".")[0] for name in self.model_names if name.count(".") > 1}
+        return [*(module for module, name in self.names.items() if "{}" in name), *sorted(of_model)]
 
     def layer_name(self, module: str, expert: str | None, part: str | None) -> str | None:
         """Returns the name of a tensor of a layer in the decoder; None: it is unknown.

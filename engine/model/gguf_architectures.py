@@ -8,7 +8,7 @@ from collections.abc import Callable
 from engine.model.gguf_architecture import EXPERTS, POST_NORMS, Fields, GgufArchitecture
 from engine.model.gguf_deepseek import deepseek2
 from engine.model.gguf_file import GgufHeader
-from engine.model.gguf_gemma4 import GEMMA4
+from engine.model.gguf_gemma import GEMMA3N, GEMMA4
 from engine.model.gguf_granite import HYBRID, granite, granitemoe
 from engine.model.gguf_hybrids import FALCON_H1, NEMOTRON_H
 from engine.model.gguf_metadata import GgufMetadata
@@ -20,6 +20,26 @@ _GLM4_NAMES = {
     "ffn_up": "mlp.gate_up_proj",
     "post_ffw_norm": "post_mlp_layernorm",
 }
+
+_REASONS = {
+    "its layers keep state that is no KV cache": (
+        "arwkv7", "mamba", "mamba2", "minimax-01", "rwkv6", "rwkv6qwen2", "rwkv7",
+    ),
+    "its attention adds biases by the distance of tokens": ("bloom", "mpt", "refact"),
+    "its attention does not go through the attention interface of transformers": ("falcon",),
+    "its layers choose keys by an indexer, whose cache is no KV cache": (
+        "deepseek32", "deepseek4", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "minimax-m3", "qwen4exp",
+    ),
+    "its experts do not go through the interface of transformers for experts": ("dbrx",),
+    "it drafts tokens of another model, whose keys and values it takes": ("gemma4-assistant",),
+    "its attention is in chunks, which the paged attention does not support": ("llama4",),
+    "tokens see those behind them too: its attention is not causal": (
+        "bert", "dream", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llada", "llada-moe",
+        "llama-embed", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "rnd1", "t5", "t5encoder",
+    ),
+}  # fmt: skip
+_REFUSED = {name: reason for reason, names in _REASONS.items() for name in names}
+"""Architectures of llama.cpp that cannot be served from safetensors either."""
 
 _SHARED_EXPERT = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
@@ -47,6 +67,10 @@ def gguf_architecture(header: GgufHeader) -> tuple[GgufArchitecture, GgufMetadat
     Raises: CheckpointError: it is not supported.
     """
     name = header.metadata.raw("general.architecture")
+    if isinstance(name, str) and name in _REFUSED:
+        raise header.metadata.error(
+            "general.architecture", f"is {name!r}, which cannot be served: {_REFUSED[name]}; serve another model"
+        )
     if not isinstance(name, str) or name not in _ARCHITECTURES:
         raise header.metadata.error(
             "general.architecture",
@@ -276,6 +300,7 @@ _ARCHITECTURES: dict[str, Callable[[GgufMetadata], GgufArchitecture]] = {
     "gemma": _always(GgufArchitecture("GemmaForCausalLM", _dense, norm_offset=1.0)),
     "gemma2": _always(GgufArchitecture("Gemma2ForCausalLM", _gemma2, POST_NORMS, norm_offset=1.0)),
     "gemma3": _always(GgufArchitecture("Gemma3ForCausalLM", _gemma3, POST_NORMS, norm_offset=1.0)),
+    "gemma3n": _always(GEMMA3N),
     "gemma4": _always(GEMMA4),
     "olmo2": lambda metadata: _OLMO2 if metadata.sliding_window is None else _OLMO3,
     "deepseek2": deepseek2,

@@ -90,6 +90,8 @@ def _stack_size(module: str, metadata: GgufMetadata) -> int:
             return metadata.num_heads
         case "attn_k_norm":
             return metadata.num_kv_heads
+        case "altup_proj" | "altup_unembd_proj":
+            return metadata.integer("altup.num_inputs") - 1
     return metadata.num_experts
 
 
@@ -156,7 +158,7 @@ class GgufCheckpoint:
             "rope_scaling": None if "rope_parameters" in own_fields else self._rope_scaling(tensors),
             **own_fields,
         }
-        if "rope_parameters" in own_fields:
+        if "rope_parameters" in own_fields and values["rope_parameters"]["full_attention"]["rope_type"] != "default":
             values["rope_parameters"]["full_attention"]["partial_rotary_factor"] = self._rotated_part(tensors)
         kinds = self._kinds(tensors)
         stored = GgufWeights.of(kinds)

@@ -102,6 +102,13 @@ class GgufMetadata:
             raise self.error(name, f"is {values[:9]}, expected an integer >= 0 for each of {number} layers")
         return listed
 
+    def numbers_by_layer(self, name: str) -> list[float]:
+        """Returns a number for each layer, which may be infinite."""
+        number, values = self._num_listed_layers(), self._header.numbers(self._key(name))
+        if len(values) != number or any(math.isnan(value) for value in values):
+            raise self.error(name, f"is {values[:9]}, expected a number for each of {number} layers")
+        return values
+
     @property
     def num_experts(self) -> int:
         """Number of experts of a layer; 0: there are none."""

@@ -12,7 +12,7 @@ from engine.errors import CheckpointError
 from engine.model.gguf_file import GgufHeader
 from engine.model.tensor_entry import TensorEntry
 
-_STACK = re.compile(r"(blk\.\d{1,9}\.)(\w+)\.(weight|bias)")
+_STACK = re.compile(r"((?:blk\.\d{1,9}\.)?)(\w+)\.(weight|bias)")
 _GATE, _UP, _GATE_UP = "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"
 _MAX_TENSORS = 1 << 18
 """The largest models on the hub have 60,000."""

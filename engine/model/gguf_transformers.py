@@ -40,6 +40,14 @@ _GLM4MOE_NAMES = {
     **EXPERTS,
     **SHARED_EXPERTS,
 }
+_DOTS1_NAMES = {name: module for name, module in _GLM4MOE_NAMES.items() if name != "post_attention_norm"}
+_MINIMAX_NAMES = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
 _ERNIE4_5_MOE_NAMES = {
     "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
     **EXPERTS,
@@ -121,6 +129,17 @@ def _glm4moe(metadata: GgufMetadata) -> Fields:
     }
 
 
+def _dots1(metadata: GgufMetadata) -> Fields:
+    fields = _glm4moe(metadata)
+    return {**fields, "n_group": 1, "topk_group": 1}
+
+
+def _minimax_m2(metadata: GgufMetadata) -> Fields:
+    fields = _mixture(metadata)
+    metadata.refuse_others("expert_gating_func", _SIGMOID)
+    return {**fields, "num_local_experts": fields["num_experts"], "intermediate_size": fields["moe_intermediate_size"]}
+
+
 def _ernie4_5_moe(metadata: GgufMetadata) -> Fields:
     fields = _mixture(metadata)
     return {
@@ -180,6 +199,10 @@ OF_TRANSFORMERS = {
     "arcee": GgufArchitecture("ArceeForCausalLM", _all_attend, rotates_pairs=True, model_type="arcee"),
     "command-r": GgufArchitecture("CohereForCausalLM", partial(_cohere, read_layers=_all_attend), model_type="cohere"),
     "cohere2": GgufArchitecture("Cohere2ForCausalLM", partial(_cohere, read_layers=_windows), model_type="cohere2"),
+    "dots1": GgufArchitecture("Dots1ForCausalLM", _dots1, _DOTS1_NAMES, model_type="dots1"),
+    "minimax-m2": GgufArchitecture(
+        "MiniMaxM2ForCausalLM", _minimax_m2, _MINIMAX_NAMES, rotates_parts=True, model_type="minimax_m2"
+    ),
     "ernie4_5": GgufArchitecture("Ernie4_5ForCausalLM", _all_attend, model_type="ernie4_5"),
     "ernie4_5-moe": GgufArchitecture(
         "Ernie4_5_MoeForCausalLM", _ernie4_5_moe, _ERNIE4_5_MOE_NAMES, model_type="ernie4_5_moe"

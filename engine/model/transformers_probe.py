@@ -188,7 +188,7 @@ class TransformersConfig:
             quantized=quantized,
             num_parameters=sum(part.numel() for part in model.parameters()) + (head.weight.numel() if is_tied else 0),
             hidden_size=text.hidden_size,
-            intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+            intermediate_size=_intermediate_size(text),
             sliding_windows=tuple(call.sliding_window for call in calls),
             soft_caps=tuple(dict.fromkeys(call.soft_cap for call in calls)),
             unrecordable="its layers keep state of each request" if stateful else _unrecordable(model, calls),
@@ -400,6 +400,12 @@ def _positions(path: Path, text: Any) -> int:
     if not isinstance(positions, int) or positions < 1:
         raise refusal(path, f"max_position_embeddings is {positions!r}, expected a number of tokens")
     return positions
+
+
+def _intermediate_size(text: Any) -> int:
+    """Returns the width of the widest feed-forward network; Gemma 3n has one for each layer."""
+    size = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    return int(max(size) if isinstance(size, list) else size)
 
 
 def _common_window(text: Any) -> int | None:

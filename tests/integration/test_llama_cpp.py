@@ -91,11 +91,17 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
 FIELDS_FOR_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "DeepSeek-V2": {"n_group": 1, "topk_method": "greedy"},  # llama.cpp chooses groups as DeepSeek-V3 does
     **{name: {"head_dim": 8} for name in ("DeepSeek-V3", "GLM-4.7 Flash", "Youtu-LLM")},
+    "dots.llm1": {"num_key_value_heads": 4},  # llama.cpp reads no other
     "EXAONE 4": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
     "Falcon-H1": {  # the twin's configuration would multiply once more
         name: 1.0 if isinstance(value, float) else [1.0] * len(value)
         for name, value in FALCON_MULTIPLIERS.items()
         if isinstance(value, float | list)
+    },
+    "Gemma 3n": {  # llama.cpp reads inputs of a layer of 256 only
+        "num_hidden_layers": 6,
+        "vocab_size_per_layer_input": SIZES["vocab_size"],
+        "hidden_size_per_layer_input": 256,
     },
     "Gemma 4": {"num_hidden_layers": 6, "global_head_dim": 128, "vocab_size_per_layer_input": SIZES["vocab_size"]},
     "Granite 4": {"num_hidden_layers": 3, "mamba_d_head": 64},  # llama.cpp reads an expansion to twice the size only

@@ -162,8 +162,12 @@ def test_other_metadata_or_weights_are_another_model(make_checkpoint: Any, tmp_p
     ("change", "words"),
     [
         (
+            {"general.architecture": "orion"},
+            "general.architecture is 'orion', supported in GGUF are llama, mistral3, qwen2, qwen2vl, qwen3, ",
+        ),
+        (
             {"general.architecture": "mamba"},
-            "general.architecture is 'mamba', supported in GGUF are llama, mistral3, qwen2, qwen2vl, qwen3, ",
+            "general.architecture is 'mamba', which cannot be served: its layers keep state that is no KV cache; ser",
         ),
         ({"general.architecture": 3}, "general.architecture is 3, supported in GGUF"),
         ({"llama.block_count": None}, "llama.block_count is missing"),

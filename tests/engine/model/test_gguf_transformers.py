@@ -249,6 +249,22 @@ def test_gemma_4_with_experts_has_keys_for_values_in_layers_without_a_window(tmp
     assert answers(tmp_path / "model.gguf") == answers(folder)
 
 
+@pytest.mark.slow
+def test_experts_that_transformers_computes_may_be_in_blocks(tmp_path: Path) -> None:
+    """Those of Nemotron-H have no gate; another layer has a feed-forward network without experts as `nemotron_h`."""
+    folder, path = save(tmp_path / "folder", "Nemotron-H", moe_latent_size=None), tmp_path / "model.gguf"
+    tensors, generator = family_tensors(folder, WRITTEN["Nemotron-H"]), torch.Generator().manual_seed(0)
+    for key in [key for key in tensors if "ffn_up" in key]:
+        shape = tensors[key].shape
+        tensors[key] = random_blocks("Q8_0", math.prod(shape[:-1]), shape[-1], generator)._replace(shape=shape)
+    write_gguf(path, family_metadata(folder, WRITTEN["Nemotron-H"]), tensors)
+    save_twin(path, folder, tmp_path / "twin")
+    assert answers(path) == answers(tmp_path / "twin")
+    dense = save(tmp_path / "dense", "Nemotron-H", layers_block_type=["mlp", "linear_attention", "full_attention"])
+    save_family_gguf(dense, path, replace(WRITTEN["Nemotron-H"], name="nemotron_h"))
+    assert answers(path) == answers(dense)
+
+
 def test_without_transformers_they_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, path = save(tmp_path / "folder", QUICK), tmp_path / "model.gguf"
     save_family_gguf(folder, path, WRITTEN[QUICK])

@@ -37,7 +37,8 @@ def split_expansions(tensors: dict[str, torch.Tensor], config: Mapping[str, Any]
             split[name] = tensor
             continue
         sizes = [config["qk_nope_head_dim"], config["v_head_dim"]]
-        keys, values = tensor.view(config["num_attention_heads"], sum(sizes), -1).split(sizes, dim=1)
+        heads = tensor.view(config["num_attention_heads"], sum(sizes), -1)
+        keys, values = heads[:, : sizes[0]], heads[:, sizes[0] :]
         split[name.replace("kv_b", "k_b")] = keys.transpose(1, 2).contiguous()
         split[name.replace("kv_b", "v_b")] = values.contiguous()
     return split
@@ -76,7 +77,7 @@ def granite_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def split_granite(tensors: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Returns the tensors with gate and up apart, and those of layers with a state as llama.cpp computes them."""
-    split = {}
+    split: dict[str, torch.Tensor] = {}
     shared = "mlp.shared_experts" if config["num_local_experts"] else "mlp"
     for name, tensor in with_states(tensors, config.get("mamba_n_groups", 1)).items():
         prefix, found, _ = name.partition(".input_linear.")
@@ -218,3 +219,27 @@ def rename_nemotron_h(tensors: dict[str, torch.Tensor], config: Mapping[str, Any
         name = re.sub(r"^backbone(\.layers\.\d+)\.mixer\.experts", r"model\1.mlp.experts", name)
         renamed[name.replace(".dt_proj.bias", ".dt.bias")] = tensor
     return renamed
+
+
+def gemma3n_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what differs by layer."""
+    pattern = torch.tensor(config["activation_sparsity_pattern"], dtype=torch.float32)
+    return {
+        "feed_forward_length": config["intermediate_size"],
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
+        "activation_sparsity_scale": torch.distributions.Normal(0.0, 1.0).icdf(pattern).tolist(),
+    }
+
+
+def stack_gemma3n(tensors: dict[str, torch.Tensor], _: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns the tensors with projections of all streams in one."""
+    stacked = {}
+    for name, tensor in tensors.items():
+        prefix, found, rest = name.partition("projections.0.")
+        if found:
+            streams = [tensors[f"{prefix}projections.{stream}.{rest}"] for stream in range(3)]
+            stacked[f"{prefix}projections.{rest}"] = torch.stack(streams)
+        elif "projections." not in name:
+            stacked[name if name.endswith(("weight", "bias")) else f"{name}.weight"] = tensor
+    return stacked

@@ -184,6 +184,21 @@ WRITTEN = {
         values=conversions.nemotron_h_values,
         convert=conversions.rename_nemotron_h,
     ),
+    "Gemma 3n": Written(
+        "gemma3n",
+        {
+            **_RMS_NORM,
+            **_WINDOW,
+            "num_kv_shared_layers": "attention.shared_kv_layers",
+            "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+            "altup_active_idx": "altup.active_idx",
+            "altup_num_inputs": "altup.num_inputs",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        {"final_logit_softcapping": 2.0},
+        values=conversions.gemma3n_values,
+        convert=conversions.stack_gemma3n,
+    ),
     "Gemma 4": Written(
         "gemma4",
         {
@@ -229,6 +244,32 @@ WRITTEN = {
     "Granite MoE": Written("granitemoe", _GRANITE, _MULTIPLIERS, rotates_pairs=True, convert=conversions.split_granite),
     "Granite MoE with a shared expert": Written(
         "granitemoe", _GRANITE_SHARED, _MULTIPLIERS, rotates_pairs=True, convert=conversions.split_granite
+    ),
+    "dots.llm1": Written(
+        "dots1",
+        {
+            **_RMS_NORM,
+            "n_routed_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "n_shared_experts": "expert_shared_count",
+            "first_k_dense_replace": "leading_dense_block_count",
+            "routed_scaling_factor": "expert_weights_scale",
+            "norm_topk_prob": "expert_weights_norm",
+        },
+        {"routed_scaling_factor": 1.5},
+        constants={"expert_gating_func": 2},
+    ),
+    "MiniMax-M2": Written(
+        "minimax-m2",
+        {
+            **_RMS_NORM,
+            "num_local_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "intermediate_size": "expert_feed_forward_length",
+        },
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        constants={"expert_gating_func": 2},
     ),
     "Hunyuan": Written("hunyuan-dense", _RMS_NORM),
     "LFM2": Written("lfm2", _LFM2, {"block_auto_adjust_ff_dim": False}),
