@@ -98,8 +98,10 @@ FIELDS_FOR_LLAMA_CPP: dict[str, dict[str, Any]] = {
         for name, value in FALCON_MULTIPLIERS.items()
         if isinstance(value, float | list)
     },
-    "Gemma 3n": {  # llama.cpp reads inputs of a layer of 256 only
+    "Gemma 3n": {  # llama.cpp has sizes of the published models: see its src/models/gemma3n.cpp
         "num_hidden_layers": 6,
+        "activation_sparsity_pattern": [0.95] * 6,
+        "num_kv_shared_layers": 0,
         "vocab_size_per_layer_input": SIZES["vocab_size"],
         "hidden_size_per_layer_input": 256,
     },

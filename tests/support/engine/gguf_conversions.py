@@ -228,7 +228,7 @@ def gemma3n_values(config: Mapping[str, Any]) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
         "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
-        "activation_sparsity_scale": torch.distributions.Normal(0.0, 1.0).icdf(pattern).tolist(),
+        "activation_sparsity_scale": (2**0.5 * torch.erfinv(2 * pattern - 1)).tolist(),  # quantiles
     }
 
 
