@@ -108,7 +108,7 @@ $(VENV)/.python:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "$(PYTHON) lacks the venv module; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Making $(VENV) with $$($(PYTHON) --version)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)  # Ctrl-C may have left one without pip
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@touch $@
 

@@ -46,3 +46,15 @@ def test_make_says_which_variable_no_rule_reads(variable: str, is_said: bool) ->
     done = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     assert ("no rule reads PORT; flags of the server go into ARGS" in done.stderr) == is_said
     assert bool(done.stderr) == is_said
+
+
+def test_make_completes_an_environment_that_ctrl_c_left_without_pip(tmp_path: Path) -> None:
+    calls, half_made = tmp_path / "calls", tmp_path / "half-made"
+    python = tmp_path / "python"
+    (half_made / "bin").mkdir(parents=True)
+    for path, text in ((python, f'echo "$@" >> {calls}'), (half_made / "bin" / "python", "exit 1")):
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    make = ["make", f"{half_made}/.python", f"VENV={half_made}", f"PYTHON={python}"]
+    subprocess.run(make, cwd=ROOT, capture_output=True, check=False)  # fails: this pip installs nothing
+    assert f"-m venv {half_made}" in calls.read_text().splitlines()
