@@ -65,7 +65,7 @@ def parse_step(line: str | bytes) -> Step:
 
 
 def _step(record: Mapping[str, Any]) -> Step:
-    number, num_dropped = int(record["step"]), int(record.get("dropped", 0))
+    num_dropped, number = int(record.get("dropped", 0)), int(record["step"])
     finished = {int(request): Usage(*map(int, tokens)) for request, tokens in record["usage"].items()}
     if finished.keys() != {int(request) for request in record["finished"]}:
         raise ValueError("`usage` and `finished` name different requests")
