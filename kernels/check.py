@@ -246,6 +246,8 @@ def _attention_cases(forms: ModelForms, inputs: CheckInputs) -> Iterator[KernelC
     """The write to the cache, and attention over it: one-token rows, prompt chunks and both in a batch."""
     heads = f"{forms.num_heads} heads over {forms.num_kv_heads} of {forms.head_dim}"
     form = f"{dtype_name(forms.dtype)}, cache {dtype_name(forms.kv_dtype)}, {heads}, blocks of {forms.block_size}"
+    if forms.value_dim is not None:
+        form += f", latents of {forms.value_dim}"
     if forms.has_sinks:
         form += ", sinks"
     decode = CachedRows(forms, inputs, query_lens=(1, 1, 1), seq_lens=(1, 17, 520))

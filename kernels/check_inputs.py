@@ -65,7 +65,8 @@ class CachedRows:
         ]
         ends = torch.tensor(seq_lens).cumsum(0).tolist()
         queries = [token for end, number in zip(ends, query_lens, strict=True) for token in range(end - number, end)]
-        width = (forms.num_heads + 2 * forms.num_kv_heads) * forms.head_dim
+        num_parts = 2 if forms.value_dim is None else 1
+        width = (forms.num_heads + num_parts * forms.num_kv_heads) * forms.head_dim
         self._qkv = inputs.random(len(slots), width)
         self._positions = inputs.int64([position for seq_len in seq_lens for position in range(seq_len)])
         frequencies = 10_000.0 ** -torch.linspace(0, 1, forms.head_dim // 2)
@@ -107,7 +108,9 @@ class CachedRows:
 
     def _stored(self, ops: KernelOps, kv_dtype: torch.dtype) -> tuple[torch.Tensor, KVCache]:
         forms = self._forms
-        cache = ops.make_kv_cache(self._num_blocks, forms.block_size, forms.num_kv_heads, forms.head_dim, kv_dtype)
+        cache = ops.make_kv_cache(
+            self._num_blocks, forms.block_size, forms.num_kv_heads, forms.head_dim, kv_dtype, forms.value_dim
+        )
         q = ops.rotate_and_store(
             self._qkv.clone(),
             self._positions,

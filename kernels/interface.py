@@ -143,11 +143,19 @@ class KernelOps(Protocol):
         ...
 
     def make_kv_cache(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        value_dim: int | None = None,
     ) -> KVCache:
         """Allocates keys and values of one layer, filled with zeros.
 
-        Raises: ValueError: the dtype is not supported. RuntimeError: out of memory.
+        With value_dim the values are the first numbers of the keys, so many of each (latents), and take no memory.
+
+        Raises: ValueError: the dtype, or value_dim, is not supported. RuntimeError: out of memory.
         """
         ...
 
@@ -234,8 +242,8 @@ class KernelOps(Protocol):
         """Rotates queries and keys (arXiv:2104.09864, half-split layout) and writes keys and values to the cache.
 
         Args:
-            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; may be written to, and may be
-                columns of wider rows.
+            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values, without values if they are
+                part of the keys; may be written to, and may be columns of wider rows.
             positions: [T] int64, rows of the tables.
             cos, sin: [max_positions, head_dim // 2] fp32.
             kv_cache: cache of the layer.
@@ -259,7 +267,7 @@ class KernelOps(Protocol):
     ) -> torch.Tensor:
         """Causal attention of a ragged batch over a paged cache.
 
-        q [T, num_heads, head_dim] -> [T, num_heads * head_dim]. A token at position p sees keys
+        q [T, num_heads, head_dim] -> [T, num_heads * size of a value]. A token at position p sees keys
         max(0, p - sliding_window + 1)..p; without a window, 0..p. With a soft cap, scores become
         soft_cap * tanh(score / soft_cap). With sinks [num_heads], each head has one more score, without a value.
         """

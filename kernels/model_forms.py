@@ -64,6 +64,7 @@ class ModelForms:
         weights_dtype: of stored weights that are not quantised.
         weights_form: how linear layers are quantised, by the engine or in the checkpoint; None: not at all.
         hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, eps: of the model's shard.
+        value_dim: size of values that are the first numbers of the keys; None: they are stored, as long as keys.
         has_bias: whether queries, keys and values have a bias.
         has_head_norms: whether each query and key head is normed.
         has_projection_norms: whether the queries of a token are normed together, and its keys.
@@ -105,6 +106,7 @@ class ModelForms:
     has_adapters: bool = False
     delta_heads: DeltaHeads | None = None
     has_attention_gate: bool = False
+    value_dim: int | None = None
 
     @property
     def linear_error(self) -> float:

@@ -24,5 +24,12 @@ def torch_attention(
         return kv_cache.read_slots((block_ids[:, None] * metadata.block_size + offsets).flatten())
 
     return gathered_attention(
-        q, gather, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+        q,
+        gather,
+        kv_cache.value_dim,
+        metadata,
+        scale=scale,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        sinks=sinks,
     )

@@ -112,9 +112,20 @@ class CpuOps:
         return pack_fp4(weights, bias)
 
     def make_kv_cache(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        value_dim: int | None = None,
     ) -> CpuKVCache:
-        """Allocates keys and values of one layer, float32, bfloat16 or int8."""
+        """Allocates keys and values of one layer, float32, bfloat16 or int8.
+
+        Raises: ValueError: values are to be part of the keys, which have another layout.
+        """
+        if value_dim is not None:
+            raise ValueError(f"value_dim is {value_dim}: CPU operations store values")
         return make_kv_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
     def compile_step(

@@ -19,22 +19,52 @@ _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def dot_queries(q, score_scale, IS_QUANTIZED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Returns queries in the dtype of products, and the factor of their base-2 scores: a number, or one per row."""
+def load_queries(  # type: ignore[no-untyped-def]
+    ptrs,
+    is_used,
+    score_scale,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    IS_QUANTIZED: tl.constexpr,
+):
+    """Loads queries in the dtype of products, with zeros where they are not used.
+
+    Args:
+        ptrs, is_used: [BLOCK_M], of their first values.
+        score_scale: factor of their base-2 scores.
+        BLOCK_D: of the first VALUE_DIM values.
+        BLOCK_R: of the others; only with latents, see `attend`.
+    Returns: the first values [BLOCK_M, BLOCK_D], the others [BLOCK_M, BLOCK_R], and the factor of the base-2 scores: a
+        number, or one per row.
+    """
+    columns = tl.arange(0, BLOCK_D)
+    q = tl.load(ptrs[:, None] + columns[None, :], mask=is_used[:, None] & (columns < VALUE_DIM)[None, :], other=0.0)
+    rest = q
+    if VALUE_DIM < HEAD_DIM:
+        columns = VALUE_DIM + tl.arange(0, BLOCK_R)
+        mask = is_used[:, None] & (columns < HEAD_DIM)[None, :]
+        rest = tl.load(ptrs[:, None] + columns[None, :], mask=mask, other=0.0)
+    factor = score_scale
     if IS_QUANTIZED:
-        exact = q.to(tl.float32)
-        largest = tl.max(tl.abs(exact), 1, keep_dims=True)
+        largest = tl.max(tl.abs(q.to(tl.float32)), 1, keep_dims=True)
+        if VALUE_DIM < HEAD_DIM:
+            largest = tl.maximum(largest, tl.max(tl.abs(rest.to(tl.float32)), 1, keep_dims=True))
         power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         power = tl.where(power == 0.0, 1.0, power)
-        if q.dtype == tl.float32:
-            queries = exact / power
-        else:
-            queries = (exact / power).to(tl.float16)
         factor = score_scale * power
-    else:
-        queries = q
-        factor = score_scale
-    return queries, factor
+        rest = _divided(rest, power)
+        q = _divided(q, power)
+    return q, rest, factor
+
+
+@triton.jit
+def _divided(q, power):  # type: ignore[no-untyped-def]
+    divided = q.to(tl.float32) / power
+    if q.dtype != tl.float32:
+        divided = divided.to(tl.float16)
+    return divided
 
 
 @triton.jit
@@ -62,6 +92,7 @@ def start_state(  # type: ignore[no-untyped-def]
 @triton.jit
 def attend(  # type: ignore[no-untyped-def]
     q,
+    q_rest,
     state,
     start_key,
     stop_key,
@@ -79,6 +110,7 @@ def attend(  # type: ignore[no-untyped-def]
     score_scale,
     soft_cap,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     IS_QUANTIZED: tl.constexpr,
@@ -89,11 +121,12 @@ def attend(  # type: ignore[no-untyped-def]
     """Takes steps of BLOCK_N keys from start_key, a multiple of it, until stop_key is reached.
 
     Args:
-        q, score_scale: of `dot_queries`; q is [BLOCK_M, padded head size].
+        q, q_rest, score_scale: of `load_queries`.
         state: of `start_state`, or of the steps before.
         first_key, end_key: no key outside of first_key:end_key is read.
         positions: [BLOCK_M], of the query tokens.
         soft_cap: scores become soft_cap * tanh(score / soft_cap), if HAS_SOFT_CAP.
+        VALUE_DIM: size of a value; below HEAD_DIM the values are latents, the first VALUE_DIM numbers of the keys.
         IS_MASKED: some row does not see some key of the range, or some key is outside of first_key:end_key.
     Returns: the new state.
     """
@@ -105,8 +138,13 @@ def attend(  # type: ignore[no-untyped-def]
         slots = _slots(block_ids, keys, kv_head, num_kv_heads, BLOCK_SIZE)
         is_readable = (keys >= first_key) & (keys < end_key)
 
-        k = _load_rows(k_ptr, slots, is_readable, HEAD_DIM, q.shape[1], IS_MASKED).to(q.dtype)
+        k = _load_rows(k_ptr, slots, is_readable, HEAD_DIM, VALUE_DIM, q.shape[1], IS_MASKED).to(q.dtype)
         scores = dot(q, tl.trans(k), tl.zeros((q.shape[0], BLOCK_N), tl.float32))
+        if VALUE_DIM < HEAD_DIM:
+            k_rest = _load_rows(
+                k_ptr + VALUE_DIM, slots, is_readable, HEAD_DIM, HEAD_DIM - VALUE_DIM, q_rest.shape[1], IS_MASKED
+            )
+            scores = dot(q_rest, tl.trans(k_rest.to(q.dtype)), scores)
         if IS_QUANTIZED:
             scores *= _load_scales(k_scales_ptr, slots, is_readable, IS_MASKED)[None, :]
         if HAS_SOFT_CAP:
@@ -134,7 +172,9 @@ def attend(  # type: ignore[no-untyped-def]
 
         if IS_QUANTIZED:
             weights *= _WEIGHT_SCALE * _load_scales(v_scales_ptr, slots, is_readable, IS_MASKED)[None, :]
-        v = _load_rows(v_ptr, slots, is_readable, HEAD_DIM, acc.shape[1], IS_MASKED).to(q.dtype)
+        v = k
+        if VALUE_DIM == HEAD_DIM:
+            v = _load_rows(v_ptr, slots, is_readable, HEAD_DIM, HEAD_DIM, acc.shape[1], IS_MASKED).to(q.dtype)
         acc = dot(weights.to(q.dtype), v, acc * correction)
         block_ids = next_block_ids
     return acc, row_max, row_sum, block_ids
@@ -187,17 +227,23 @@ def weighted_mean(acc, row_sum, IS_QUANTIZED: tl.constexpr):  # type: ignore[no-
 
 @triton.jit
 def _load_rows(  # type: ignore[no-untyped-def]
-    ptr, slots, is_readable, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, IS_MASKED: tl.constexpr
+    ptr,
+    slots,
+    is_readable,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    IS_MASKED: tl.constexpr,
 ):
-    """Loads [BLOCK_N, BLOCK_D] of a cache, with zeros where it is not readable and from HEAD_DIM on."""
+    """Loads [BLOCK_N, BLOCK_D] of a cache, with zeros where it is not readable and from WIDTH on."""
     columns = tl.arange(0, BLOCK_D)
     ptrs = ptr + slots[:, None] * HEAD_DIM + columns[None, :]
-    if IS_MASKED and HEAD_DIM < BLOCK_D:
-        rows = tl.load(ptrs, mask=is_readable[:, None] & (columns < HEAD_DIM)[None, :], other=0.0)
+    if IS_MASKED and WIDTH < BLOCK_D:
+        rows = tl.load(ptrs, mask=is_readable[:, None] & (columns < WIDTH)[None, :], other=0.0)
     elif IS_MASKED:
         rows = tl.load(ptrs, mask=is_readable[:, None], other=0.0)
-    elif HEAD_DIM < BLOCK_D:
-        rows = tl.load(ptrs, mask=(columns < HEAD_DIM)[None, :], other=0.0)
+    elif WIDTH < BLOCK_D:
+        rows = tl.load(ptrs, mask=(columns < WIDTH)[None, :], other=0.0)
     else:
         rows = tl.load(ptrs)
     return rows

@@ -1,8 +1,8 @@
 """Attention of rows with one query token: split-KV (Flash-Decoding), so that a few long rows fill a GPU too.
 
-A program takes the query heads of one KV head and one chunk of a row's keys, from the work list of `decode_plan`. It
-writes the result of a row that is one chunk; a second kernel merges the chunks of the others. Grids are upper bounds:
-programs without work end at once.
+A program takes the query heads of one KV head, or a tile of them, and one chunk of a row's keys, from the work list of
+`decode_plan`. It writes the result of a row that is one chunk; a second kernel merges the chunks of the others. Grids
+are upper bounds: programs without work end at once.
 """
 
 from functools import cache
@@ -11,11 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.attend import LOG2_E, add_sink, attend, dot_queries, start_state, weighted_mean
+from kernels.gpu.attend import LOG2_E, add_sink, attend, load_queries, start_state, weighted_mean
 from kernels.gpu.decode_plan import CHUNK_UNIT, MAX_CHUNKS_PER_ROW, DecodePlan
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.launch import BoundKernel, is_compile_only
-from kernels.gpu.tiles import AttentionTile
+from kernels.gpu.tiles import AttentionTile, head_tiles, rest_block
 from kernels.metadata import AttentionMetadata
 
 _CHUNKS_AT_ONCE = 32
@@ -38,7 +38,7 @@ def decode_attention(
     """Writes the attention of the rows of a plan, of one query token each: the first rows of the batch.
 
     Args:
-        out: [T, num_heads * head_dim], contiguous.
+        out: [T, num_heads * size of a value], contiguous.
         q: [T, num_heads, head_dim], each token contiguous.
         kv_cache: contiguous.
         metadata: the batch.
@@ -47,12 +47,15 @@ def decode_attention(
         tile: of `kernels.gpu.tiles`.
     """
     assert CHUNK_UNIT % tile.block_n == 0, f"steps of {tile.block_n} keys cross the borders of chunks"
-    num_heads, head_dim = q.shape[1:]
+    num_heads = q.shape[1]
     num_chunks, num_rows = plan.chunks.shape[0], plan.first_chunks.shape[0] - 1
+    num_tiles = head_tiles(kv_cache.value_dim, num_heads // kv_cache.num_kv_heads)
     launch, merge = _bind(
         tile,
-        num_heads // kv_cache.num_kv_heads,
-        head_dim,
+        num_tiles,
+        num_heads // (kv_cache.num_kv_heads * num_tiles),
+        kv_cache.head_dim,
+        kv_cache.value_dim,
         kv_cache.block_size,
         kv_cache.is_quantized,
         sliding_window is not None,
@@ -60,7 +63,7 @@ def decode_attention(
         sinks is not None,
     )
     launch(
-        (num_chunks, kv_cache.num_kv_heads),
+        (num_chunks, kv_cache.num_kv_heads * num_tiles),
         out,
         plan.parts,
         plan.part_lse,
@@ -85,8 +88,10 @@ def decode_attention(
 @cache
 def _bind(
     tile: AttentionTile,
+    num_tiles: int,
     group_size: int,
     head_dim: int,
+    value_dim: int,
     block_size: int,
     is_quantized: bool,
     has_window: bool,
@@ -94,15 +99,18 @@ def _bind(
     has_sinks: bool,
 ) -> tuple[BoundKernel, BoundKernel]:
     """Returns the kernel, and the one that merges the chunks of rows."""
-    padded_head_dim = triton.next_power_of_2(head_dim)
+    padded_dim = triton.next_power_of_2(value_dim)
     kernel = BoundKernel(
         _decode_attention_kernel,
+        HEAD_TILES=num_tiles,
         GROUP_SIZE=group_size,
         HEAD_DIM=head_dim,
+        VALUE_DIM=value_dim,
         BLOCK_SIZE=block_size,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
-        BLOCK_D=padded_head_dim,
+        BLOCK_D=padded_dim,
+        BLOCK_R=rest_block(head_dim, value_dim),
         IS_QUANTIZED=is_quantized,
         HAS_WINDOW=has_window,
         HAS_SOFT_CAP=has_soft_cap,
@@ -112,8 +120,8 @@ def _bind(
     )
     merge = BoundKernel(
         _merge_chunks_kernel,
-        HEAD_DIM=head_dim,
-        BLOCK_D=padded_head_dim,
+        HEAD_DIM=value_dim,
+        BLOCK_D=padded_dim,
         MAX_CHUNKS=MAX_CHUNKS_PER_ROW,
         CHUNKS_AT_ONCE=_CHUNKS_AT_ONCE,
         num_warps=4,
@@ -141,20 +149,23 @@ def _decode_attention_kernel(  # type: ignore[no-untyped-def]
     sliding_window,
     score_scale,
     soft_cap,
+    HEAD_TILES: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     IS_QUANTIZED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     chunk = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    num_kv_heads = tl.num_programs(1)
+    head_tile = tl.program_id(1)
+    num_tiles = tl.num_programs(1)
     chunks_ptr += chunk * 4
     row = tl.load(chunks_ptr).to(tl.int64)  # and query token: rows of one token come first
     if row < 0:
@@ -171,33 +182,35 @@ def _decode_attention_kernel(  # type: ignore[no-untyped-def]
 
     group = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
-    heads = kv_head * GROUP_SIZE + group
-    mask = (group < GROUP_SIZE)[:, None] & (columns < HEAD_DIM)[None, :]
-    q_ptrs = q_ptr + row * q_stride_token + (heads * HEAD_DIM)[:, None] + columns[None, :]
-    q, score_scale = dot_queries(tl.load(q_ptrs, mask=mask, other=0.0), score_scale, IS_QUANTIZED)
+    heads = head_tile * GROUP_SIZE + group
+    mask = (group < GROUP_SIZE)[:, None] & (columns < VALUE_DIM)[None, :]
+    q, q_rest, score_scale = load_queries(
+        q_ptr + row * q_stride_token + heads * HEAD_DIM, group < GROUP_SIZE, score_scale,
+        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_R, IS_QUANTIZED,
+    )  # fmt: skip
 
     block_table_ptr += row * block_table_stride_row
     state = start_state(block_table_ptr, start_key, end_key, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE)
     state = attend(
-        q, state, start_key, end_key, first_key, end_key,
+        q, q_rest, state, start_key, end_key, first_key, end_key,
         tl.zeros((BLOCK_M,), tl.int32) + seq_len - 1,
-        k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
+        k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, head_tile // HEAD_TILES, num_tiles // HEAD_TILES,
         sliding_window, score_scale, soft_cap,
-        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, IS_MASKED=True,
+        HEAD_DIM, VALUE_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, IS_MASKED=True,
     )  # fmt: skip
     acc, row_max, row_sum = state[0], state[1], state[2]
 
     if HAS_SINKS and end_key == seq_len:  # with the last chunk
         acc, row_max, row_sum = add_sink(acc, row_max, row_sum, sinks_ptr, heads, group < GROUP_SIZE)
     out = weighted_mean(acc, row_sum, IS_QUANTIZED)
-    num_heads = num_kv_heads * GROUP_SIZE
+    num_heads = num_tiles * GROUP_SIZE
     if is_whole_row:
-        out_ptrs = out_ptr + ((row * num_heads + heads) * HEAD_DIM)[:, None] + columns[None, :]
+        out_ptrs = out_ptr + ((row * num_heads + heads) * VALUE_DIM)[:, None] + columns[None, :]
         tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=mask)
     else:
         part_rows = (chunk * num_heads + heads)[:, None]
         tl.store(lse_ptr + part_rows, row_max + tl.log2(row_sum), mask=(group < GROUP_SIZE)[:, None])
-        tl.store(parts_ptr + part_rows * HEAD_DIM + columns[None, :], out, mask=mask)
+        tl.store(parts_ptr + part_rows * VALUE_DIM + columns[None, :], out, mask=mask)
 
 
 @triton.jit

@@ -10,7 +10,10 @@ _FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 
 class GpuKVCache(PagedKVCache):
-    """Keys k [num_blocks, num_kv_heads, block_size, head_dim] have the layout of the values."""
+    """Keys k [num_blocks, num_kv_heads, block_size, head_dim] have the layout of the values.
+
+    Latents are stored once: the values are then the first numbers of the keys, in the same memory.
+    """
 
     __slots__ = ()
 
@@ -21,6 +24,7 @@ def make_kv_cache(
     num_kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
+    value_dim: int | None = None,
     *,
     device: torch.device,
     target: Target,
@@ -31,6 +35,7 @@ def make_kv_cache(
         num_blocks, num_kv_heads, head_dim: shape.
         block_size: a power of two from 16 on.
         dtype: fp32, fp16, bf16, or the target's 8-bit float.
+        value_dim: the values are the first numbers of the keys, so many; None: they are stored, as long as keys.
         device: device of the memory.
         target: architecture of the device.
     Raises: ValueError: unsupported dtype or block size. UnsupportedTargetError: the target has no 8-bit floats.
@@ -45,9 +50,7 @@ def make_kv_cache(
         raise ValueError(f"block_size is {block_size}, GPU operations take powers of two from 16 on")
     shape = (num_blocks, num_kv_heads, block_size)
     scales_shape = shape if dtype in _FLOAT8_DTYPES else (0, *shape[1:])
-    return GpuKVCache(
-        k=torch.zeros(*shape, head_dim, dtype=dtype, device=device),
-        v=torch.zeros(*shape, head_dim, dtype=dtype, device=device),
-        k_scales=torch.zeros(scales_shape, device=device),
-        v_scales=torch.zeros(scales_shape, device=device),
-    )
+    k, k_scales = torch.zeros(*shape, head_dim, dtype=dtype, device=device), torch.zeros(scales_shape, device=device)
+    if value_dim is not None:
+        return GpuKVCache(k, k[..., :value_dim], k_scales, k_scales)
+    return GpuKVCache(k, torch.zeros_like(k), k_scales, torch.zeros_like(k_scales))

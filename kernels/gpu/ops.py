@@ -156,11 +156,17 @@ class GpuOps:
         return self.pack_grouped(weights.grouped(), bias, dtype)
 
     def make_kv_cache(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        value_dim: int | None = None,
     ) -> GpuKVCache:
         """Allocates keys and values of one layer: 16 or 32 bits, or 8-bit floats with a scale per token and head."""
         return make_kv_cache(
-            num_blocks, block_size, num_kv_heads, head_dim, dtype, device=self._device, target=self._target
+            num_blocks, block_size, num_kv_heads, head_dim, dtype, value_dim, device=self._device, target=self._target
         )
 
     def compile_step(
@@ -289,7 +295,7 @@ class GpuOps:
     ) -> torch.Tensor:
         """Attends by Triton kernels or another library."""
         if self._attention is not self._triton_attention and is_compile_only():  # batches have no content
-            return torch.empty_like(q).flatten(1)
+            return q.new_empty(q.shape[0], q.shape[1] * kv_cache.value_dim)
         return self._attention(
             q, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
         )

@@ -41,8 +41,9 @@ def paged_attention(
     become zeros.
 
     Args:
-        q: [T, num_heads, head_dim] fp32, fp16 or bf16, a token's heads contiguous; head_dim a multiple of 16 up to 512.
-        kv_cache: contiguous; fp32, fp16, bf16, or the target's 8-bit float with scales.
+        q: [T, num_heads, head_dim] fp32, fp16 or bf16, a token's heads contiguous.
+        kv_cache: contiguous; fp32, fp16, bf16, or the target's 8-bit float with scales. Its values have a multiple of
+            16 numbers up to 512 and are as long as keys, or the first numbers of the keys (latents).
         metadata: the batch; its first num_one_token_reqs rows, or all if max_query_len is 1, go to the decode kernel.
         scale: softmax scale, positive.
         sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
@@ -51,20 +52,21 @@ def paged_attention(
             (arXiv:2309.17453); None: none.
         target: architecture of the device; decides the tiles.
         num_processors: multiprocessors of the device; they decide the length of chunks of keys.
-        out: [T, num_heads * head_dim], contiguous, dtype of q, for the result; None: it is allocated.
+        out: [T, num_heads * size of a value], contiguous, dtype of q, for the result; None: it is allocated.
         batch_invariant: all rows go to the prefill kernel, whose order of summation then is the same for a token that
             is decoded, in a chunk, or behind a cached prefix.
-    Returns: [T, num_heads * head_dim], dtype of q; tokens behind those of the last row are not written.
+    Returns: [T, num_heads * size of a value], dtype of q; tokens behind those of the last row are not written.
 
     Raises:
         ValueError: shapes or dtypes disagree or are not supported.
         UnsupportedTargetError: there are no kernels for these heads.
     """
     _check(q, kv_cache, metadata, scale, sliding_window, soft_cap, sinks)
-    num_tokens, num_heads, head_dim = q.shape
-    shape = (target, head_dim, 8 * q.itemsize, 8 * kv_cache.k.itemsize, num_heads // kv_cache.num_kv_heads)
+    num_tokens, num_heads, _ = q.shape
+    value_dim, group_size = kv_cache.value_dim, num_heads // kv_cache.num_kv_heads
+    shape = (target, value_dim, 8 * q.itemsize, 8 * kv_cache.k.itemsize, group_size)
     if out is None:
-        out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
+        out = torch.empty((num_tokens, num_heads * value_dim), dtype=q.dtype, device=q.device)
 
     def decode(num_rows: int) -> None:
         decode_attention(
@@ -76,8 +78,8 @@ def paged_attention(
                 metadata,
                 num_rows=num_rows,
                 num_heads=num_heads,
-                num_kv_heads=kv_cache.num_kv_heads,
-                head_dim=head_dim,
+                num_kv_heads=kv_cache.num_kv_heads * tiles.head_tiles(value_dim, group_size),
+                head_dim=value_dim,
                 sliding_window=sliding_window,
                 num_processors=num_processors,
             ),
@@ -130,21 +132,16 @@ def _check(
 ) -> None:
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, cached_head_dim = kv_cache.k.shape
+    value_dim = kv_cache.value_dim
     if head_dim != cached_head_dim or num_heads % num_kv_heads:
         raise ValueError(
             f"{num_heads} heads of {head_dim}, the cache has {num_kv_heads} of {cached_head_dim}; expected a multiple "
             "of the same size"
         )
-    if not tiles.has_kernels(head_dim):
+    if not tiles.has_kernels(value_dim):
         raise UnsupportedTargetError(
             f"the attention kernels of a GPU take heads of a multiple of 16 up to {tiles.MAX_HEAD_DIM}, these have "
-            f"{head_dim}: {_INSTEAD}"
-        )
-    max_group_size = tiles.max_group_size(head_dim)
-    if num_heads // num_kv_heads > max_group_size:
-        raise UnsupportedTargetError(
-            f"the attention kernels of a GPU take up to {max_group_size} heads of {head_dim} per KV head, these are "
-            f"{num_heads} over {num_kv_heads}: {_INSTEAD}"
+            f"{value_dim}: {_INSTEAD}"
         )
     if block_size != metadata.block_size or block_size < 16 or block_size & (block_size - 1):
         raise ValueError(
@@ -156,7 +153,7 @@ def _check(
         raise ValueError(
             f"q has strides {q.stride()}; expected {(head_dim, 1)} in a token, tokens a multiple of 16 apart"
         )
-    if not (kv_cache.k.is_contiguous() and kv_cache.v.is_contiguous()):
+    if not (kv_cache.k.is_contiguous() and (value_dim < head_dim or kv_cache.v.is_contiguous())):
         raise ValueError("the cache is not contiguous")
     if sinks is not None and (sinks.shape != (num_heads,) or sinks.stride() != (1,)):
         raise ValueError(

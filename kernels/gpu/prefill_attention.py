@@ -1,9 +1,9 @@
 """Attention of rows with several query tokens: wide tiles of queries, each of which iterates over the keys it sees.
 
 A tile is some query tokens of one row times the query heads that share a KV head, so that a key is read once for all of
-them and matrix instructions are full. Few tiles with many keys are divided by keys as well, and a second kernel merges
-their chunks. Each program finds its row, tokens and keys on the device, so that grids depend on host numbers alone:
-they are upper bounds, and programs without work end at once.
+them and matrix instructions are full; many heads are several tiles. Few tiles with many keys are divided by keys as
+well, and a second kernel merges their chunks. Each program finds its row, tokens and keys on the device, so that grids
+depend on host numbers alone: they are upper bounds, and programs without work end at once.
 """
 
 from functools import cache, partial
@@ -12,11 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.attend import LOG2_E, add_sink, attend, dot_queries, start_state, weighted_mean
+from kernels.gpu.attend import LOG2_E, add_sink, attend, load_queries, start_state, weighted_mean
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.launch import BoundKernel, is_compile_only
 from kernels.gpu.prefill_plan import CHUNK_UNIT, ROWS_AT_ONCE, find_row, prefill_plan
-from kernels.gpu.tiles import AttentionTile
+from kernels.gpu.tiles import AttentionTile, head_tiles, rest_block
 from kernels.metadata import AttentionMetadata
 
 _MERGED_ROWS = 8
@@ -44,7 +44,7 @@ def prefill_attention(
     """Writes the attention of the rows from first_row on.
 
     Args:
-        out: [T, num_heads * head_dim], contiguous.
+        out: [T, num_heads * size of a value], contiguous.
         q: [T, num_heads, head_dim], each token contiguous.
         kv_cache: contiguous.
         metadata: the batch; rows before first_row have one query token each.
@@ -55,14 +55,16 @@ def prefill_attention(
         batch_invariant: a token's result is the same bits with any other tokens in its tile.
     """
     assert CHUNK_UNIT % tile.block_n == 0, f"steps of {tile.block_n} keys cross the borders of chunks"
-    num_heads, head_dim = q.shape[1:]
-    group_size = num_heads // kv_cache.num_kv_heads
+    num_heads = q.shape[1]
+    num_tiles = head_tiles(kv_cache.value_dim, num_heads // kv_cache.num_kv_heads)
+    num_groups = kv_cache.num_kv_heads * num_tiles
+    group_size = num_heads // num_groups
     plan = prefill_plan(
         metadata,
         first_row=first_row,
         num_tokens=q.shape[0] - first_row,
-        num_kv_heads=kv_cache.num_kv_heads,
-        head_dim=head_dim,
+        num_kv_heads=num_groups,
+        head_dim=kv_cache.value_dim,
         block_m=tile.block_m,
         tokens_per_tile=tile.block_m // group_size,
         sliding_window=sliding_window,
@@ -71,8 +73,10 @@ def prefill_attention(
     )
     forms, merge = _bind(
         tile,
+        num_tiles,
         group_size,
-        head_dim,
+        kv_cache.head_dim,
+        kv_cache.value_dim,
         kv_cache.block_size,
         kv_cache.is_quantized,
         sliding_window is not None,
@@ -83,7 +87,7 @@ def prefill_attention(
     is_divided = plan.max_divided_tiles > 0
     for launch in forms if is_compile_only() and not batch_invariant else (forms[is_divided],):
         launch(
-            (plan.max_programs, kv_cache.num_kv_heads),
+            (plan.max_programs, num_groups),
             out,
             plan.parts,
             plan.part_lse,
@@ -99,7 +103,7 @@ def prefill_attention(
             metadata.block_table,
             q.stride(0),
             metadata.block_table.stride(0),
-            kv_cache.num_kv_heads,
+            num_groups,
             first_row,
             metadata.num_reqs - first_row,
             sliding_window or 0,
@@ -108,7 +112,7 @@ def prefill_attention(
         )
     if is_divided or (is_compile_only() and not batch_invariant):
         merge(
-            (plan.max_divided_tiles, kv_cache.num_kv_heads, tile.block_m // _MERGED_ROWS),
+            (plan.max_divided_tiles, num_groups, tile.block_m // _MERGED_ROWS),
             out,
             plan.parts,
             plan.part_lse,
@@ -122,8 +126,10 @@ def prefill_attention(
 @cache
 def _bind(
     tile: AttentionTile,
+    num_tiles: int,
     group_size: int,
     head_dim: int,
+    value_dim: int,
     block_size: int,
     is_quantized: bool,
     has_window: bool,
@@ -135,12 +141,15 @@ def _bind(
     kernel = partial(
         BoundKernel,
         _prefill_attention_kernel,
+        HEAD_TILES=num_tiles,
         GROUP_SIZE=group_size,
         HEAD_DIM=head_dim,
+        VALUE_DIM=value_dim,
         BLOCK_SIZE=block_size,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_D=triton.next_power_of_2(value_dim),
+        BLOCK_R=rest_block(head_dim, value_dim),
         IS_QUANTIZED=is_quantized,
         HAS_WINDOW=has_window,
         HAS_SOFT_CAP=has_soft_cap,
@@ -154,9 +163,9 @@ def _bind(
     merge = BoundKernel(
         _merge_tile_chunks_kernel,
         GROUP_SIZE=group_size,
-        HEAD_DIM=head_dim,
+        HEAD_DIM=value_dim,
         BLOCK_M=tile.block_m,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_D=triton.next_power_of_2(value_dim),
         MERGED_ROWS=_MERGED_ROWS,
         ROWS_AT_ONCE=ROWS_AT_ONCE,
         num_warps=4,
@@ -171,7 +180,7 @@ def _bind(
         "seq_lens_ptr",
         "block_table_ptr",
         "block_table_stride_row",
-        "num_kv_heads",
+        "num_groups",
         "first_row",
         "num_rows",
         "sliding_window",
@@ -193,18 +202,21 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     block_table_ptr,
     q_stride_token,
     block_table_stride_row,
-    num_kv_heads,
+    num_groups,
     first_row,
     num_rows,
     sliding_window,
     score_scale,
     soft_cap,
+    HEAD_TILES: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     IS_QUANTIZED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
@@ -217,7 +229,9 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP_SIZE
     # Later tokens see more keys and are scheduled first, so that the last programs are short.
     program = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
+    group = tl.program_id(1)
+    kv_head = group // HEAD_TILES
+    num_kv_heads = num_groups // HEAD_TILES
     if IS_DIVIDED:
         if program >= tl.load(plan_ptr + num_rows):
             return
@@ -244,12 +258,14 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     rows = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
     tokens = first_token + rows // GROUP_SIZE
-    heads = kv_head * GROUP_SIZE + rows % GROUP_SIZE
-    mask = (tokens < query_len) & (rows < BLOCK_Q * GROUP_SIZE)
-    mask = mask[:, None] & (columns < HEAD_DIM)[None, :]
+    heads = group * GROUP_SIZE + rows % GROUP_SIZE
+    is_used = (tokens < query_len) & (rows < BLOCK_Q * GROUP_SIZE)
+    mask = is_used[:, None] & (columns < VALUE_DIM)[None, :]
     indices = (query_start + tokens).to(tl.int64)
-    q_ptrs = q_ptr + (indices * q_stride_token + heads * HEAD_DIM)[:, None] + columns[None, :]
-    q, score_scale = dot_queries(tl.load(q_ptrs, mask=mask, other=0.0), score_scale, IS_QUANTIZED)
+    q, q_rest, score_scale = load_queries(
+        q_ptr + indices * q_stride_token + heads * HEAD_DIM, is_used, score_scale,
+        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_R, IS_QUANTIZED,
+    )  # fmt: skip
 
     positions = context_len + tokens
     first_position = context_len + first_token
@@ -280,40 +296,40 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     state = start_state(block_table_ptr, start_key, end_key, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE)
     if HAS_WINDOW and not IS_INVARIANT:
         state = attend(
-            q, state, start_key, tl.minimum(seen_start, end_key), first_key, end_key,
+            q, q_rest, state, start_key, tl.minimum(seen_start, end_key), first_key, end_key,
             positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
             sliding_window, score_scale, soft_cap,
-            HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True,
+            HEAD_DIM, VALUE_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True,
         )  # fmt: skip
     if not IS_INVARIANT:
         state = attend(
-            q, state, seen_start, seen_stop, first_key, end_key,
+            q, q_rest, state, seen_start, seen_stop, first_key, end_key,
             positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
             sliding_window, score_scale, soft_cap,
-            HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, False,
+            HEAD_DIM, VALUE_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, False,
         )  # fmt: skip
     state = attend(
-        q, state, tl.maximum(seen_start, seen_stop), end_key, first_key, end_key,
+        q, q_rest, state, tl.maximum(seen_start, seen_stop), end_key, first_key, end_key,
         positions, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, kv_head, num_kv_heads,
         sliding_window, score_scale, soft_cap,
-        HEAD_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True,
+        HEAD_DIM, VALUE_DIM, BLOCK_N, BLOCK_SIZE, IS_QUANTIZED, HAS_WINDOW, HAS_SOFT_CAP, True,
     )  # fmt: skip
     acc, row_max, row_sum, _ = state
 
     if HAS_SINKS:
-        is_used = rows < BLOCK_Q * GROUP_SIZE
+        has_head = rows < BLOCK_Q * GROUP_SIZE
         if IS_DIVIDED:  # with the first chunk
             if index % num_chunks == 0:
-                acc, row_max, row_sum = add_sink(acc, row_max, row_sum, sinks_ptr, heads, is_used)
+                acc, row_max, row_sum = add_sink(acc, row_max, row_sum, sinks_ptr, heads, has_head)
         else:
-            acc, row_max, row_sum = add_sink(acc, row_max, row_sum, sinks_ptr, heads, is_used)
+            acc, row_max, row_sum = add_sink(acc, row_max, row_sum, sinks_ptr, heads, has_head)
     out = weighted_mean(acc, row_sum, IS_QUANTIZED)
     if IS_DIVIDED and num_chunks > 1:
-        part_rows = ((part.to(tl.int64) * num_kv_heads + kv_head) * BLOCK_M + rows)[:, None]
+        part_rows = ((part.to(tl.int64) * num_groups + group) * BLOCK_M + rows)[:, None]
         tl.store(lse_ptr + part_rows, row_max + tl.log2(row_sum))
-        tl.store(parts_ptr + part_rows * HEAD_DIM + columns[None, :], out, mask=mask)
+        tl.store(parts_ptr + part_rows * VALUE_DIM + columns[None, :], out, mask=mask)
         return
-    out_ptrs = out_ptr + (indices * (num_kv_heads * GROUP_SIZE) + heads)[:, None] * HEAD_DIM + columns[None, :]
+    out_ptrs = out_ptr + (indices * (num_groups * GROUP_SIZE) + heads)[:, None] * VALUE_DIM + columns[None, :]
     tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 

@@ -35,7 +35,7 @@ def rotate_and_store(
 
     Args:
         qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values, or columns of wider rows with them;
-            fp32, fp16 or bf16.
+            without values if the cache has them in the keys; fp32, fp16 or bf16.
         positions: [T] int64, rows of the tables.
         cos, sin: [max_positions, head_dim // 2] fp32, contiguous.
         kv_cache: of the layer; its dtype may differ from that of qkv.
@@ -64,6 +64,7 @@ def rotate_and_store(
         num_kv_heads,
         head_dim,
         kv_cache.block_size,
+        kv_cache.value_dim == head_dim,
         head_norms is not None,
         kv_cache.is_quantized,
         target.warp_size,
@@ -94,6 +95,7 @@ def _bind(
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
+    has_values: bool,
     norms: bool,
     quantizes: bool,
     warp_size: int,
@@ -106,6 +108,7 @@ def _bind(
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        HAS_VALUES=has_values,
         NORMS=norms,
         QUANTIZES=quantizes,
         BLOCK_H=tile.block_h,
@@ -174,6 +177,7 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
     NORMS: tl.constexpr,
     QUANTIZES: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -206,12 +210,14 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
             mask = heads_mask[:, None] & (pairs < HALF)
             key_ptrs = token_ptr + NUM_HEADS * HEAD_DIM + heads[:, None] * HEAD_DIM + pairs
             first, second = _load_halves(key_ptrs, mask, HALF)
-            value_first, value_second = _load_halves(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask, HALF)
+            if HAS_VALUES:
+                value_first, value_second = _load_halves(key_ptrs + NUM_KV_HEADS * HEAD_DIM, mask, HALF)
             if NORMS:
                 first, second = _normed(first, second, k_norm_ptr + pairs, pairs < HALF, eps, HALF)
             key_first, key_second = first * cos - second * sin, second * cos + first * sin
             rows = (slot // BLOCK_SIZE * NUM_KV_HEADS + heads) * BLOCK_SIZE + slot % BLOCK_SIZE
             _store_cached(k_ptr, k_scales_ptr, rows, pairs, key_first, key_second, heads_mask, mask, HALF, QUANTIZES)
-            _store_cached(
-                v_ptr, v_scales_ptr, rows, pairs, value_first, value_second, heads_mask, mask, HALF, QUANTIZES
-            )
+            if HAS_VALUES:
+                _store_cached(
+                    v_ptr, v_scales_ptr, rows, pairs, value_first, value_second, heads_mask, mask, HALF, QUANTIZES
+                )

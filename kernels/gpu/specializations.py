@@ -25,7 +25,7 @@ from kernels.gpu.row_specializations import Call, live_row_calls, model_dtypes, 
 from kernels.gpu.sample import sample
 from kernels.gpu.targets import Target
 from kernels.gpu.tiled_linear import tiled_linear
-from kernels.gpu.tiles import scaled_product_tiles
+from kernels.gpu.tiles import has_latent_kernels, scaled_product_tiles
 from kernels.grouped_weights import GroupedWeights
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import TokenMasks, greedy_batch
@@ -56,6 +56,7 @@ class AttentionShape:
     """Parameters of attention that the model and the flags determine."""
 
     head_dim: int = 128
+    value_dim: int | None = None  # None: that of a key; else latents
     group_size: int = 4
     block_size: int = 16
     dtype: torch.dtype = torch.bfloat16
@@ -66,8 +67,9 @@ class AttentionShape:
 
     def label(self) -> str:
         """Description for reports."""
+        size = "head size" if self.value_dim is None else f"latents of {self.value_dim} in"
         return (
-            f"head size {self.head_dim}, group {self.group_size}, blocks of {self.block_size}, "
+            f"{size} {self.head_dim}, group {self.group_size}, blocks of {self.block_size}, "
             f"{dtype_name(self.dtype)}, cache {dtype_name(self.kv_dtype)}"
             f"{', window' if self.sliding_window else ''}{', soft cap' if self.soft_cap else ''}"
             f"{', sinks' if self.has_sinks else ''}"
@@ -87,6 +89,7 @@ def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShap
         yield shape
         yield replace(shape, head_dim=256, block_size=64)
         yield replace(shape, head_dim=512, group_size=8)
+        yield from _latent_shapes(shape, target)
         yield replace(shape, head_dim=64, group_size=8, sliding_window=128, has_sinks=True)
         yield replace(shape, head_dim=80, group_size=7, dtype=fp16, kv_dtype=fp16, sliding_window=1024, soft_cap=50.0)
         if target.fp8_dtype is not None:
@@ -95,10 +98,12 @@ def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShap
                 shape, head_dim=64, group_size=8, kv_dtype=target.fp8_dtype, sliding_window=128, has_sinks=True
             )
             yield replace(shape, head_dim=256, kv_dtype=target.fp8_dtype, sliding_window=1024)
+            yield from _latent_shapes(replace(shape, kv_dtype=target.fp8_dtype), target)
         return
     for kv_dtype in (bf16, target.fp8_dtype):
         if kv_dtype is None:
             continue
+        yield from _latent_shapes(replace(shape, kv_dtype=kv_dtype), target)
         for head_dim in (64, 80, 96, 128, 192, 256, 512):
             sized = replace(shape, head_dim=head_dim, kv_dtype=kv_dtype)
             yield from (replace(sized, block_size=block_size) for block_size in (16, 32, 64, 128))
@@ -112,6 +117,14 @@ def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShap
         )
     yield from (replace(shape, head_dim=head_dim, dtype=fp32, kv_dtype=fp32) for head_dim in (64, 128, 256, 512))
     yield replace(shape, head_dim=256, dtype=fp32, kv_dtype=fp32, sliding_window=1024, soft_cap=50.0)
+    yield from _latent_shapes(replace(shape, dtype=fp32, kv_dtype=fp32), target)
+
+
+def _latent_shapes(shape: AttentionShape, target: Target) -> Iterator[AttentionShape]:
+    """Returns shapes of latent attention: those of DeepSeek-V3 and of MiniCPM3."""
+    if has_latent_kernels(target):
+        yield replace(shape, head_dim=576, value_dim=512, group_size=128)
+        yield replace(shape, head_dim=288, value_dim=256, group_size=40)
 
 
 def _attention_call(
@@ -125,13 +138,14 @@ def _attention_call(
     max_blocks: int = 512,
     batch_invariant: bool = False,
 ) -> Call:
-    heads = _NUM_KV_HEADS * shape.group_size
     num_tokens = num_decodes + num_prefill_tokens
-    cache_shape = (1024, _NUM_KV_HEADS, shape.block_size)
+    num_kv_heads = _NUM_KV_HEADS if shape.value_dim is None else 1
+    cache_shape = (1024, num_kv_heads, shape.block_size)
+    heads = num_kv_heads * shape.group_size
     scales = torch.empty(cache_shape if shape.kv_dtype.itemsize == 1 else (0,), device=_META)
 
     def make() -> object:
-        qkv = torch.empty((num_tokens, heads + 2 * _NUM_KV_HEADS, shape.head_dim), dtype=shape.dtype, device=_META)
+        qkv = torch.empty((num_tokens, heads + 2 * num_kv_heads, shape.head_dim), dtype=shape.dtype, device=_META)
         cache = torch.empty((*cache_shape, shape.head_dim), dtype=shape.kv_dtype, device=_META)
         metadata = AttentionMetadata(
             query_start_loc=torch.empty(num_rows + 1, dtype=torch.int32, device=_META),
@@ -145,7 +159,7 @@ def _attention_call(
         )
         return paged_attention(
             qkv[:, :heads],
-            GpuKVCache(cache, cache, scales, scales),
+            GpuKVCache(cache, cache[..., : shape.value_dim], scales, scales),
             metadata,
             scale=shape.head_dim**-0.5,
             sliding_window=shape.sliding_window,

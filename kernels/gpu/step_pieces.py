@@ -106,7 +106,7 @@ class PieceRecorder:
     ) -> torch.Tensor:
         """Returns the buffer of the result, and divides the step: `attend` will write to it in every replay."""
         if self._attended is None:
-            self._attended = q.new_zeros(len(q), q.shape[1] * q.shape[2])  # tokens of padding stay finite
+            self._attended = q.new_zeros(len(q), q.shape[1] * kv_cache.value_dim)  # tokens of padding stay finite
         out = self._attended[: len(q)]
         self._divide(partial(attend, q, kv_cache, out=out, **options), metadata)
         return out

@@ -173,9 +173,25 @@ def has_kernels(head_dim: int) -> bool:
     return head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM
 
 
-def max_group_size(head_dim: int) -> int:
-    """Returns the most query heads per KV head: they share one tile, and its accumulator is to fit in the registers."""
-    return 128 if head_dim <= 256 else 32
+def has_latent_kernels(target: Target) -> bool:
+    """Tells whether the attention kernels take keys whose first numbers are the values: of 512 numbers and 64 more.
+
+    sm_75, whose queries, keys and weights they would be, lacks the shared memory, and gfx1100 the registers.
+    """
+    return target.name not in ("sm_75", "gfx1100")
+
+
+def head_tiles(value_dim: int, group_size: int) -> int:
+    """Returns the number of equal tiles of the query heads of a KV head: few, whose accumulators fit in registers."""
+    most = 128 if value_dim <= 128 else 16
+    return next(
+        number for number in range(1, group_size + 1) if group_size <= number * most and not group_size % number
+    )
+
+
+def rest_block(head_dim: int, value_dim: int) -> int:
+    """Returns the padded number of values of a key behind those that are its latent, at least one instruction's."""
+    return max(16, _power_of_2(head_dim - value_dim)) if head_dim > value_dim else 16
 
 
 def prefill_tile(
@@ -185,7 +201,7 @@ def prefill_tile(
 
     Args:
         target: architecture of the device.
-        head_dim: size of a head.
+        head_dim: size of a head's values, which decides the accumulator.
         query_bits, kv_bits: bits of a value of queries and of keys.
         group_size: query heads per KV head.
         batch_invariant: whether one masked loop takes all keys of a row, which needs more registers.
@@ -195,13 +211,13 @@ def prefill_tile(
         tile = tile._replace(num_warps=8)
     if batch_invariant and kv_bits == 8 and tile.block_n > 32:
         tile = tile._replace(block_n=tile.block_n // 2)
-    return tile._replace(block_m=max(tile.block_m, _power_of_2(group_size)))
+    return tile._replace(block_m=max(tile.block_m, _heads_of_tile(head_dim, group_size)))
 
 
 def decode_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, group_size: int) -> AttentionTile:
     """Returns the tile for rows of one query token; arguments as in `prefill_tile`."""
     tile = _attention_tile(_DECODE_TILES, target, head_dim, query_bits, kv_bits)
-    return tile._replace(block_m=max(16, _power_of_2(group_size)))
+    return tile._replace(block_m=max(16, _heads_of_tile(head_dim, group_size)))
 
 
 def _attention_tile(
@@ -210,6 +226,10 @@ def _attention_tile(
     if max(query_bits, kv_bits) == 32:
         return _SMALLEST_TILE if target.name == "sm_75" or head_dim > 256 else _FLOAT32_TILE
     return table[_TABLE_OF.get(target.name, target.name)][max(64, _power_of_2(head_dim)), kv_bits]
+
+
+def _heads_of_tile(head_dim: int, group_size: int) -> int:
+    return _power_of_2(group_size // head_tiles(head_dim, group_size))
 
 
 def _power_of_2(n: int) -> int:

@@ -67,12 +67,17 @@ class ReferenceOps:
         return weights.dequantized(dtype), bias
 
     def make_kv_cache(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        value_dim: int | None = None,
     ) -> Cache:
         """Allocates keys and values, filled with zeros."""
-        shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        k, v = (torch.zeros(shape, dtype=dtype, device=self._device) for _ in range(2))
-        return k, v
+        k = torch.zeros(num_blocks, block_size, num_kv_heads, head_dim, dtype=dtype, device=self._device)
+        return k, torch.zeros_like(k) if value_dim is None else k[..., :value_dim]
 
     def compile_step(
         self,

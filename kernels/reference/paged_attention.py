@@ -8,7 +8,7 @@ from kernels.metadata import AttentionMetadata
 from kernels.reference.soft_cap import soft_cap as capped
 
 Gather = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Block ids [n] int64 -> keys and values of their tokens, each [n * block_size, num_kv_heads, head_dim]."""
+"""Block ids [n] int64 -> keys and values of their tokens, each [n * block_size, num_kv_heads, its size]."""
 
 _MAX_SCORES = 2**25
 """Scores computed at once, so that long prompts over long contexts need 128 MiB of them and not the product."""
@@ -28,13 +28,13 @@ def paged_attention(
 
     Args:
         q: [T, num_heads, head_dim].
-        kv_cache: keys and values, each [num_blocks, block_size, num_kv_heads, head_dim].
+        kv_cache: keys and values, each [num_blocks, block_size, num_kv_heads, its size].
         metadata: the batch; slots past a row's seq_lens are never read.
         scale: softmax scale, usually head_dim ** -0.5.
         sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); None: they are unchanged.
         sinks: [num_heads], a score of each head that takes part in the softmax and has no value; None: none.
-    Returns: [T, num_heads * head_dim], dtype of q; computed in fp32.
+    Returns: [T, num_heads * size of a value], dtype of q; computed in fp32.
     """
     k_cache, v_cache = kv_cache
 
@@ -42,13 +42,21 @@ def paged_attention(
         return k_cache[block_ids].flatten(0, 1), v_cache[block_ids].flatten(0, 1)
 
     return gathered_attention(
-        q, gather, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+        q,
+        gather,
+        v_cache.shape[3],
+        metadata,
+        scale=scale,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        sinks=sinks,
     )
 
 
 def gathered_attention(
     q: torch.Tensor,
     gather: Gather,
+    value_dim: int,
     metadata: AttentionMetadata,
     *,
     scale: float,
@@ -60,11 +68,12 @@ def gathered_attention(
 
     Args:
         gather: reads keys and values of blocks.
+        value_dim: size of a value.
         q, metadata, scale, sliding_window, soft_cap, sinks: see `paged_attention`.
-    Returns: [T, num_heads * head_dim], dtype of q; computed in fp32.
+    Returns: [T, num_heads * size of a value], dtype of q; computed in fp32.
     """
-    out = torch.empty_like(q)
     num_heads = q.shape[1]
+    out = q.new_empty(q.shape[0], num_heads, value_dim)
     query_start_loc = metadata.query_start_loc.tolist()
     for row, seq_len in enumerate(metadata.seq_lens.tolist()):
         start, stop = query_start_loc[row], query_start_loc[row + 1]

@@ -19,7 +19,8 @@ def rotate_and_store(
     """Norms and rotates queries and keys, and writes keys and values to the cache.
 
     Args:
-        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], or columns of wider rows.
+        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], or columns of wider rows; without values if those of the
+            cache are shorter than keys, and part of them.
         positions: [T] int64, rows of the tables.
         cos, sin: [max_positions, head_dim // 2], fp32.
         kv_cache: keys and values, [num_blocks, block_size, num_kv_heads, head_dim], written in place.
@@ -31,13 +32,15 @@ def rotate_and_store(
     k_cache, v_cache = kv_cache
     num_kv_heads, head_dim = k_cache.shape[2:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
-    num_heads = heads.shape[1] - 2 * num_kv_heads
+    has_values = v_cache.shape[3] == head_dim
+    num_heads = heads.shape[1] - (2 if has_values else 1) * num_kv_heads
     q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
     if head_norms is not None:
         q, k = rms_norm(q, head_norms[0], eps), rms_norm(k, head_norms[1], eps)
     q, k = (_rotated(x, cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)) for x in (q, k))
     k_cache.flatten(0, 1)[slot_mapping] = k.to(k_cache.dtype)
-    v_cache.flatten(0, 1)[slot_mapping] = v.to(v_cache.dtype)
+    if has_values:
+        v_cache.flatten(0, 1)[slot_mapping] = v.to(v_cache.dtype)
     return q
 
 

@@ -27,6 +27,11 @@ def test_unsupported_inputs_of_kernels_are_rejected():
             OPS.make_kv_cache(1, block_size, 1, 32, torch.float32)
 
 
+def test_values_are_stored():
+    with pytest.raises(ValueError, match="value_dim is 16: CPU operations store values"):
+        OPS.make_kv_cache(1, 16, 1, 32, torch.float32, 16)
+
+
 def test_out_of_memory_is_a_runtime_error():
     with pytest.raises(RuntimeError):
         OPS.make_kv_cache(2**50, 16, 1, 32, torch.float32)

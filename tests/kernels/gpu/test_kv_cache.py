@@ -25,6 +25,24 @@ def test_a_new_cache_is_zeros(dtype):
     assert not any(tensor.float().any() for tensor in cache_tensors(cache))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+def test_latents_are_stored_once(dtype):
+    """Values are the first numbers of the keys, with their scales."""
+    cache = make_kv_cache(3, 16, 2, 48, dtype, 32, device=torch.device("cpu"), target=SM_90)
+    assert (cache.head_dim, cache.value_dim) == (48, 32)
+    assert cache.v.untyped_storage().data_ptr() == cache.k.untyped_storage().data_ptr()
+    assert cache.v_scales is cache.k_scales
+    cache.k[1, :, 5] = torch.arange(96.0).view(2, 48).to(dtype)
+    cache.k_scales.fill_(0.5)
+    k, v = read_cache(cache, torch.tensor([21]))
+    assert torch.equal(v, k[..., :32])
+    assert v.any()
+    ones = torch.ones(1, 24)
+    with pytest.raises(ValueError, match="does not hold heads of 48, 2 of them keys"):
+        cache.num_query_heads(torch.zeros(1, 2 * 48), ones, ones)
+    assert cache.num_query_heads(torch.zeros(1, 3 * 48), ones, ones) == 1
+
+
 def test_slots_are_read_as_blocks_and_offsets():
     cache = make(torch.float32)
     cache.k[1, :, 5] = torch.arange(16.0).view(2, 8)

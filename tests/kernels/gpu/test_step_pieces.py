@@ -1,6 +1,7 @@
 """Attention and the delta rule between the graphs of a step get the batch of each replay."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,20 +31,22 @@ def test_each_attention_gets_the_blocks_of_its_group(graphs):
     seen = []
 
     def attend(q, kv_cache, *, metadata, out):
-        seen.append((kv_cache, metadata.group, metadata.block_table.unique().tolist(), metadata.derived))
+        seen.append((kv_cache.layer, metadata.group, metadata.block_table.unique().tolist(), metadata.derived))
         return out
 
     def step(inputs):
         for layer, group in enumerate((1, 0, 1)):
             metadata = inputs.metadata.of_group(group)
-            recorder.paged_attention(attend, torch.zeros(4, 2, 8), f"layer {layer}", metadata)
+            cache = SimpleNamespace(layer=layer, value_dim=6)
+            out = recorder.paged_attention(attend, torch.zeros(4, 2, 8), cache, metadata)
+            assert out.shape == (4, 12)
         return torch.zeros(2, 5)
 
     pieces = recorder.record(step, make_inputs(first_block=10))
     assert seen == []  # nothing attends while graphs are recorded
     metadata = make_inputs(first_block=20).metadata
     pieces.replay(metadata)
-    assert [call[:3] for call in seen] == [("layer 0", 1, [21]), ("layer 1", 0, [20]), ("layer 2", 1, [21])]
+    assert [call[:3] for call in seen] == [(0, 1, [21]), (1, 0, [20]), (2, 1, [21])]
     assert all(call[3] is metadata.derived for call in seen)  # plans of the batch are made once for all groups
 
 

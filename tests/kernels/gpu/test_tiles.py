@@ -5,7 +5,7 @@ import pytest
 from kernels.gpu import decode_plan, prefill_plan
 from kernels.gpu.sampling_tiles import sampling_tile
 from kernels.gpu.targets import TARGETS
-from kernels.gpu.tiles import decode_tile, max_group_size, prefill_tile
+from kernels.gpu.tiles import decode_tile, head_tiles, prefill_tile
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
@@ -14,13 +14,30 @@ from kernels.gpu.tiles import decode_tile, max_group_size, prefill_tile
 def test_every_target_has_tiles_for_every_shape(target, kv_bits, choose):
     for head_dim in range(16, 513, 16):
         for group_size in (1, 3, 7, 8, 17, 32, 71, 128):
-            if group_size > max_group_size(head_dim):
-                continue
+            num_tiles = head_tiles(head_dim, group_size)
+            assert group_size % num_tiles == 0
             for query_bits in (16, 32):
                 tile = choose(target, head_dim, query_bits, kv_bits, group_size)
-                assert group_size <= tile.block_m <= 128
+                assert group_size // num_tiles <= tile.block_m <= 128
                 assert all(n & (n - 1) == 0 for n in (tile.block_m, tile.block_n, tile.num_warps))
                 assert decode_plan.CHUNK_UNIT % tile.block_n == prefill_plan.CHUNK_UNIT % tile.block_n == 0
+
+
+@pytest.mark.parametrize(
+    ("value_dim", "group_size", "num_tiles"),
+    [
+        (128, 128, 1),
+        (128, 129, 3),
+        (256, 16, 1),
+        (256, 40, 4),
+        (512, 16, 1),
+        (512, 20, 2),
+        (512, 128, 8),
+        (512, 37, 37),
+    ],
+)
+def test_many_heads_per_kv_head_are_few_equal_tiles(value_dim, group_size, num_tiles):
+    assert head_tiles(value_dim, group_size) == num_tiles
 
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_100"])

@@ -195,6 +195,7 @@ class ChainOps(ReferenceOps):
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
+        value_dim: int | None = None,
     ) -> Any:
         """A `ShadowCache`."""
         return ShadowCache(num_blocks, block_size)

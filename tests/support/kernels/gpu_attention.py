@@ -19,11 +19,15 @@ Rows = list[list[torch.Tensor]]
 
 
 def make_cache(
-    batch: RaggedBatch, kv_dtype: torch.dtype, device: torch.device, poison: float = torch.nan
+    batch: RaggedBatch,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    poison: float = torch.nan,
+    value_dim: int | None = None,
 ) -> tuple[GpuKVCache, Rows]:
     """Returns a GPU cache of the batch's keys and values, and what it stores for each row, in fp32.
 
-    Slots that belong to no row hold `poison`.
+    Slots that belong to no row hold `poison`. With value_dim the values are the first numbers of the keys.
     """
     num_kv_heads, head_dim = batch.k[0].shape[1:]
     shape = (batch.num_blocks, num_kv_heads, batch.metadata.block_size)
@@ -44,7 +48,11 @@ def make_cache(
             else:
                 parts[i][blocks, :, offsets] = values.to(kv_dtype)
                 stored[i].append(values.to(kv_dtype).float())
-    return GpuKVCache(*(part.to(device) for part in (*parts, *scales))), stored
+    cache = GpuKVCache(*(part.to(device) for part in (*parts, *scales)))
+    if value_dim is not None:
+        cache = GpuKVCache(cache.k, cache.k[..., :value_dim], cache.k_scales, cache.k_scales)
+        stored[1] = [k[..., :value_dim] for k in stored[0]]
+    return cache, stored
 
 
 def expect(batch: RaggedBatch, q: torch.Tensor, stored: Rows, **options: Any) -> torch.Tensor:
