@@ -16,6 +16,7 @@ from kernels.bench.expected import DECODE_ATTENTION, PREFILL_ATTENTION, Expected
 from kernels.dtypes import dtype_name
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.paged_attention import paged_attention
+from kernels.gpu.tiles import has_latent_kernels
 from kernels.metadata import AttentionMetadata
 from kernels.reference.paged_attention import paged_attention as reference_attention
 
@@ -26,6 +27,9 @@ _MAX_ERROR = 1e-2  # for bf16 and fp16 inputs
 _MAX_FLOAT8_ERROR = 4e-2  # probabilities are rounded to 3 bits of mantissa too
 _DECODE_GOAL, _DECODE_GOAL_TOKENS = 0.88, 128 << 10
 _PREFILL_GOAL_TFLOPS, _PREFILL_GOAL_TOKENS = 420.0, 8192
+
+
+_LATENTS = Dims(128, 1, 576, 7168, 18432, 129_280, value_dim=512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,22 @@ def mixed_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Cas
             equal = what
 
 
+def latent_cases(device: BenchDevice, _dims: Dims, *, quick: bool) -> Iterator[Case]:
+    """Yields decode batches and prompts with the latents of DeepSeek-V2-Lite and V3, whatever the model is."""
+    if not has_latent_kernels(device.target):
+        return
+    batches, contexts, length = ((3,), (40,), 33) if quick else ((1, 64, 256), (2048, 8192), 8192)
+    for num_heads in (20,) if quick else (16, 128):
+        dims = _LATENTS._replace(num_heads=num_heads)
+        for kv_dtype in _kv_dtypes(device):
+            kind = f"latent attention, {num_heads} heads, {_short(kv_dtype)} cache"
+            for context in contexts:
+                for batch in batches:
+                    rows = Batch((1,) * batch, (context,) * batch)
+                    yield _case(device, dims, rows, kv_dtype, f"{kind}, batch {batch}, context {context:,}")
+            yield _case(device, dims, Batch((length,), (length,)), kv_dtype, f"{kind}, prompt of {length:,}")
+
+
 def _case(
     device: BenchDevice,
     dims: Dims,
@@ -160,20 +180,21 @@ def _case(
     equal: str = "",
     expected: Expected | None = None,
 ) -> Case:
-    token_bytes = 2 * dims.num_kv_heads * dims.head_dim * kv_dtype.itemsize
-    if kv_dtype.itemsize == 1:
-        token_bytes += 2 * dims.num_kv_heads * 4  # scales
+    value_dim = dims.value_dim or dims.head_dim
+    num_parts = 2 if dims.value_dim is None else 1
+    scale_bytes = 4 if kv_dtype.itemsize == 1 else 0
+    token_bytes = num_parts * dims.num_kv_heads * (dims.head_dim * kv_dtype.itemsize + scale_bytes)
     num_queries = sum(batch.query_lens)
     is_decode, is_prefill = not batch.num_pairs, not batch.num_decode_keys
     # A prompt's keys are read many times, from caches; products are its bound.
     num_bytes = batch.num_decode_keys * token_bytes
     if is_decode:
-        num_bytes += 2 * num_queries * dims.num_heads * dims.head_dim * 2
+        num_bytes += num_queries * dims.num_heads * (dims.head_dim + value_dim) * 2
     return Case(
         what=what,
         prepare=lambda: _prepare(device, dims, batch, kv_dtype),
         num_bytes=num_bytes,
-        num_flops=4 * dims.num_heads * dims.head_dim * batch.num_pairs,
+        num_flops=2 * dims.num_heads * (dims.head_dim + value_dim) * batch.num_pairs,
         unit="GB/s" if is_decode else "TFLOP/s" if is_prefill else "us",
         adds_up=True,
         max_error=_MAX_FLOAT8_ERROR if kv_dtype.itemsize == 1 else _MAX_ERROR,
@@ -217,6 +238,7 @@ def _filled_cache(device: BenchDevice, dims: Dims, num_blocks: int, kv_dtype: to
         dims.num_kv_heads,
         dims.head_dim,
         kv_dtype,
+        dims.value_dim,
         device=device.device,
         target=device.target,
     )

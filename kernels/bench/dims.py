@@ -12,6 +12,7 @@ class Dims(NamedTuple):
     hidden_size: int
     intermediate_size: int
     vocab_size: int
+    value_dim: int | None = None  # of values that are the first numbers of the keys; None: that of a key
 
     @property
     def qkv_size(self) -> int:

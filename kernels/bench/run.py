@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from chairlift.bench.report import format_number
-from kernels.bench.attention import decode_cases, mixed_cases, prefill_cases
+from kernels.bench.attention import decode_cases, latent_cases, mixed_cases, prefill_cases
 from kernels.bench.budget import Budget
 from kernels.bench.case import Case, WrongResultError, run_case
 from kernels.bench.ceilings import measure_ceilings
@@ -23,6 +23,7 @@ GROUPS: Mapping[str, Callable[..., Iterator[Case]]] = {
     "decode": decode_cases,
     "prefill": prefill_cases,
     "mixed": mixed_cases,
+    "latent": latent_cases,
     "sampler": sampler_cases,
     "linear": linear_cases,
     "pointwise": pointwise_cases,

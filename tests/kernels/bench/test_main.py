@@ -20,7 +20,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("groups", ["decode,mixed", "prefill,sampler", "linear,pointwise,delta"])
+@pytest.mark.parametrize("groups", ["decode,mixed", "prefill,sampler", "linear,pointwise,delta", "latent"])
 def test_every_case_is_right_and_beside_its_floor(groups: str, tmp_path: Path) -> None:
     out, journal = tmp_path / "out" / "kernels.json", tmp_path / "journal.jsonl"
     done = run("--device", "cpu", "--only", groups, "--out", str(out), "--journal", str(journal))
