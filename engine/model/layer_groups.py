@@ -33,7 +33,7 @@ def group_layers(layers: Sequence[LayerShape], windows: Sequence[int | None]) ->
     """
     one = LayerGroups(ONE_GROUP, (0,) * len(layers))
     windowed = [window for window in windows if window is not None]
-    if not windowed or len({(layer.num_kv_heads, layer.head_dim) for layer in layers}) > 1:
+    if not windowed or len({layer._replace(num_heads=0, group=0) for layer in layers}) > 1:
         return one
     num_plain = len(windows) - len(windowed)
     if not num_plain:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from engine.core.cache_groups import ONE_GROUP, CacheGroups
 
 
@@ -12,12 +14,21 @@ class LayerShape(NamedTuple):
     Attributes:
         num_heads, num_kv_heads, head_dim: of queries, and of keys and values.
         group: of `ModelShape.cache_groups`, those without a window first.
+        value_dim: size of values that are the first numbers of the keys (latents) and stored once; None: values are
+            stored, as long as keys.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     group: int = 0
+    value_dim: int | None = None
+
+    def kv_bytes(self, dtype: torch.dtype) -> int:
+        """Returns the bytes of one token's keys and values; 8-bit ones have an fp32 scale per head."""
+        scale_bytes = 4 if dtype.itemsize == 1 else 0
+        num_parts = 2 if self.value_dim is None else 1
+        return num_parts * self.num_kv_heads * (self.head_dim * dtype.itemsize + scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def _latents(kv_nope: torch.Tensor, k_rot: torch.Tensor) -> tuple[torch.Tensor, 
 
 def _multiply(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Returns the products of each head's rows [heads, T, in] by its weights [heads, in, out]."""
-    if rows.shape[1] > _FEW_TOKENS:
+    if rows.shape[1] > _FEW_TOKENS or rows.device.type != "cpu":
         return torch.bmm(rows, weights)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

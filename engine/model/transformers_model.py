@@ -75,11 +75,10 @@ class TransformersModel(AdaptableModel):
         self.dtype = dtype
         self._ops = ops
         self._has_state = bool(config.stateful_layers)
-        self._head_dims = [layer.head_dim for layer in config.shape.layers]
-        self._groups = [layer.group for layer in config.shape.layers]
+        self._layers = config.shape.layers
         self._cache_of = {layer: place for place, layer in enumerate(config.attention_layers)}
         # Keys have been rotated by transformers: position 0 of these tables, an angle of zero, for all.
-        half = max(self._head_dims) // 2
+        half = max(layer.head_dim for layer in self._layers) // 2
         self._cos, self._sin = torch.ones(1, half, device=device), torch.zeros(1, half, device=device)
         self._adapters = StepAdapters(config.projection_shapes())
         self._kv_caches: Sequence[KVCache] = ()
@@ -158,14 +157,13 @@ class TransformersModel(AdaptableModel):
         """Writes keys and values of the step to the cache, and attends to those of its requests."""
         assert self._metadata is not None, "a layer attends outside of a step"
         place = self._cache_of[call.layer_index]
-        metadata = self._metadata.of_group(self._groups[place])
-        head_dim, kv_cache = self._head_dims[place], self._kv_caches[place]
+        layer, kv_cache = self._layers[place], self._kv_caches[place]
+        metadata = self._metadata.of_group(layer.group)
+        head_dim, value_dim = layer.head_dim, layer.value_dim
         num_heads, num_tokens = call.query.shape[1:3]
+        stored = (call.key, call.value) if value_dim is None else (call.key,)
         qkv = torch.cat(
-            [
-                functional.pad(part[0].transpose(0, 1), (0, head_dim - part.shape[3]))
-                for part in (call.query, call.key, call.value)
-            ],
+            [functional.pad(part[0].transpose(0, 1), (0, head_dim - part.shape[3])) for part in (call.query, *stored)],
             dim=1,
         ).flatten(1)
         half = head_dim // 2
@@ -187,7 +185,7 @@ class TransformersModel(AdaptableModel):
             soft_cap=call.soft_cap,
             **options,
         )
-        return out.view(1, num_tokens, num_heads, head_dim)[..., : call.value.shape[3]].contiguous()
+        return out.view(1, num_tokens, num_heads, value_dim or head_dim)[..., : call.value.shape[3]].contiguous()
 
 
 def _loaded(config: TransformersConfig, dtype: torch.dtype, stored: TransformersWeights) -> Any:

@@ -66,6 +66,7 @@ class AttentionCall(NamedTuple):
     sliding_window: int | None
     soft_cap: float | None
     sinks: torch.Tensor | None
+    has_latents: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class TransformersConfig:
     Attributes:
         path: folder of the checkpoint.
         name: its architecture.
-        shape: of the model; a head is the larger of a key and a value, rounded up.
+        shape: of the model; a head is the larger of a key and a value, rounded up. Latents may be stored once.
         attention_layers: layers that attend, in the order of the shape's.
         stateful_layers: layers with state besides keys and values.
         linear_layers: linear layers by their names, an output head only in the blocks of a GGUF file.
@@ -112,17 +113,22 @@ class TransformersConfig:
     has_latents: bool
 
     @classmethod
-    def from_dir(cls, path: Path, *, may_keep_latents: bool = True) -> "TransformersConfig":
+    def from_dir(
+        cls, path: Path, *, may_keep_latents: bool = True, may_share_latents: bool = False
+    ) -> "TransformersConfig":
         """Probes the model of a checkpoint folder that `choose_implementation` has let pass; reads no weights.
 
         Args:
             path: the folder.
             may_keep_latents: whether layers that can do so attend over latents.
+            may_share_latents: whether the cache may have such values as part of the keys, see `LayerShape.value_dim`.
         Raises: CheckpointError: the model cannot be served; says why.
         """
         config = read_config(path)
         text = config.get_text_config()
-        recorder = _Recorder(getattr(text, "layer_types", None), _common_window(text))
+        recorder = _Recorder(
+            getattr(text, "layer_types", None), _common_window(text), may_share_latents=may_share_latents
+        )
         try:
             with torch.device("meta"), _without_checks_of_values():
                 model = build(config, experts=PROBED_EXPERTS)
@@ -297,11 +303,14 @@ class _LayerCall(NamedTuple):
 class _Recorder:
     """Records the attention of each layer, and refuses what paged attention does not have."""
 
-    def __init__(self, layer_types: list[str] | None, common_window: int | None) -> None:
+    def __init__(
+        self, layer_types: list[str] | None, common_window: int | None, *, may_share_latents: bool = False
+    ) -> None:
         """Takes the type of each layer; or, of a model without types, the window that masks of all layers have."""
         self.layers: dict[int, _LayerCall] = {}
         self._layer_types = layer_types
         self._common_window = common_window
+        self._may_share_latents = may_share_latents
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Returns a result of the right shape."""
@@ -327,10 +336,13 @@ class _Recorder:
                 f"sliding_window is {self._common_window} and layer {index} has it in a mask only, which paged "
                 f"attention does not have: set max_position_embeddings in config.json to {self._common_window} or less"
             )
-        head_dim = max(key_dim, call.value.shape[3])
-        shape = LayerShape(num_heads, num_kv_heads, -(-head_dim // _HEAD_MULTIPLE) * _HEAD_MULTIPLE)
+        value_dim: int = call.value.shape[3]
+        head_dim = -(-max(key_dim, value_dim) // _HEAD_MULTIPLE) * _HEAD_MULTIPLE
+        shape = LayerShape(num_heads, num_kv_heads, head_dim)
+        if call.has_latents and self._may_share_latents and value_dim % _HEAD_MULTIPLE == 0:
+            shape = shape._replace(value_dim=value_dim)
         self.layers[index] = _LayerCall(shape, call.sliding_window, call.soft_cap, isinstance(call.scale, torch.Tensor))
-        return call.value.new_empty(1, num_tokens, num_heads, call.value.shape[3])
+        return call.value.new_empty(1, num_tokens, num_heads, value_dim)
 
 
 def _attention(
@@ -367,6 +379,7 @@ def _attention(
         sliding_window=options.get("sliding_window"),
         soft_cap=options.get("softcap"),
         sinks=options.get("s_aux"),
+        has_latents=keeps_latents,
     )
     out = module.chairlift_attend(call)
     return means_of_values(module, out) if keeps_latents else out, None

@@ -67,14 +67,10 @@ class KVCachePlan:
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> int:
-    """Returns the bytes of one token's keys and values over the layers of the largest group.
-
-    8-bit ones have an fp32 scale per head.
-    """
-    scale_bytes = 4 if dtype.itemsize == 1 else 0
+    """Returns the bytes of one token's keys and values over the layers of the largest group."""
     num_bytes: Counter[int] = Counter()
     for layer in shape.layers:
-        num_bytes[layer.group] += 2 * layer.num_kv_heads * (layer.head_dim * dtype.itemsize + scale_bytes)
+        num_bytes[layer.group] += layer.kv_bytes(dtype)
     return max(num_bytes.values())
 
 
@@ -160,7 +156,9 @@ def allocate_kv_caches(plan: KVCachePlan, shape: ModelShape, dtype: torch.dtype,
     shapes = dict(zip(places, shape.layers, strict=True))  # layers of one place have the same heads
     try:
         caches = [
-            ops.make_kv_cache(plan.num_blocks, plan.block_size, layer.num_kv_heads, layer.head_dim, dtype)
+            ops.make_kv_cache(
+                plan.num_blocks, plan.block_size, layer.num_kv_heads, layer.head_dim, dtype, layer.value_dim
+            )
             for _, layer in sorted(shapes.items())
         ]
         return [caches[place] for place in places]

@@ -8,6 +8,7 @@ import torch
 from engine.errors import ConfigError
 from engine.startup.gpu_memory import GpuMemory
 from kernels.gpu.targets import Target, UnsupportedTargetError, target_of
+from kernels.gpu.tiles import has_latent_kernels
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,14 @@ def has_gpu(*, needs_kernels: bool) -> bool:
         _log.warning("%s", error)
         return False
     return True
+
+
+def takes_latents(device: torch.device) -> bool:
+    """Whether there are kernels of attention over latents for a GPU; False for one that torch does not see."""
+    try:
+        return torch.cuda.is_available() and has_latent_kernels(target_of(device))
+    except UnsupportedTargetError:
+        return False
 
 
 def open_gpu(index: int, utilization: float, *, needs_kernels: bool) -> Gpu:

@@ -168,9 +168,11 @@ def longest_attention(
             max_query_len=num_tokens,
             max_seq_len=cache.max_model_len,
         )
-        num_heads, num_kv_heads, head_dim, _ = shape.widest_layer
-        q = torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype, device=device)
-        one_block = ops.make_kv_cache(1, cache.block_size, num_kv_heads, head_dim, kv_dtype)
+        layer = shape.widest_layer
+        q = torch.zeros(num_tokens, layer.num_heads, layer.head_dim, dtype=dtype, device=device)
+        one_block = ops.make_kv_cache(
+            1, cache.block_size, layer.num_kv_heads, layer.head_dim, kv_dtype, layer.value_dim
+        )
         ops.paged_attention(q, one_block, metadata, scale=1.0)
 
     return run

@@ -79,7 +79,7 @@ def model_forms(
         gate = "silu_and_mul"
         eps, has_bias, has_head_norms, sliding_windows = 1e-6, False, False, model.sliding_windows
         soft_caps, logit_soft_cap = model.soft_caps, None
-    num_heads, num_kv_heads, head_dim, _ = model.shape.widest_layer
+    widest = model.shape.widest_layer
     return ModelForms(
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -87,9 +87,10 @@ def model_forms(
         weights_form=weights,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_heads=widest.num_heads,
+        num_kv_heads=widest.num_kv_heads,
+        head_dim=widest.head_dim,
+        value_dim=widest.value_dim,
         vocab_size=model.shape.vocab_size,
         eps=eps,
         has_bias=has_bias,

@@ -24,6 +24,7 @@ from engine.model.sharding import Sharding
 from engine.model.weights import Progress, check_headers
 from engine.parallel.group import ParallelGroup
 from engine.runner.step_model import StepModel
+from engine.startup.gpu import takes_latents
 from engine.startup.packed_weights import packed_cache
 from engine.startup.progress import StartupProgress
 from kernels.interface import KernelOps
@@ -76,8 +77,9 @@ def open_model(model_dir: Path, config: EngineConfig, device: torch.device) -> S
         return _with_cache_groups(native, tuple(windows[layer] for layer in native.attention_layers), config)
     from engine.model.transformers_probe import TransformersConfig
 
-    # GPU kernels of attention take no heads of the size of latents. Adapters may change the matrix that expands them.
-    model = TransformersConfig.from_dir(model_dir, may_keep_latents=device.type == "cpu" and not config.enable_lora)
+    model = TransformersConfig.from_dir(
+        model_dir, may_keep_latents=_may_keep_latents(config, device), may_share_latents=device.type != "cpu"
+    )
     if config.batch_invariant:
         raise ConfigError(
             f"--batch-invariant is not supported for {model.name}, which is computed by transformers, whose order of "
@@ -89,6 +91,14 @@ def open_model(model_dir: Path, config: EngineConfig, device: torch.device) -> S
         model.name,
     )
     return _with_cache_groups(model, model.sliding_windows, config)
+
+
+def _may_keep_latents(config: EngineConfig, device: torch.device) -> bool:
+    if config.enable_lora:  # adapters may change the matrix that expands them
+        return False
+    if device.type == "cpu" or config.uses_torch_kernels("cuda") or config.other_attention == "torch":
+        return True
+    return config.other_attention is None and takes_latents(device)
 
 
 def _with_cache_groups(model: _Model, windows: tuple[int | None, ...], config: EngineConfig) -> _Model:

@@ -12,6 +12,8 @@ from engine.model.config import ModelConfig
 from engine.model.model_shape import LayerShape
 from engine.runner.kv_cache import allocate_kv_caches, plan_kv_cache
 from kernels.families import cpu_ops
+from kernels.gpu.ops import GpuOps
+from kernels.gpu.targets import TARGETS
 from tests.support.kernels.batches import cache_tensors
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # K and V, layers, KV heads, head size, fp32
@@ -27,6 +29,17 @@ def test_llama_2_7b_in_fp16_takes_512_kib_per_token(shape):
     plan = plan_kv_cache(llama_2_7b, torch.float16, 16, 8 * 2**30, 4096)
     assert plan.bytes_per_token == 512 * 1024
     assert plan.num_tokens == 16384
+
+
+@pytest.mark.parametrize(("dtype", "num_bytes"), [(torch.bfloat16, 1152), (torch.float8_e4m3fn, 580)])
+def test_latents_of_deepseek_v3_are_stored_once(shape, dtype, num_bytes):
+    deepseek_v3 = replace(shape, layers=(LayerShape(128, 1, 576, value_dim=512),) * 2)
+    plan = plan_kv_cache(deepseek_v3, dtype, 16, 2**20, 256)
+    assert plan.bytes_per_token == 2 * num_bytes
+    ops = GpuOps(torch.device("cpu"), TARGETS["sm_90"], num_processors=4)
+    caches = allocate_kv_caches(plan, deepseek_v3, dtype, ops)
+    assert sum(cache.k.nbytes + cache.k_scales.nbytes for cache in caches) == plan.num_bytes
+    assert all(cache.v.untyped_storage().data_ptr() == cache.k.data_ptr() for cache in caches)
 
 
 def test_plan_takes_the_whole_blocks_that_fit(shape):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,18 +69,28 @@ def test_transformers_stores_the_dtype_of_the_checkpoint(model_dir: Path) -> Non
         weights_dtype(model, model_dir, replace(auto, dtype="bfloat16", kernels="torch"), cpu)
 
 
-def test_a_cpu_keeps_latents_unless_adapters_may_change_the_matrix_that_expands_them(tmp_path: Path) -> None:
+def test_latents_are_kept_unless_adapters_may_change_the_matrix_that_expands_them(
+    gpu: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Nor with attention of other libraries, or on GPUs without kernels. A GPU stores them once, in the keys."""
     prefix, fields = TRANSFORMERS_FAMILIES["DeepSeek-V2"]
     save_family(tmp_path, family_config(prefix, **fields))
     config = EngineConfig(model=str(tmp_path), device="cpu", load_format="dummy")
-    for changes, device, num_kv_heads in (
-        ({}, "cpu", 1),
-        ({"kernels": "torch"}, "cpu", 1),
-        ({"enable_lora": True}, "cpu", 4),
-        ({}, "cuda", 4),
+    for changes, device, num_kv_heads, value_dim, *target in (
+        ({}, "cpu", 1, None),
+        ({"kernels": "torch"}, "cpu", 1, None),
+        ({"enable_lora": True}, "cpu", 4, None),
+        ({}, "cuda", 1, 16),
+        ({}, "cuda", 4, None, "sm_75"),
+        ({"kernels": "torch"}, "cuda", 1, 16, "sm_75"),
+        ({"kernels": "torch"}, "cuda", 1, 16),
+        ({"attention_backend": "torch"}, "cuda", 1, 16),
+        ({"attention_backend": "flashinfer"}, "cuda", 4, None),
+        ({"enable_lora": True}, "cuda", 4, None),
     ):
+        gpu.target = target[0] if target else "sm_90"
         model = open_model(tmp_path, replace(config, **changes), torch.device(device))
-        assert {layer.num_kv_heads for layer in model.shape.layers} == {num_kv_heads}
+        assert {(layer.num_kv_heads, layer.value_dim) for layer in model.shape.layers} == {(num_kv_heads, value_dim)}
 
 
 def test_int8_weights_and_an_int8_cache_serve(model_dir: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from engine.startup.gpu import Gpu
 from engine.startup.gpu_memory import GpuMemory
 from kernels.gpu.targets import TARGETS
+from kernels.gpu.tiles import has_latent_kernels
 from kernels.interface import Step
 from kernels.metadata import StepInputs
 from tests.support.engine.stream import LateStream
@@ -75,6 +76,7 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             has_bfloat16=TARGETS[gpu.target].has_bfloat16,
         ),
     )
+    monkeypatch.setattr("engine.startup.served_model.takes_latents", lambda _: has_latent_kernels(TARGETS[gpu.target]))
     monkeypatch.setattr("engine.startup.rank.InlineStream", LateStream)
     monkeypatch.setattr("kernels.gpu.ops.StepGraphs", FakeGraphs)
     monkeypatch.setattr("engine.startup.gpu_memory._MAX_CONTEXT_BYTES", 4 * MIB)
