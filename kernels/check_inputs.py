@@ -71,6 +71,8 @@ class CachedRows:
         self._positions = inputs.int64([position for seq_len in seq_lens for position in range(seq_len)])
         frequencies = 10_000.0 ** -torch.linspace(0, 1, forms.head_dim // 2)
         angles = (torch.arange(max(seq_lens))[:, None] * frequencies).to(inputs.device)
+        if forms.value_dim is not None:  # latents are not rotated, and rounding would change values too
+            angles = torch.zeros_like(angles)
         self._cos, self._sin = angles.cos(), angles.sin()
         self._norms = None
         if forms.has_head_norms:

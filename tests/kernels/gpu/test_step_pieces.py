@@ -113,7 +113,7 @@ class DeltaModel:
             if self.is_quantized:
                 x = x.dequantized(torch.float32)
             if layer == 0:
-                x = attend(x.view(len(x), 1, 16), None, inputs.metadata) @ self.mixes[1]
+                x = attend(x.view(len(x), 1, 16), SimpleNamespace(value_dim=16), inputs.metadata) @ self.mixes[1]
         logits = x[inputs.logits_indices] @ self.head
         return logits if inputs.logits is None else inputs.logits.copy_(logits)
 
