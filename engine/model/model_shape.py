@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from engine.core.cache_groups import ONE_GROUP, CacheGroups
 
 
@@ -24,11 +22,13 @@ class LayerShape(NamedTuple):
     group: int = 0
     value_dim: int | None = None
 
-    def kv_bytes(self, dtype: torch.dtype) -> int:
-        """Returns the bytes of one token's keys and values; 8-bit ones have an fp32 scale per head."""
-        scale_bytes = 4 if dtype.itemsize == 1 else 0
+    def kv_bytes(self, item_bytes: int) -> int:
+        """Returns the bytes of one token's keys and values, of numbers of so many bytes; 8-bit ones have an fp32 scale
+        per head.
+        """
+        scale_bytes = 4 if item_bytes == 1 else 0
         num_parts = 2 if self.value_dim is None else 1
-        return num_parts * self.num_kv_heads * (self.head_dim * dtype.itemsize + scale_bytes)
+        return num_parts * self.num_kv_heads * (self.head_dim * item_bytes + scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)

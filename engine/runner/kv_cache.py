@@ -70,7 +70,7 @@ def kv_bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> int:
     """Returns the bytes of one token's keys and values over the layers of the largest group."""
     num_bytes: Counter[int] = Counter()
     for layer in shape.layers:
-        num_bytes[layer.group] += layer.kv_bytes(dtype)
+        num_bytes[layer.group] += layer.kv_bytes(dtype.itemsize)
     return max(num_bytes.values())
 
 
