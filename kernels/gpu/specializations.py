@@ -34,7 +34,7 @@ from kernels.scale_groups import FP8_BLOCK_SIZE
 _META = torch.device("meta")
 _NUM_KV_HEADS = 8
 _NUM_PROCESSORS = 132
-_MAX_LIVE_TOKENS = 16_384  # of a step: AMD's compiler distinguishes tensors beyond 2 GiB
+_MAX_LIVE_TOKENS = 8192  # of a step: AMD's compiler distinguishes tensors beyond 2 GiB
 _LAYERS = ((4096, 6144), (14336, 4096), (576, 49152), (4096, 28672), (896, 1152), (1037, 999))
 
 
