@@ -8,10 +8,11 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, FusedSpan, Span
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear, LinearFactory
-from engine.model.norm import Norm
+from engine.model.norm import Norm, norm_columns_of_ranks
 from engine.model.rope import RopeConfig
 from engine.model.rotary_tables import rotated_pairs_order
 from engine.model.sharding import Sharding
+from engine.parallel.group import ParallelGroup
 from kernels.interface import KernelOps, KVCache, LinearInput
 from kernels.metadata import AdaptedTokens, AttentionMetadata
 
@@ -19,8 +20,8 @@ from kernels.metadata import AdaptedTokens, AttentionMetadata
 class NormFactory(Protocol):
     """Makes the RMSNorms of one layer, which the layer loads."""
 
-    def __call__(self, name: str, size: int, *, order: torch.Tensor | None = None) -> Norm:
-        """Returns a norm of `size` values; `name` is its name in the checkpoint, behind the prefix of the layer.
+    def __call__(self, name: str, span: Span, *, order: torch.Tensor | None = None) -> Norm:
+        """Returns a norm of the values in `span`; `name` is that in the checkpoint, behind the prefix of the layer.
 
         order: see `Norm`.
         """
@@ -43,6 +44,7 @@ class Attention:
         index: int,
         rotary: tuple[torch.Tensor, torch.Tensor],
         ops: KernelOps,
+        group: ParallelGroup,
         sharding: Sharding,
         linear: LinearFactory,
         norm: NormFactory,
@@ -56,12 +58,14 @@ class Attention:
             index: of the layer.
             rotary: cos and sin of its rotation.
             ops: operations of the model.
+            group: ranks that share the heads.
             sharding: heads of the rank.
             linear, norm: make linear layers and norms.
             device: of the sinks.
         """
         traits = config.traits
         self._ops = ops
+        self._group = group
         self._rotary = rotary
         self._eps = config.rms_norm_eps
         self._scale = traits.attention_scale or config.head_dim**-0.5
@@ -78,7 +82,7 @@ class Attention:
         self._head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
         if traits.qk_norm:
             names = ("self_attn.q_norm", "self_attn.k_norm")
-            q_norm, k_norm = (norm(name, config.head_dim, order=order) for name in names)
+            q_norm, k_norm = (norm(name, Span.whole(config.head_dim), order=order) for name in names)
             self._head_norms = q_norm.weight, k_norm.weight
         self._projection_norms: tuple[Norm, ...] = ()
         if traits.projection_norms:
@@ -86,8 +90,7 @@ class Attention:
                 raise CheckpointError(
                     "config.json: norms of all queries and keys with partial_rotary_factor below 1 are not supported"
                 )
-            sizes = {"q_norm": q.size, "k_norm": kv.size}
-            self._projection_norms = tuple(norm(f"self_attn.{name}", size) for name, size in sizes.items())
+            self._projection_norms = (norm("self_attn.q_norm", q), norm("self_attn.k_norm", kv))
         # fp32 holds what checkpoints have, and attention computes with it
         self._sinks = torch.empty(sharding.heads.size, device=device) if traits.has_sinks else None
         q_rows = sharding.heads.times(2 * config.head_dim) if self._num_gates else q
@@ -153,11 +156,10 @@ class Attention:
         """
         assert kv_cache is not None, "attention has a cache"
         metadata = metadata.of_group(self._cache_group)
-        projected, first = self.qkv(self._ops, x, adapted), 0
+        projected = self.qkv(self._ops, x, adapted)
         qkv = projected[:, self._num_gates :] if self._num_gates else projected
-        for norm in self._projection_norms:
-            self._ops.norm_columns(qkv, first, norm.weight, self._eps)
-            first += len(norm.weight)
+        if self._projection_norms:
+            self._norm_projections(qkv)
         q = self._ops.rotate_and_store(
             qkv,
             positions,
@@ -179,6 +181,17 @@ class Attention:
         if self._num_gates:
             out = self._ops.gate_columns(out, projected[:, : self._num_gates])
         return self.o(self._ops, out, adapted)
+
+    def _norm_projections(self, qkv: torch.Tensor) -> None:
+        """Norms the queries of all heads together, and the keys, in place."""
+        weights = [norm.weight for norm in self._projection_norms]
+        if self._group.size > 1:
+            norm_columns_of_ranks(qkv, weights, self._eps, self._group)
+            return
+        first = 0
+        for weight in weights:
+            self._ops.norm_columns(qkv, first, weight, self._eps)
+            first += len(weight)
 
 
 def _order_in_head(rope: RopeConfig | None, head_dim: int) -> torch.Tensor | None:

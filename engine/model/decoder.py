@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, pack_anew
+from engine.model.checkpoint_part import CheckpointPart, Fill, Recall, Span, pack_anew
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer
 from engine.model.layer_stack import LayerStack
@@ -111,9 +111,8 @@ class Decoder(_Layers, AdaptableModel):
         self._is_divided = group.num_stages > 1
         self.vocabulary = Vocabulary(config, ops, group, self._sharding, dtype=dtype, device=device)
         traits = config.traits
-        self.norm = Norm(
-            config.hidden_size, offset=traits.norm_offset, scale=traits.logit_scale, dtype=dtype, device=device
-        )
+        whole = Span.whole(config.hidden_size)
+        self.norm = Norm(whole, offset=traits.norm_offset, scale=traits.logit_scale, dtype=dtype, device=device)
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
         """Returns name in the checkpoint -> the part of a parameter that it fills; linear layers are without memory.
@@ -139,7 +138,7 @@ class Decoder(_Layers, AdaptableModel):
         return (linear.adapters for linear in self._stack.adaptable)
 
     def _norm_parts(self) -> dict[str, CheckpointPart]:
-        return {"model.norm.weight": CheckpointPart.whole(self.norm.weight)}
+        return {"model.norm.weight": self.norm.part}
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
         """Computes a ragged batch.

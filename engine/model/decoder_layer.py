@@ -83,10 +83,8 @@ class DecoderLayer:
         hidden = Span.whole(config.hidden_size)
         linear: LinearFactory = partial(Linear, quantized=config.quantized, dtype=dtype, device=device)
 
-        def norm(
-            name: str, size: int = config.hidden_size, *, scale: float = 1.0, order: torch.Tensor | None = None
-        ) -> Norm:
-            made = Norm(size, offset=traits.norm_offset, scale=scale, order=order, dtype=dtype, device=device)
+        def norm(name: str, span: Span = hidden, *, scale: float = 1.0, order: torch.Tensor | None = None) -> Norm:
+            made = Norm(span, offset=traits.norm_offset, scale=scale, order=order, dtype=dtype, device=device)
             self._norms[name] = made
             return made
 
@@ -107,7 +105,7 @@ class DecoderLayer:
         heads = traits.delta_rules[index] if traits.delta_rules else None
         self.mixer: Mixer
         if heads is None:
-            self.mixer = Attention(config, index, rotary, ops, sharding, linear, norm, device=device)
+            self.mixer = Attention(config, index, rotary, ops, group, sharding, linear, norm, device=device)
         else:
             self.mixer = DeltaNet(config, index, heads, ops, sharding, linear, device=device)
         mixture = traits.mixtures[index] if traits.mixtures else None
@@ -180,8 +178,7 @@ class DecoderLayer:
         return *self.mixer.linears, *self.feed_forward.adaptable
 
     def _norm_parts(self) -> dict[str, CheckpointPart]:
-        norms = self._norms.items()
-        return {f"{self._prefix}{name}.weight": CheckpointPart.whole(norm.weight) for name, norm in norms}
+        return {f"{self._prefix}{name}.weight": norm.part for name, norm in self._norms.items()}
 
     def mix(
         self,

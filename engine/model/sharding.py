@@ -40,11 +40,6 @@ class Sharding:
         Raises: ConfigError: the model cannot be divided evenly.
         """
         rank, size = group.rank, group.size
-        if size > 1 and config.traits.projection_norms:
-            raise ConfigError(
-                f"tensor_parallel_size {size} is not supported for {config.architecture}, whose norms of queries and "
-                "keys are of all heads together: use one rank"
-            )
         _check_multiple("num_attention_heads", config.num_heads, size)
         _check_multiple("intermediate_size", config.intermediate_size, size)
         for mixture in set(config.traits.mixtures) - {None}:

@@ -24,6 +24,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, tied head, one KV head": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "qwen3, head norms, biases, shards": ("qwen3", {"attention_bias": True, "max_shard_size": "40KB"}),
     "qwen2, biases": ("qwen2", {}),
+    "olmo2, norms over the heads of both": ("olmo2", {}),
 }
 LENGTHS = (1, 5, 33, 70)
 EVERYTHING = {
