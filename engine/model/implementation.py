@@ -71,6 +71,10 @@ _REASONS = {
     "its experts do not go through the interface of transformers for experts": (
         "DbrxForCausalLM", "JetMoeForCausalLM", "LongcatFlashForCausalLM",
     ),
+    "its positions begin behind the id of its padding token instead of at 0": (
+        "CamembertForCausalLM", "Data2VecTextForCausalLM", "RobertaForCausalLM", "RobertaPreLayerNormForCausalLM",
+        "XLMRobertaForCausalLM", "XLMRobertaXLForCausalLM", "XmodForCausalLM",
+    ),
     "it drafts tokens of another model, whose keys and values it takes": (
         "Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM",
     ),

@@ -99,6 +99,7 @@ GEMMA_4 = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {
         ({"architectures": ["MptForCausalLM"]}, "attention does not go through"),
         ({"architectures": ["GPTNeoForCausalLM"]}, "attention does not go through"),
         ({"architectures": ["FalconForCausalLM"]}, "attention does not go through"),
+        ({"architectures": ["RobertaForCausalLM"]}, "positions begin behind the id of its padding token"),
         ({"architectures": ["MambaForCausalLM"]}, "keep state that is no KV cache"),
         ({"architectures": ["Zamba2ForCausalLM"]}, "keep state that is no KV cache"),
         (
