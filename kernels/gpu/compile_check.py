@@ -83,12 +83,14 @@ ALLOWANCES = (
     Allowance(frozenset({"gfx1100"}), "_decode_attention_kernel", "head size 512", {"3.7": 520}),
     Allowance(frozenset({"gfx1100"}), "_prefill_attention_kernel", "head size 512", {"3.7": 640}),
     Allowance(frozenset({"sm_75"}), "_prefill_attention_kernel", "head size 512", {"3.7": 40}),  # in float32
-    Allowance(  # in 8 bits; in 16 at most 72, of sm_100 and sm_110
+    # in 8 bits; in 16 at most 72, of sm_100 and sm_110
+    Allowance(
         frozenset({"sm_90", "sm_100", "sm_110"}),
         "_prefill_attention_kernel",
         "latents of 256",
         {"3.6": 328, "3.7": 296},
     ),
+    Allowance(frozenset({"sm_89", "sm_120"}), "_prefill_attention_kernel", "latents of 256", {"3.7": 80}),
     Allowance(frozenset({"gfx942"}), "_prefill_attention_kernel", "latents of 256", {"3.7": 28}),  # in 8 bits
     # GPTQ in the order of activations: rows of inputs are gathered through registers
     Allowance(frozenset({"gfx1100"}), "grouped_expert_kernel", "orders of inputs", {"3.7": 468}),
