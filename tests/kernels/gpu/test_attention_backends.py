@@ -276,11 +276,11 @@ def test_a_backend_replaces_attention_and_is_not_called_while_kernels_are_compil
         return q.flatten(1)
 
     ops = GpuOps(device, target, num_processors=132, attention=attend)
-    q = torch.ones(3, 4, 64)
+    q, cache = torch.ones(3, 4, 64), ops.make_kv_cache(1, 16, 4, 64, torch.float32)
     with compile_only():
-        assert ops.paged_attention(q, None, None, scale=0.5).shape == (3, 256)
+        assert ops.paged_attention(q, cache, None, scale=0.5).shape == (3, 256)
     assert not calls
-    assert ops.paged_attention(q, None, None, scale=0.5, sliding_window=3).shape == (3, 256)
+    assert ops.paged_attention(q, cache, None, scale=0.5, sliding_window=3).shape == (3, 256)
     assert calls == [{"scale": 0.5, "sliding_window": 3, "soft_cap": None, "sinks": None}]
 
 

@@ -15,6 +15,7 @@ from engine.interfaces import AdmissionReport, Cancel, GrantCredit, Inbox, StepR
 from engine.model.model_shape import LayerShape, ModelShape
 from engine.runner.buckets import decode_buckets, mixed_buckets
 from engine.runner.kv_cache import KVCachePlan
+from engine.runner.model_runner import RunnerOptions
 from engine.runner.step_buffers import BIAS_CAPACITY
 from engine.step_loop import StepLoop
 from tests.support.engine.answer_ledger import AnswerLedger
@@ -116,12 +117,14 @@ class DeviceWorld:
             ),
             KVCachePlan(self.config.num_blocks, block_size, 1, max_model_len),
             self.ops,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
-            stream=self.stream,
-            max_steps_in_flight=self.config.max_steps_in_flight,
-            decode_buckets=ladder,
-            mixed_buckets=mixed,
+            RunnerOptions(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=self.config.max_num_batched_tokens,
+                stream=self.stream,
+                max_steps_in_flight=self.config.max_steps_in_flight,
+                decode_buckets=ladder,
+                mixed_buckets=mixed,
+            ),
         )
         self.scheduler = make_scheduler(self.config)
         self.inbox = PromptInbox()
