@@ -19,7 +19,9 @@ NUMERICAL = [
     "tests/engine/model",
     "tests/engine/parallel",
     "tests/engine/runner",
-    "--deselect=tests/kernels/gpu/test_compile.py",  # for GPUs: the CPU decides nothing but how long it takes
+    # for GPUs: the CPU decides nothing but how long it takes
+    "--deselect=tests/kernels/gpu/test_compile.py",
+    "--deselect=tests/kernels/gpu/test_launch.py",
 ]
 MATRIX = [*((name, 2) for name in MACHINES), ("native", 1), ("haswell", 1), ("native", 4), ("skylake-avx512", 4)]
 """Names and cores. Processes get more threads than there are cores if need be."""
