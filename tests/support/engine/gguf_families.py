@@ -73,18 +73,22 @@ _MULTIPLIERS = {
     "residual_multiplier": 0.5,
     "logits_scaling": 2.0,
 }
-_DEEPSEEK = {
-    **_LATENT,
+_DEEPSEEK_EXPERTS = {
     "n_routed_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "n_shared_experts": "expert_shared_count",
     "first_k_dense_replace": "leading_dense_block_count",
     "routed_scaling_factor": "expert_weights_scale",
+}
+_NORMALIZED = {"norm_topk_prob": "expert_weights_norm"}
+_DEEPSEEK = {
+    **_LATENT,
+    **_DEEPSEEK_EXPERTS,
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
 }
-_DEEPSEEK_V3 = {**_DEEPSEEK, "norm_topk_prob": "expert_weights_norm"}
+_DEEPSEEK_V3 = {**_DEEPSEEK, **_NORMALIZED}
 _DEEPSEEK_YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -214,16 +218,7 @@ WRITTEN = {
     ),
     "GLM-4.5": Written(
         "glm4moe",
-        {
-            **_RMS_NORM,
-            "n_routed_experts": "expert_count",
-            "num_experts_per_tok": "expert_used_count",
-            "moe_intermediate_size": "expert_feed_forward_length",
-            "n_shared_experts": "expert_shared_count",
-            "first_k_dense_replace": "leading_dense_block_count",
-            "routed_scaling_factor": "expert_weights_scale",
-            "norm_topk_prob": "expert_weights_norm",
-        },
+        {**_RMS_NORM, **_DEEPSEEK_EXPERTS, **_NORMALIZED},
         {"use_qk_norm": True, "routed_scaling_factor": 1.5},
         constants={"expert_gating_func": 2},
     ),
@@ -247,16 +242,7 @@ WRITTEN = {
     ),
     "dots.llm1": Written(
         "dots1",
-        {
-            **_RMS_NORM,
-            "n_routed_experts": "expert_count",
-            "num_experts_per_tok": "expert_used_count",
-            "moe_intermediate_size": "expert_feed_forward_length",
-            "n_shared_experts": "expert_shared_count",
-            "first_k_dense_replace": "leading_dense_block_count",
-            "routed_scaling_factor": "expert_weights_scale",
-            "norm_topk_prob": "expert_weights_norm",
-        },
+        {**_RMS_NORM, **_DEEPSEEK_EXPERTS, **_NORMALIZED},
         {"routed_scaling_factor": 1.5},
         constants={"expert_gating_func": 2},
     ),
