@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 
 KERNELS = """
     import torch
@@ -29,15 +31,15 @@ NEGATE = """
 """
 
 
-def run(*command, paths=()):
+def run(*command: str, paths: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
     """In a process of its own, with Triton's interpreter off; `paths` come first among the places of modules."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (*map(str, paths), *sys.path)))
     return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
 
 
-def script(tmp_path, kernel, body):
-    """Triton reads kernels from files."""
+def script(tmp_path: Path, kernel: str, body: str) -> None:
+    """Runs a kernel and a body from a file, where Triton reads kernels."""
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(KERNELS) + textwrap.dedent(kernel) + textwrap.dedent(body))
     result = run(str(path))
